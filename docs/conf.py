@@ -26,7 +26,9 @@ extensions = [
     "sphinxext.opengraph",
 ]
 exclude_patterns = ["_build", "**/requirements.txt", "**/_*.md"]
-default_role = "py:obj"  # `Limits.memory` in a docstring is a link where it is known, and code elsewhere
+default_role = (
+    "py:obj"  # `Limits.memory` in a docstring is a link where it is known, and code elsewhere
+)
 
 myst_enable_extensions = ["colon_fence", "substitution"]
 myst_heading_anchors = 3
@@ -71,12 +73,18 @@ def _without_private(app, what, name, thing, options, signature, annotation):
 
 
 def _with_links(app, relative_path, parent_docname, content):
-    content[0] = re.sub(r"\(([A-Z_]+\.md)\)", lambda found: f"({_PAGES.get(found[1], found[1])})", content[0])
+    content[0] = re.sub(
+        r"\(([A-Z_]+\.md)\)", lambda found: f"({_PAGES.get(found[1], found[1])})", content[0]
+    )
 
 
 def _with_fields(app, what, name, thing, options, lines):
     """Append a dataclass's fields, whose meaning is the comment beside each."""
-    if what != "class" or not dataclasses.is_dataclass(thing) or any(line.startswith(":param") for line in lines):
+    if (
+        what != "class"
+        or not dataclasses.is_dataclass(thing)
+        or any(line.startswith(":param") for line in lines)
+    ):
         return
     for cls in thing.__mro__[:-1]:
         for line in inspect.getsource(cls).splitlines() if dataclasses.is_dataclass(cls) else ():
@@ -93,7 +101,11 @@ def _write_for_agents(app, exception):
     sentence = " ".join(re.search(r"\*\*(Run your .*?)\*\*", readme, re.DOTALL)[1].split())
     pages = [f"# loaderpool\n\n> {sentence}\n\n## Pages\n"]
     for name in sorted(app.env.found_docs):
-        text = (folder / f"{name}.md").read_text(encoding="utf-8") if (folder / f"{name}.md").exists() else ""
+        text = (
+            (folder / f"{name}.md").read_text(encoding="utf-8")
+            if (folder / f"{name}.md").exists()
+            else ""
+        )
         found = re.search(r"^# .+\n\n([A-Z][^\n]+(?:\n[^\n#`|]+)*)", text, re.MULTILINE)
         said = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", " ".join(found[1].split())) if found else ""
         said = f": {re.split(r'(?<=[.:]) ', said)[0]}" if said else ""
@@ -123,4 +135,6 @@ def _section_of(text):
     """Return what a page says before its second heading, without links and directives."""
     body = re.split(r"^## ", text.partition("\n")[2], flags=re.MULTILINE)
     said = body[0] if len(body[0]) > 400 else body[0] + "### " + body[1]
-    return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", re.sub(r"<!--.*?-->\n?", "", said, flags=re.DOTALL)).strip()
+    return re.sub(
+        r"\[([^\]]+)\]\([^)]+\)", r"\1", re.sub(r"<!--.*?-->\n?", "", said, flags=re.DOTALL)
+    ).strip()

@@ -40,8 +40,17 @@ class Chart(NamedTuple):
 
 def table(page: str, mark: str) -> dict[str, dict[str, str]]:
     """Return a table between its marks on a page: cells by row and column."""
-    text = (DOCS / page).read_text(encoding="utf-8").partition(f"<!-- {mark}:begin -->")[2].partition("<!-- ")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    text = (
+        (DOCS / page)
+        .read_text(encoding="utf-8")
+        .partition(f"<!-- {mark}:begin -->")[2]
+        .partition("<!-- ")[0]
+    )
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line[:1] == "|"
+    ]
     return {row[0]: dict(zip(rows[0][1:], row[1:], strict=True)) for row in rows[2:]}
 
 
@@ -49,17 +58,33 @@ def charts() -> Iterator[Chart]:
     """Yield all charts."""
     title = "Milliseconds for a batch of 32 JPEG images into tf.data, two CPUs. Lower is better."
     speed = table(_RESULTS, "speed")[_JPEG]
-    pages = {"tf-data": "from_generator", "keras-pydataset": "PyDataset", "pytorch-dataloader": "DataLoader"}
+    pages = {
+        "tf-data": "from_generator",
+        "keras-pydataset": "PyDataset",
+        "pytorch-dataloader": "DataLoader",
+    }
     pages["grain"] = "Grain"
     yield _loaders("speed", title, speed, *pages.values())
     for page, before in pages.items():
         yield _loaders(f"migrate-{page}", title, speed, before)
-    shares = {work: row["share of the limit's rate"] for work, row in table(_RESULTS, "limits").items()}
-    bars = [Bar(work, float(share.strip("%")), share.replace("%", " %")) for work, share in shares.items()]
-    yield Chart("limits", "Batches per second, in percent of bare processes. Higher is better.", tuple(bars))
+    shares = {
+        work: row["share of the limit's rate"] for work, row in table(_RESULTS, "limits").items()
+    }
+    bars = [
+        Bar(work, float(share.strip("%")), share.replace("%", " %"))
+        for work, share in shares.items()
+    ]
+    yield Chart(
+        "limits", "Batches per second, in percent of bare processes. Higher is better.", tuple(bars)
+    )
     title = "Milliseconds from construction to the first batch. Lower is better."
     yield _costs("start", title, "times", "from construction")
-    yield _costs("memory", "Memory that four workers add to one process, in MB. Lower is better.", "memory", "")
+    yield _costs(
+        "memory",
+        "Memory that four workers add to one process, in MB. Lower is better.",
+        "memory",
+        "",
+    )
 
 
 def _costs(file: str, title: str, mark: str, start: str) -> Chart:
@@ -70,19 +95,28 @@ def _costs(file: str, title: str, mark: str, start: str) -> Chart:
         if what.startswith(start) and other:
             label = re.sub(r"^an? |, 4 workers.*|^from construction to the ", "", what)
             texts = {"loaderpool": row["loaderpool"], other[2]: other[1]}
-            bars += [Bar(f"{label}: {n}", float(text.replace(",", "").split()[0]), text) for n, text in texts.items()]
+            bars += [
+                Bar(f"{label}: {n}", float(text.replace(",", "").split()[0]), text)
+                for n, text in texts.items()
+            ]
     return Chart(file, title, tuple(bars))
 
 
 def _loaders(file: str, title: str, row: dict[str, str], *others: str) -> Chart:
-    return Chart(file, title, tuple(Bar(name, float(row[name]), f"{row[name]} ms") for name in (*others, "loaderpool")))
+    return Chart(
+        file,
+        title,
+        tuple(Bar(name, float(row[name]), f"{row[name]} ms") for name in (*others, "loaderpool")),
+    )
 
 
 def draw(chart: Chart) -> None:
     """Write the picture of a chart."""
     from matplotlib.figure import Figure
 
-    title = "\n".join(textwrap.fill(sentence, 66) for sentence in re.split(r"(?<=\.) ", chart.title))
+    title = "\n".join(
+        textwrap.fill(sentence, 66) for sentence in re.split(r"(?<=\.) ", chart.title)
+    )
     labels = [textwrap.fill(bar.label, 30) for bar in chart.bars]
     lines = sum(label.count("\n") + 2 for label in labels) + 2 * title.count("\n") + 3
     figure = Figure(figsize=(5.6, 0.19 * lines), dpi=160, layout="constrained")

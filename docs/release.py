@@ -19,7 +19,8 @@ from pathlib import Path
 IS_RELEASED = False
 _ROOT = Path(__file__).resolve().parents[1]
 _COMMAND = re.compile(
-    r"""(pip install (?:-q )?)(['"]?)(?:\.\./\.\.|\.|loaderpool)(\[[\w,-]+\])?\2(?=[\s`"\\]|$)""", re.MULTILINE
+    r"""(pip install (?:-q )?)(['"]?)(?:\.\./\.\.|\.|loaderpool)(\[[\w,-]+\])?\2(?=[\s`"\\]|$)""",
+    re.MULTILINE,
 )
 _REPOSITORY = re.compile(r'^Repository = "https://github\.com/([\w.-]+/[\w.-]+?)/?"$', re.MULTILINE)
 _VERSIONS = {
@@ -68,19 +69,33 @@ def _with_badge(text: str, name: str) -> str:
         return text
     link = f"{_COLAB}/github/{repository[1]}/blob/main/docs/notebooks/{name}"
     badge = f'    "[![Open in Colab]({_COLAB}/assets/colab-badge.svg)]({link})\\n",\n    "\\n",\n'
-    return re.sub(r'^    "# .*\n    "\\n",\n', lambda title: title[0] + badge, text, count=1, flags=re.MULTILINE)
+    return re.sub(
+        r'^    "# .*\n    "\\n",\n',
+        lambda title: title[0] + badge,
+        text,
+        count=1,
+        flags=re.MULTILINE,
+    )
 
 
 def problems(tag: str) -> list[str]:
     """Return what forbids a release with this tag, each with its fix."""
-    found = [] if re.fullmatch(r"v\d+\.\d+\.\d+\w*", tag) else [f"{tag!r} is not a tag such as v0.1.0"]
+    found = (
+        [] if re.fullmatch(r"v\d+\.\d+\.\d+\w*", tag) else [f"{tag!r} is not a tag such as v0.1.0"]
+    )
     for name, form in _VERSIONS.items():
         line = form.format(tag.removeprefix("v"))
         if f"\n{line}" not in (_ROOT / name).read_text(encoding="utf-8"):
-            found.append(f"{name} has no line {line.strip()!r}: write it, or delete the tag {tag} and push another")
+            found.append(
+                f"{name} has no line {line.strip()!r}: write it, or delete the tag {tag} and push another"
+            )
     if not IS_RELEASED:
-        found.append("IS_RELEASED is False: set it to True in docs/release.py, and run python docs/release.py")
-    if stale := [each.name for each in files() if each.read_text(encoding="utf-8") != current(each)]:
+        found.append(
+            "IS_RELEASED is False: set it to True in docs/release.py, and run python docs/release.py"
+        )
+    if stale := [
+        each.name for each in files() if each.read_text(encoding="utf-8") != current(each)
+    ]:
         found.append(f"{', '.join(stale)} are out of date: run python docs/release.py")
     return found
 

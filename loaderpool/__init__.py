@@ -79,7 +79,9 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-if "LOADERPOOL_START" in os.environ:  # the executable, which is no Python, has begun this program anew
+if (
+    "LOADERPOOL_START" in os.environ
+):  # the executable, which is no Python, has begun this program anew
     from loaderpool.core.child_process import become_child
 
     become_child()

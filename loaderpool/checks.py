@@ -28,10 +28,22 @@ if TYPE_CHECKING:
 _MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 0.001, 10**9
 # In bytes, as Linux has them; a longer one would be an error of its own, with all of it.
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
 
 
-def whole_number(name: str, value: Any, *, at_least: int, at_most: int | None = None, hint: str = "") -> int:
+def whole_number(
+    name: str, value: Any, *, at_least: int, at_most: int | None = None, hint: str = ""
+) -> int:
     """A whole number within bounds, from anything that is one for Python."""
     suffix = f" ({hint})" if hint else ""
     if isinstance(value, bool):
@@ -54,11 +66,15 @@ def read_bytes_count(name: str, value: Any) -> int | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        return whole_number(name, value, at_least=1, hint='a number of bytes, or a string such as "512MiB"')
+        return whole_number(
+            name, value, at_least=1, hint='a number of bytes, or a string such as "512MiB"'
+        )
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?(?:b|bytes)?\s*", value, re.IGNORECASE)
     amount = 0 if match is None else float(match[1]) * _UNITS[(match[2] or "").lower()]
     if not 1 <= amount < math.inf:
-        raise ArgumentError(f'{name} must be a number of bytes >= 1 or a string such as "512MiB", got {brief(value)}')
+        raise ArgumentError(
+            f'{name} must be a number of bytes >= 1 or a string such as "512MiB", got {brief(value)}'
+        )
     return int(amount)
 
 
@@ -71,7 +87,9 @@ def read_seconds(name: str, value: Any) -> float | None:
         raise ArgumentError(f"{name} must be a number of seconds or None, got {brief(value)}")
     if not _MIN_TIMEOUT_S <= number <= _MAX_TIMEOUT_S:  # not NaN either
         bounds = f"from {_MIN_TIMEOUT_S} to {_MAX_TIMEOUT_S}"
-        raise ArgumentError(f"{name} must be {bounds} seconds, or None for no limit, got {brief(value)}")
+        raise ArgumentError(
+            f"{name} must be {bounds} seconds, or None for no limit, got {brief(value)}"
+        )
     return float(value)
 
 
@@ -80,7 +98,9 @@ def read_path(name: str, value: Any) -> Path:
     from pathlib import Path  # which `import loaderpool` shall not wait for
 
     if not isinstance(value, (str, os.PathLike)) or isinstance(text := os.fspath(value), bytes):
-        raise ArgumentError(f"{name} must be the path of a file, got {brief(value)} of type {type(value).__name__}")
+        raise ArgumentError(
+            f"{name} must be the path of a file, got {brief(value)} of type {type(value).__name__}"
+        )
     if not text or "\0" in text:
         raise ArgumentError(f"{name} must be the path of a file, got {brief(text)}")
     if len(os.fsencode(text)) > _LONGEST_PATH or any(
@@ -93,20 +113,31 @@ def read_path(name: str, value: Any) -> Path:
 def whole_numbers(name: str, value: Any, *, at_most: int) -> tuple[int, ...]:
     """Whole numbers from 1 on, out of anything that has an order and can be iterated."""
     if isinstance(value, (str, bytes, Mapping, AbstractSet)) or not isinstance(value, Iterable):
-        raise ArgumentError(f"{name} must be a list of integers, got {brief(value)} of type {type(value).__name__}")
+        raise ArgumentError(
+            f"{name} must be a list of integers, got {brief(value)} of type {type(value).__name__}"
+        )
     return tuple(
-        whole_number(f"{name}[{number}]", each, at_least=1, at_most=at_most) for number, each in enumerate(value)
+        whole_number(f"{name}[{number}]", each, at_least=1, at_most=at_most)
+        for number, each in enumerate(value)
     )
 
 
-def check_signature(name: str, function: Callable[..., Any], example: str, may_take: tuple[str, ...]) -> None:
+def check_signature(
+    name: str, function: Callable[..., Any], example: str, may_take: tuple[str, ...]
+) -> None:
     """Check that a function can be called as `example` says, also with what it takes of `may_take`."""
     # What a call must fit is not what `functools.wraps` shows, where both can be read.
-    signature = signature_of(function, follow_wrapped=False) or signature_of(function, follow_wrapped=True)
+    signature = signature_of(function, follow_wrapped=False) or signature_of(
+        function, follow_wrapped=True
+    )
     if signature is None:
         return
     arguments = [None] if example else []
-    keywords = {word: None for word in may_take if open_parameter(function, word, len(arguments)) is not None}
+    keywords = {
+        word: None
+        for word in may_take
+        if open_parameter(function, word, len(arguments)) is not None
+    }
     try:
         signature.bind(*arguments, **keywords)
     except TypeError as error:
@@ -129,16 +160,24 @@ def open_parameter(function: Any, name: str, given: int = 1) -> inspect.Paramete
         return None
     if isinstance(function, functools.partial):
         bound = sum(argument is not _PLACEHOLDER for argument in function.args)
-        return None if name in function.keywords else open_parameter(function.func, name, given + bound)
+        return (
+            None
+            if name in function.keywords
+            else open_parameter(function.func, name, given + bound)
+        )
     if isinstance(function, types.MethodType):
         return open_parameter(function.__func__, name, given + 1)
     signature = signature_of(function, follow_wrapped=False)
     if signature is not None:
         parameters = signature.parameters.values()
         by_position = [each.name for each in parameters if each.kind in _BY_POSITION][:given]
-        found = next((each for each in parameters if each.name == name and each.kind in _BY_NAME), None)
+        found = next(
+            (each for each in parameters if each.name == name and each.kind in _BY_NAME), None
+        )
         if found is not None:
-            is_open = name not in by_position and (found.default is None or found.default is inspect.Parameter.empty)
+            is_open = name not in by_position and (
+                found.default is None or found.default is inspect.Parameter.empty
+            )
             return found if is_open else None
         if all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters):
             return None

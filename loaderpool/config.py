@@ -38,7 +38,9 @@ UnitKind = Literal["sample", "batch", "element"]
 _Group = TypeVar("_Group")
 
 
-@dataclasses.dataclass(frozen=True, init=False, eq=False)  # `by` may be an array, which has no plain equality
+@dataclasses.dataclass(
+    frozen=True, init=False, eq=False
+)  # `by` may be an array, which has no plain equality
 class Buckets:
     """Batches of items of similar length, like `tf.data.Dataset.bucket_by_sequence_length`.
 
@@ -79,12 +81,20 @@ class Buckets:
             )
         edges = whole_numbers("Buckets.boundaries", boundaries, at_most=_MAX_LENGTH)
         if not 1 <= len(edges) <= _MOST_BOUNDARIES:
-            raise ArgumentError(f"Buckets.boundaries must be 1 to {_MOST_BOUNDARIES} numbers, got {len(edges)}")
+            raise ArgumentError(
+                f"Buckets.boundaries must be 1 to {_MOST_BOUNDARIES} numbers, got {len(edges)}"
+            )
         for number, (before, edge) in enumerate(itertools.pairwise(edges), start=1):
             if edge <= before:
                 at, below = f"boundaries[{number}]={edge}", f"boundaries[{number - 1}]={before}"
-                raise ArgumentError(f"Buckets.boundaries must increase, but {at} is not above {below}")
-        sizes = None if batch_sizes is None else whole_numbers("Buckets.batch_sizes", batch_sizes, at_most=_MAX_ROWS)
+                raise ArgumentError(
+                    f"Buckets.boundaries must increase, but {at} is not above {below}"
+                )
+        sizes = (
+            None
+            if batch_sizes is None
+            else whole_numbers("Buckets.batch_sizes", batch_sizes, at_most=_MAX_ROWS)
+        )
         if sizes is not None and len(sizes) != len(edges) + 1:
             raise ArgumentError(
                 f"Buckets.batch_sizes must have one number for each bucket, {len(edges) + 1} with {len(edges)} "
@@ -110,7 +120,9 @@ class Shard:
         num_shards = whole_number("Shard.num_shards", num_shards, at_least=1)
         index = whole_number("Shard.index", index, at_least=0)
         if index >= num_shards:
-            raise ArgumentError(f"Shard.index must be from 0 to {num_shards - 1} (num_shards - 1), got {index}")
+            raise ArgumentError(
+                f"Shard.index must be from 0 to {num_shards - 1} (num_shards - 1), got {index}"
+            )
         _set(self, num_shards=num_shards, index=index)
 
 
@@ -157,14 +169,18 @@ def check_group(name: str, value: Any, kind: type[_Group], also: str = "") -> _G
     if value is None or isinstance(value, kind):
         return value
     wanted = f"a loaderpool.{kind.__name__}({', '.join(kind.__annotations__)}){also}"
-    raise ArgumentError(f"{name} must be {wanted}, got {brief(value)} of type {type(value).__name__}")
+    raise ArgumentError(
+        f"{name} must be {wanted}, got {brief(value)} of type {type(value).__name__}"
+    )
 
 
 def check_restarts(name: str, value: Any) -> tuple[int, float] | None:
     """Deaths of workers that are made good, and within how many seconds; None: no limit."""
     if value is None:
         return None
-    count, seconds = value if isinstance(value, tuple) and len(value) == 2 else (value, DEFAULT_RESTARTS[1])
+    count, seconds = (
+        value if isinstance(value, tuple) and len(value) == 2 else (value, DEFAULT_RESTARTS[1])
+    )
     hint = "a number of restarts, (restarts, seconds), or None for no limit"
     count = whole_number(name, count, at_least=0, at_most=_MOST_RESTARTS, hint=hint)
     window_s = read_seconds(f"{name}[1]", seconds)
@@ -181,8 +197,12 @@ def _set(group: Any, **fields: Any) -> None:
 class ErrorPolicy(NamedTuple):
     """What happens when the user's function raises."""
 
-    action: Literal["raise", "skip", "replace"]  # raise; leave the row out; let the next good row stand in
-    budget: int | float | None = None  # errors allowed in a pass: an int is a number, a float a share of the rows
+    action: Literal[
+        "raise", "skip", "replace"
+    ]  # raise; leave the row out; let the next good row stand in
+    budget: int | float | None = (
+        None  # errors allowed in a pass: an int is a number, a float a share of the rows
+    )
 
     def allows(self, errors: int, rows: int) -> bool:
         """Whether a pass of `rows` rows may have `errors` errors."""
@@ -194,7 +214,9 @@ class ErrorPolicy(NamedTuple):
 class BucketSettings(NamedTuple):
     """What workers know of `Buckets`."""
 
-    boundaries: tuple[int, ...]  # rising; bucket i has the lengths from boundaries[i-1] to below boundaries[i]
+    boundaries: tuple[
+        int, ...
+    ]  # rising; bucket i has the lengths from boundaries[i-1] to below boundaries[i]
     batch_sizes: tuple[int, ...]  # rows of a full batch of each bucket: one more than boundaries
 
 
@@ -202,11 +224,15 @@ class Auto(NamedTuple):
     """Bounds within which a pool finds its number of workers while training runs; `workers="auto"` is `Auto()`."""
 
     fewest: int = 1
-    most: int | None = None  # None: four for each CPU, and at least 32 on a machine: workers may wait for a disk
+    most: int | None = (
+        None  # None: four for each CPU, and at least 32 on a machine: workers may wait for a disk
+    )
 
     def bounds(self, cpus: int, processes: int = 1) -> tuple[int, int]:
         """The fewest and the most workers with so many CPUs, beside other processes that have pools, too."""
-        return self.fewest, self.most or min(MAX_WORKERS, max(4 * cpus, 32 // processes, self.fewest))
+        return self.fewest, self.most or min(
+            MAX_WORKERS, max(4 * cpus, 32 // processes, self.fewest)
+        )
 
     def first(self, cpus: int, processes: int = 1) -> int:
         """How many there are at first."""
@@ -217,7 +243,9 @@ class Auto(NamedTuple):
 class LoaderConfig(NamedTuple):
     """Settings of one loader, as `Loader` takes them, checked and in one form."""
 
-    batch_size: int | None  # rows of a full batch (the most, by length); None: what `fn` returns is one element
+    batch_size: (
+        int | None
+    )  # rows of a full batch (the most, by length); None: what `fn` returns is one element
     workers: int | Auto  # processes; 0: in the caller's process; `Auto` also where a pool is shared
     shuffle: bool  # a permutation of all indices, another one each epoch
     shuffle_window: int  # of a stream: how many items are shuffled among each other; 0: none
@@ -230,7 +258,9 @@ class LoaderConfig(NamedTuple):
     on_error: ErrorPolicy
     buckets: BucketSettings | None  # batching by length
     threads: int  # calls that each worker makes at the same time
-    seed_globals: bool | Literal["auto"]  # reseed global generators for each sample; "auto": where one is drawn from
+    seed_globals: (
+        bool | Literal["auto"]
+    )  # reseed global generators for each sample; "auto": where one is drawn from
     limits: Limits
 
     @staticmethod
@@ -239,14 +269,20 @@ class LoaderConfig(NamedTuple):
         batch_size = arguments["batch_size"]
         if batch_size is not None:
             hint = "None: do not batch"
-            batch_size = whole_number("batch_size", batch_size, at_least=1, at_most=2**31, hint=hint)
+            batch_size = whole_number(
+                "batch_size", batch_size, at_least=1, at_most=2**31, hint=hint
+            )
         given = check_group("buckets", arguments["buckets"], Buckets)
         buckets = None
         if given is not None:
             sizes = given.batch_sizes
             if sizes is None and batch_size is None:
-                raise ArgumentError("buckets needs a batch_size, or Buckets(batch_sizes=...) with one for each bucket")
-            buckets = BucketSettings(given.boundaries, sizes or (batch_size or 0,) * (len(given.boundaries) + 1))
+                raise ArgumentError(
+                    "buckets needs a batch_size, or Buckets(batch_sizes=...) with one for each bucket"
+                )
+            buckets = BucketSettings(
+                given.boundaries, sizes or (batch_size or 0,) * (len(given.boundaries) + 1)
+            )
             batch_size = max(buckets.batch_sizes)
         shuffle = _shuffle(arguments["shuffle"])
         pad, ragged = check_padding(arguments["pad"]), flag("ragged", arguments["ragged"])
@@ -254,12 +290,20 @@ class LoaderConfig(NamedTuple):
             raise ArgumentError("pad and ragged cannot be combined: choose one of them")
         if batch_size is None and (pad is not False or ragged):
             which = "ragged" if ragged else "pad"
-            raise ArgumentError(f"{which} needs a batch_size: with batch_size=None, samples are not batched")
+            raise ArgumentError(
+                f"{which} needs a batch_size: with batch_size=None, samples are not batched"
+            )
         hint = "calls of fn that a worker makes at the same time"
-        threads = whole_number("threads", arguments["threads"], at_least=1, at_most=MAX_THREADS, hint=hint)
+        threads = whole_number(
+            "threads", arguments["threads"], at_least=1, at_most=MAX_THREADS, hint=hint
+        )
         seed_globals = arguments["seed_globals"]
-        if not isinstance(seed_globals, bool) and not (isinstance(seed_globals, str) and seed_globals == "auto"):
-            raise ArgumentError(f'seed_globals must be True, False or "auto", got {brief(seed_globals)}')
+        if not isinstance(seed_globals, bool) and not (
+            isinstance(seed_globals, str) and seed_globals == "auto"
+        ):
+            raise ArgumentError(
+                f'seed_globals must be True, False or "auto", got {brief(seed_globals)}'
+            )
         if threads > 1 and seed_globals is True:
             raise ArgumentError(
                 f"seed_globals=True and threads={threads} cannot be combined, as threads share the global generators. "
@@ -302,13 +346,21 @@ def check_workers(value: Any, of_pool: bool = False) -> int | Auto:
     """The checked `workers` argument: `Auto`, or a number up to MAX_WORKERS, from 0; of a pool from 1."""
     if isinstance(value, tuple) and len(value) == 2:
         least = whole_number("workers[0]", value[0], at_least=1, at_most=MAX_WORKERS)
-        most = None if value[1] is None else whole_number("workers[1]", value[1], at_least=least, at_most=MAX_WORKERS)
+        most = (
+            None
+            if value[1] is None
+            else whole_number("workers[1]", value[1], at_least=least, at_most=MAX_WORKERS)
+        )
         return Auto(least, most)
     if isinstance(value, str) and value == "auto":
         return Auto()
     if isinstance(value, tuple) or (isinstance(value, str) and not value.isdecimal()):
-        raise ArgumentError(f'workers must be a number, "auto" or a pair (fewest, most), got {brief(value)}')
-    hint = 'of a Loader also 0: run in the main process, or a loaderpool.Pool; "auto": find the number'
+        raise ArgumentError(
+            f'workers must be a number, "auto" or a pair (fewest, most), got {brief(value)}'
+        )
+    hint = (
+        'of a Loader also 0: run in the main process, or a loaderpool.Pool; "auto": find the number'
+    )
     return whole_number("workers", value, at_least=int(of_pool), at_most=MAX_WORKERS, hint=hint)
 
 
@@ -323,7 +375,9 @@ def _shuffle(value: Any) -> bool | int:
     """True, False, or how many items of a stream are shuffled among each other."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         return flag("shuffle", value, ", or for a stream a number of items")
-    return whole_number("shuffle", value, at_least=1, at_most=2**31, hint="the shuffle window of a stream, in items")
+    return whole_number(
+        "shuffle", value, at_least=1, at_most=2**31, hint="the shuffle window of a stream, in items"
+    )
 
 
 def _error_policy(value: Any) -> ErrorPolicy:
@@ -337,7 +391,9 @@ def _error_policy(value: Any) -> ErrorPolicy:
         return ErrorPolicy(action)  # type: ignore[arg-type]
     is_count = isinstance(budget, numbers.Integral)
     is_number = isinstance(budget, numbers.Real) and not isinstance(budget, bool)
-    if action == "raise" or not is_number or not 0 <= budget <= (math.inf if is_count else 1):  # not NaN either
+    if (
+        action == "raise" or not is_number or not 0 <= budget <= (math.inf if is_count else 1)
+    ):  # not NaN either
         raise ArgumentError(
             f'on_error[1], of "skip" or "replace", must be a number of errors (int) >= 0 or a fraction (float) from 0 '
             f"to 1, got {brief(budget)}"

@@ -120,7 +120,11 @@ def _passes_on(function: Any) -> bool:
 
 
 def _unknown_argument(
-    function: Any, names: tuple[str, ...], name: str, given: tuple[Any, ...], named: Mapping[str, Any]
+    function: Any,
+    names: tuple[str, ...],
+    name: str,
+    given: tuple[Any, ...],
+    named: Mapping[str, Any],
 ) -> ArgumentError:
     """Return the error for an argument that is none of `names`, in a call with `given` and `named`."""
     owner = function.__name__
@@ -134,7 +138,9 @@ def _unknown_argument(
     return ArgumentError(f"{owner} has no argument {brief(name)}. {hint}")
 
 
-def _hint_for_argument(name: str, shown: str, known: list[str], arguments: Mapping[str, Any]) -> str:
+def _hint_for_argument(
+    name: str, shown: str, known: list[str], arguments: Mapping[str, Any]
+) -> str:
     is_loader = "batch_size" in known
     hint = f"{ARGUMENTS[name].format(shown)}." if name in ARGUMENTS else ""
     if partial := _partial_for(name, shown, arguments):
@@ -154,7 +160,11 @@ def _partial_for(name: str, shown: str, arguments: Mapping[str, Any]) -> str:
     for role in _FUNCTIONS:
         function = arguments.get(role)
         signature = signature_of(function, follow_wrapped=True) if callable(function) else None
-        if signature is not None and name in signature.parameters and name not in ("rng", "out", "worker"):
+        if (
+            signature is not None
+            and name in signature.parameters
+            and name not in ("rng", "out", "worker")
+        ):
             text = getattr(function, "__name__", role)  # of a lambda "<lambda>"
             called = text if text.isidentifier() else role
             return f"Write functools.partial({called}, {name}={shown}) to pass it to your function."

@@ -56,7 +56,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"run again: {report.nodeid}", "_")
         terminalreporter.write_line(report.longreprtext)
     if len(first_tries) > MOST_RUN_AGAIN:
-        terminalreporter.write_line(f"FAILED: {len(first_tries)} tests were run again, at most {MOST_RUN_AGAIN} may be")
+        terminalreporter.write_line(
+            f"FAILED: {len(first_tries)} tests were run again, at most {MOST_RUN_AGAIN} may be"
+        )
 
 
 def _run_again(config: pytest.Config) -> list[pytest.TestReport]:
@@ -65,13 +67,17 @@ def _run_again(config: pytest.Config) -> list[pytest.TestReport]:
 
 
 @pytest.fixture(autouse=True)
-def _kills_for_memory_apart(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _kills_for_memory_apart(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     name = request.path.name
     if name not in KILL_FOR_MEMORY | COUNT_KILLS_FOR_MEMORY:
         yield
         return
     base = tmp_path_factory.getbasetemp()
-    with open((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kills-for-memory", "w") as lock:
+    with open(
+        (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kills-for-memory", "w"
+    ) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if name in KILL_FOR_MEMORY else fcntl.LOCK_SH)
         yield
 
@@ -80,7 +86,10 @@ def _kills_for_memory_apart(request: pytest.FixtureRequest, tmp_path_factory: py
 def _guard_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Autouse, so set up before a test's other function fixtures and torn down after them: theirs count as well."""
     directories = request.path.relative_to(request.config.rootpath).parts
-    guarded = not GUARDED_DIRECTORIES.isdisjoint(directories) or request.node.get_closest_marker("no_leaks") is not None
+    guarded = (
+        not GUARDED_DIRECTORIES.isdisjoint(directories)
+        or request.node.get_closest_marker("no_leaks") is not None
+    )
     if not guarded or request.node.get_closest_marker("may_leak") is not None:
         yield
         return
@@ -91,7 +100,9 @@ _FAILED = pytest.StashKey[bool]()
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     item.stash[_FAILED] = report.failed or (report.when != "setup" and item.stash[_FAILED])
     return report
@@ -119,7 +130,9 @@ def storm_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Mo
 @pytest.fixture(scope="session")
 def tf() -> Any:
     """TensorFlow with three logical CPU devices and no GPU; skips where it is not installed (scripts/test has it)."""
-    pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'loaderpool[tensorflow-cpu]'")
+    pytest.importorskip(
+        "tensorflow", reason="TensorFlow is not installed: pip install 'loaderpool[tensorflow-cpu]'"
+    )
     return tensorflow_runtime.load()
 
 

@@ -57,7 +57,9 @@ MOST_NAMES = 17  # beside `__init__.py` and `py.typed`, directly in the package
 # What may be imported besides the standard library, and where.
 OUTSIDE_EVERYWHERE = {"cloudpickle", "numpy"}
 OUTSIDE_ONLY_IN = {
-    "loaderpool.system.annotations": {"annotationlib"},  # the standard library's, from Python 3.14 on
+    "loaderpool.system.annotations": {
+        "annotationlib"
+    },  # the standard library's, from Python 3.14 on
     "loaderpool.core.spawned": {"multiprocess"},
     "loaderpool.adapters": {"jax", "keras", "tensorflow", "torch"},
     "loaderpool.ray": {"ray"},
@@ -108,7 +110,9 @@ DROPS_ANYTHING = {
 def room(name: str) -> str | None:
     """The room of one of our modules, or None where it has none: `loaderpool.memory.layout` -> `memory`."""
     inner = name.removeprefix(PACKAGE).removeprefix(".")
-    return max((each for each in ROOMS if is_in(inner, each) or inner == each), key=len, default=None)
+    return max(
+        (each for each in ROOMS if is_in(inner, each) or inner == each), key=len, default=None
+    )
 
 
 def is_in(name: str, package: str) -> bool:
@@ -155,13 +159,17 @@ def upward(module: Module) -> Iterator[str]:
 
 
 def outside(module: Module) -> Iterator[str]:
-    allowed = OUTSIDE_EVERYWHERE.union(sys.stdlib_module_names, *allowed_in(OUTSIDE_ONLY_IN, module))
+    allowed = OUTSIDE_EVERYWHERE.union(
+        sys.stdlib_module_names, *allowed_in(OUTSIDE_ONLY_IN, module)
+    )
     in_functions = set().union(*allowed_in(OUTSIDE_WHEN_CALLED, module))
     for each in module.imports:
         root = each.target.split(".")[0]
         if each.when == "call" and root in in_functions:
             continue
-        if root != PACKAGE and root not in allowed and each.when != "types":  # a type's name brings nothing in
+        if (
+            root != PACKAGE and root not in allowed and each.when != "types"
+        ):  # a type's name brings nothing in
             yield f"{each.line}: imports {each.target}"
 
 
@@ -188,7 +196,9 @@ def shared_locks(module: Module) -> Iterator[str]:
 def clocks(module: Module) -> Iterator[str]:
     if module.name in CLOCK_HOMES:
         return
-    yield from _names_used(module, {"now", "today", "utcnow"}, {"datetime": "datetime", "date": "datetime"})
+    yield from _names_used(
+        module, {"now", "today", "utcnow"}, {"datetime": "datetime", "date": "datetime"}
+    )
     yield from _names_used(module, CLOCKS, {"time": "time"})
 
 
@@ -215,7 +225,9 @@ def _names_used(module: Module, names: set[str], owners: dict[str, str]) -> Iter
     aliases = set(owners)
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
-            aliases |= {alias.asname or alias.name for alias in node.names if alias.name in owners.values()}
+            aliases |= {
+                alias.asname or alias.name for alias in node.names if alias.name in owners.values()
+            }
         elif isinstance(node, ast.ImportFrom) and (not owners or node.module in owners.values()):
             for alias in node.names:
                 if alias.name in names:
@@ -267,7 +279,9 @@ def test_no_module_is_too_long() -> None:
     assert not {name: count for name, count in tokens.items() if count > MOST_MODULE_TOKENS}
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="from Python 3.12 on, an f-string is many tokens")
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="from Python 3.12 on, an f-string is many tokens"
+)
 @pytest.mark.parametrize("folder", MOST_TOKENS)
 def test_no_folder_grows_beyond_its_budget(folder: str) -> None:
     tokens = sum(map(tokens_of, (ROOT.parent / folder).rglob("*.py")))
@@ -279,7 +293,17 @@ def test_no_folder_grows_beyond_its_budget(folder: str) -> None:
 
 @pytest.mark.corner
 def test_importing_the_package_brings_in_no_framework() -> None:
-    heavy = ["tensorflow", "keras", "multiprocess", "rich", "click", "matplotlib", "google_crc32c", "h5py", "pyarrow"]
+    heavy = [
+        "tensorflow",
+        "keras",
+        "multiprocess",
+        "rich",
+        "click",
+        "matplotlib",
+        "google_crc32c",
+        "h5py",
+        "pyarrow",
+    ]
     code = f"import json, sys; import {PACKAGE}; print(json.dumps([m for m in {heavy} if m in sys.modules]))"
     assert json.loads(run_child(code).check().stdout) == []
 
@@ -310,34 +334,74 @@ BREAKERS = [
     (upward, "loaderpool.plan.order", "from loaderpool.worker import work", 1),
     (upward, "loaderpool.plan.order", "def f():\n    import loaderpool.trainer.pool", 1),
     (upward, "loaderpool.plan.order", "from ..core import state", 1),
-    (upward, "loaderpool.plan.order", "import importlib\nimportlib.import_module('loaderpool.trainer.loader')", 1),
+    (
+        upward,
+        "loaderpool.plan.order",
+        "import importlib\nimportlib.import_module('loaderpool.trainer.loader')",
+        1,
+    ),
     (upward, "loaderpool.config", "from loaderpool import __version__", 1),
-    (upward, "loaderpool.errors", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import loaderpool.plan", 1),
+    (
+        upward,
+        "loaderpool.errors",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import loaderpool.plan",
+        1,
+    ),
     (upward, "loaderpool.trainer.loader", "from loaderpool.adapters import tensorflow", 1),
-    (upward, "loaderpool.trainer.loader", "def f():\n    from loaderpool.adapters import tensorflow", 0),
+    (
+        upward,
+        "loaderpool.trainer.loader",
+        "def f():\n    from loaderpool.adapters import tensorflow",
+        0,
+    ),
     (upward, "loaderpool.trainer.loader", "def f():\n    from loaderpool.tools.cli import main", 1),
-    (upward, "loaderpool.worker.work", "import loaderpool.system.machine\nfrom . import rows\nimport numpy", 0),
+    (
+        upward,
+        "loaderpool.worker.work",
+        "import loaderpool.system.machine\nfrom . import rows\nimport numpy",
+        0,
+    ),
     (outside, "loaderpool.worker.work", "import tensorflow as tf", 1),
     (outside, "loaderpool.tools.tune", "def f():\n    from keras.utils import PyDataset", 1),
     (outside, "loaderpool.trainer.loader", "import pandas.core", 1),
     (outside, "loaderpool.sources.hdf5", "import h5py", 1),
     (outside, "loaderpool.sources.hdf5", "def f():\n    import h5py", 0),
     (outside, "loaderpool.trainer.loader", "def f():\n    import h5py", 1),
-    (outside, "loaderpool.trainer.loader", "import typing\nif typing.TYPE_CHECKING:\n    import tensorflow as tf", 0),
+    (
+        outside,
+        "loaderpool.trainer.loader",
+        "import typing\nif typing.TYPE_CHECKING:\n    import tensorflow as tf",
+        0,
+    ),
     (outside, "loaderpool.adapters.keras", "import keras, tensorflow, os.path, numpy.typing", 0),
     (linux_only, "loaderpool.memory.arena", "import os\nos.memfd_create('x')", 1),
     (linux_only, "loaderpool.memory.arena", "from os import pidfd_open", 1),
     (linux_only, "loaderpool.memory.arena", "import os\ngetattr(os, 'posix_fallocate')", 1),
     (linux_only, "loaderpool.system.machine", "import os\nos.memfd_create('x')", 0),
-    (shared_locks, "loaderpool.trainer.pool", "import multiprocess\nq = multiprocess.get_context().Queue()", 1),
+    (
+        shared_locks,
+        "loaderpool.trainer.pool",
+        "import multiprocess\nq = multiprocess.get_context().Queue()",
+        1,
+    ),
     (shared_locks, "loaderpool.trainer.pool", "import multiprocessing as mp\nmp.Lock()", 1),
     (shared_locks, "loaderpool.trainer.pool", "from multiprocess.synchronize import Event", 1),
-    (shared_locks, "loaderpool.trainer.pool", "import multiprocess, threading\nthreading.Lock()", 0),
+    (
+        shared_locks,
+        "loaderpool.trainer.pool",
+        "import multiprocess, threading\nthreading.Lock()",
+        0,
+    ),
     (clocks, "loaderpool.trainer.pool", "import time\ntime.perf_counter()", 1),
     (clocks, "loaderpool.trainer.pool", "import time as t\nt.monotonic()", 1),
     (clocks, "loaderpool.trainer.pool", "from time import monotonic_ns as now", 1),
     (clocks, "loaderpool.trainer.pool", "import datetime\ndatetime.datetime.now()", 1),
-    (clocks, "loaderpool.trainer.pool", "import time\ntime.sleep(1)\nimport loaderpool.system.clock", 0),
+    (
+        clocks,
+        "loaderpool.trainer.pool",
+        "import time\ntime.sleep(1)\nimport loaderpool.system.clock",
+        0,
+    ),
     (clocks, "loaderpool.system.clock", "import time\ntime.monotonic()", 0),
 ]
 
@@ -350,7 +414,9 @@ def test_a_rule_finds_what_breaks_it(
     assert len(list(rule(Module.parse(name, source, known=known)))) == found
 
 
-@pytest.mark.parametrize("last", ["import a", "def f():\n    import a", "if TYPE_CHECKING:\n    import a"])
+@pytest.mark.parametrize(
+    "last", ["import a", "def f():\n    import a", "if TYPE_CHECKING:\n    import a"]
+)
 def test_a_circle_is_found_whatever_the_import_is_for(last: str) -> None:
     sources = {"a": "import b", "b": "import c", "c": last}
     modules = [Module.parse(name, source) for name, source in sources.items()]

@@ -36,7 +36,9 @@ def length(path):
 
 
 def padding_share(paths, buckets):
-    with lp.Loader(paths, load, batch_size=8, shuffle=True, pad=True, buckets=buckets, workers=2) as loader:
+    with lp.Loader(
+        paths, load, batch_size=8, shuffle=True, pad=True, buckets=buckets, workers=2
+    ) as loader:
         frames = 0
         for batch in loader:
             assert batch["sound"].shape == (len(batch["frames"]), batch["frames"].max())

@@ -48,13 +48,18 @@ counts = np.zeros(10, int)
 with tempfile.TemporaryDirectory() as folder:
     images_path, labels_path = Path(folder, "images-idx3-ubyte"), Path(folder, "labels-idx1-ubyte")
     labels = np.arange(500) % 10
-    write_idx(images_path, (25 * labels)[:, None, None] + np.random.default_rng(0).integers(0, 25, (500, 28, 28)))
+    write_idx(
+        images_path,
+        (25 * labels)[:, None, None] + np.random.default_rng(0).integers(0, 25, (500, 28, 28)),
+    )
     write_idx(labels_path, labels)
 
     source = lp.zip_sources(Idx(images_path), Idx(labels_path))
     with lp.Loader(source, prepare, batch_size=64, shuffle=True, workers=2) as loader:
         for images, labels in loader:
-            assert (np.rint(images * 255) // 25 == labels[:, None, None]).all()  # each image has its own label
+            assert (
+                np.rint(images * 255) // 25 == labels[:, None, None]
+            ).all()  # each image has its own label
             counts += np.bincount(labels, minlength=10)
 
 print(f"{counts.sum()} images, of each digit: {counts.tolist()}")

@@ -44,6 +44,8 @@ with tempfile.TemporaryDirectory() as folder:
             files_of_a_batch.append(len(set((ids // ROWS).tolist())))
             seen += ids.tolist()
 
-print(f"{len(seen)} rows of 3 files, each row once; the first batch has rows of {files_of_a_batch[0]} files")
+print(
+    f"{len(seen)} rows of 3 files, each row once; the first batch has rows of {files_of_a_batch[0]} files"
+)
 assert sorted(seen) == list(range(3 * ROWS))
 assert files_of_a_batch[0] == 3

@@ -26,7 +26,9 @@ def encode(row):
 def write_dataset(folder):
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 640).tolist()
-    texts = [" ".join([*rng.choice(OTHER, 6), rng.choice(GOOD if label else BAD)]) for label in labels]
+    texts = [
+        " ".join([*rng.choice(OTHER, 6), rng.choice(GOOD if label else BAD)]) for label in labels
+    ]
     Dataset.from_dict({"text": texts, "label": labels}).save_to_disk(folder)
 
 

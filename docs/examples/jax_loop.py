@@ -39,7 +39,9 @@ def step(weights, inputs, targets):
 weights = jnp.zeros(8)
 with tempfile.TemporaryDirectory() as folder:
     write_arrays(folder)
-    arrays = tuple(np.load(Path(folder, f"{name}.npy"), mmap_mode="r") for name in ("inputs", "targets"))
+    arrays = tuple(
+        np.load(Path(folder, f"{name}.npy"), mmap_mode="r") for name in ("inputs", "targets")
+    )
     with lp.Loader(arrays, prepare, batch_size=32, shuffle=True, workers=2) as loader:
         for _ in range(4):
             for inputs, targets in loader.as_jax():

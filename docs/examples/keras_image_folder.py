@@ -37,19 +37,27 @@ def load_and_flip(item, rng):
 
 keras.utils.set_random_seed(0)
 model = keras.Sequential([keras.Input((32, 32, 3)), keras.layers.Flatten(), keras.layers.Dense(2)])
-model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+model.compile(
+    "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+)
 
 with tempfile.TemporaryDirectory() as folder:
     write_images(folder)
     classes = sorted(path.name for path in Path(folder).iterdir())
-    items = [(path, classes.index(path.parent.name)) for path in sorted(Path(folder).glob("*/*.jpg"))]
+    items = [
+        (path, classes.index(path.parent.name)) for path in sorted(Path(folder).glob("*/*.jpg"))
+    ]
     training_items, validation_items = [item for n, item in enumerate(items) if n % 6], items[::6]
     with (
         lp.Pool(workers=2) as pool,
-        lp.Loader(training_items, load_and_flip, batch_size=20, shuffle=True, workers=pool) as training,
+        lp.Loader(
+            training_items, load_and_flip, batch_size=20, shuffle=True, workers=pool
+        ) as training,
         lp.Loader(validation_items, load, batch_size=20, workers=pool) as validation,
     ):
-        history = model.fit(training.for_keras(), validation_data=validation.for_keras(), epochs=5, verbose=0)
+        history = model.fit(
+            training.for_keras(), validation_data=validation.for_keras(), epochs=5, verbose=0
+        )
 
 accuracy = history.history["val_accuracy"][-1]
 print(f"classes {classes}: validation accuracy after 5 epochs {accuracy:.1%}")

@@ -70,7 +70,11 @@ with tempfile.TemporaryDirectory() as folder:
 
 images = with_three["image"]
 distinct = len(np.unique(images.reshape(len(images), -1), axis=0))
-print(f"{len(images)} volumes of shape {images.shape[1:]}, {distinct} distinct: the same with 0, 1 and 3 workers")
+print(
+    f"{len(images)} volumes of shape {images.shape[1:]}, {distinct} distinct: the same with 0, 1 and 3 workers"
+)
 assert distinct == len(images) == 32
 for key in KEYS:
-    assert np.array_equal(without_workers[key], with_one[key]) and np.array_equal(with_one[key], with_three[key])
+    assert np.array_equal(without_workers[key], with_one[key]) and np.array_equal(
+        with_one[key], with_three[key]
+    )

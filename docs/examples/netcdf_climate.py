@@ -25,10 +25,19 @@ def write_years(folder):
         field = 280 + 10 * np.sin(angles)[:, None, :] + rng.normal(0, 0.5, (HOURS, 8, 16))
         field[::50, 0, 0] = np.nan
         times = np.datetime64(f"{year}-01-01", "ns") + np.arange(HOURS) * np.timedelta64(1, "h")
-        dataset = xarray.Dataset({"t2m": (("time", "lat", "lon"), field)}, {"time": times}, {"title": "made"})
-        packed = {"dtype": "int16", "scale_factor": 0.002, "add_offset": 280.0, "_FillValue": -32768}
+        dataset = xarray.Dataset(
+            {"t2m": (("time", "lat", "lon"), field)}, {"time": times}, {"title": "made"}
+        )
+        packed = {
+            "dtype": "int16",
+            "scale_factor": 0.002,
+            "add_offset": 280.0,
+            "_FillValue": -32768,
+        }
         path = Path(folder, f"{year}.nc")
-        dataset.to_netcdf(path, encoding={"t2m": {**packed, "chunksizes": (WINDOW, 8, 16)}}, engine="netcdf4")
+        dataset.to_netcdf(
+            path, encoding={"t2m": {**packed, "chunksizes": (WINDOW, 8, 16)}}, engine="netcdf4"
+        )
         paths.append(path)
     return paths
 
@@ -67,21 +76,34 @@ def same(first, second):
 keras.utils.set_random_seed(0)
 with tempfile.TemporaryDirectory() as folder:
     paths = write_years(folder)
-    years = {year: xarray.open_dataset(path, cache=False) for year, path in zip(YEARS, paths, strict=True)}
+    years = {
+        year: xarray.open_dataset(path, cache=False)
+        for year, path in zip(YEARS, paths, strict=True)
+    }
     with lp.Loader([2001, 2002], moments, batch_size=None, workers=2) as loader:
         mean, square = np.mean(list(loader), axis=0)
     mean, std = float(mean), float(np.sqrt(square - mean**2))
     assert abs(mean - 280) < 0.1 and abs(std - 7.1) < 0.1
 
     training, shuffled = windows([2001, 2002]), {"shuffle": True, "seed": 1}
-    assert same(batches_of(make(training, 2, **shuffled)), batches_of(make(training, 0, **shuffled)))
+    assert same(
+        batches_of(make(training, 2, **shuffled)), batches_of(make(training, 0, **shuffled))
+    )
 
     layers = [keras.layers.Flatten(), keras.layers.Dense(128), keras.layers.Reshape((8, 16))]
     model = keras.Sequential([keras.Input((WINDOW, 8, 16)), *layers])
     model.compile("adam", "mse")
-    with lp.Pool(workers=2) as pool, make(training, pool, **shuffled) as train, make(windows([2003]), pool) as valid:
-        history = model.fit(train.for_keras(), validation_data=valid.for_keras(), epochs=4, verbose=0)
-        unchanged = np.mean([np.square(x[:, -1] - y).mean() for x, y in valid])  # the forecast "no change"
+    with (
+        lp.Pool(workers=2) as pool,
+        make(training, pool, **shuffled) as train,
+        make(windows([2003]), pool) as valid,
+    ):
+        history = model.fit(
+            train.for_keras(), validation_data=valid.for_keras(), epochs=4, verbose=0
+        )
+        unchanged = np.mean(
+            [np.square(x[:, -1] - y).mean() for x, y in valid]
+        )  # the forecast "no change"
 
         batches = iter(train)
         for _ in range(5):
@@ -95,5 +117,7 @@ with tempfile.TemporaryDirectory() as folder:
         dataset.close()
 
 error = history.history["val_loss"][-1]
-print(f"{len(training)} windows; squared error {error:.3f} in 2003, and {unchanged:.3f} of the last field")
+print(
+    f"{len(training)} windows; squared error {error:.3f} in 2003, and {unchanged:.3f} of the last field"
+)
 assert error < unchanged / 2

@@ -41,10 +41,18 @@ def write_dicom(folder, voxels):
         part = pydicom.Dataset()
         part.file_meta = pydicom.dataset.FileMetaDataset()
         part.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-        part.SOPClassUID, part.SOPInstanceUID, part.SeriesInstanceUID = CTImageStorage, generate_uid(), series
+        part.SOPClassUID, part.SOPInstanceUID, part.SeriesInstanceUID = (
+            CTImageStorage,
+            generate_uid(),
+            series,
+        )
         part.ImagePositionPatient, part.ImageOrientationPatient = [0, 0, 2 * z], [1, 0, 0, 0, 1, 0]
         part.Rows, part.Columns = voxels.shape[:2]
-        part.SamplesPerPixel, part.PhotometricInterpretation, part.PixelRepresentation = 1, "MONOCHROME2", 0
+        part.SamplesPerPixel, part.PhotometricInterpretation, part.PixelRepresentation = (
+            1,
+            "MONOCHROME2",
+            0,
+        )
         part.BitsAllocated = part.BitsStored = 16
         part.HighBit, part.RescaleSlope, part.RescaleIntercept = 15, 1, -1024
         part.PixelData = (voxels[:, :, z] + 1024).astype("<u2").tobytes()
@@ -55,8 +63,12 @@ def read_volume(path):
     """Return the voxels of a NIfTI file, or of a folder with a DICOM series."""
     if not path.is_dir():
         return np.asarray(nibabel.load(path).dataobj)
-    parts = sorted(map(pydicom.dcmread, path.iterdir()), key=lambda part: part.ImagePositionPatient[2])
-    return np.stack([part.pixel_array * part.RescaleSlope + part.RescaleIntercept for part in parts], axis=-1)
+    parts = sorted(
+        map(pydicom.dcmread, path.iterdir()), key=lambda part: part.ImagePositionPatient[2]
+    )
+    return np.stack(
+        [part.pixel_array * part.RescaleSlope + part.RescaleIntercept for part in parts], axis=-1
+    )
 
 
 def cut_patches(items, rng):
@@ -76,7 +88,9 @@ def cut_patches(items, rng):
 
 
 def make(items, workers):
-    return lp.Loader(items, batch_fn=cut_patches, batch_size=3, shuffle=True, seed=1, workers=workers)
+    return lp.Loader(
+        items, batch_fn=cut_patches, batch_size=3, shuffle=True, seed=1, workers=workers
+    )
 
 
 def batches_of(loader):
@@ -99,7 +113,9 @@ with tempfile.TemporaryDirectory() as folder:
         mask_path = Path(folder, f"{number}-mask.nii.gz")
         (write_nifti if number % 3 < 2 else write_dicom)(scan_path, scan)
         write_nifti(mask_path, mask)
-        assert np.array_equal(read_volume(scan_path), scan) and np.array_equal(read_volume(mask_path), mask)
+        assert np.array_equal(read_volume(scan_path), scan) and np.array_equal(
+            read_volume(mask_path), mask
+        )
         items.append((scan_path, mask_path))
 
     assert same(batches_of(make(items, 2)), batches_of(make(items, 0)))
@@ -123,5 +139,7 @@ with tempfile.TemporaryDirectory() as folder:
     again.load_state_dict(state)
     assert same(batches_of(again), rest)
 
-print(f"{len(items)} volumes, {PATCHES} patches of each: {accuracy:.1%} of voxels right in the last of 8 epochs")
+print(
+    f"{len(items)} volumes, {PATCHES} patches of each: {accuracy:.1%} of voxels right in the last of 8 epochs"
+)
 assert accuracy > 0.95

@@ -33,7 +33,9 @@ def write_images(folder):
         label = number % 2
         height, width = rng.integers(60, 200, 2)
         image = rng.integers(0, 120, (height, width, 3), np.uint8)
-        image[:, :, 2 if label else 0] += 100  # label 1 is red, label 0 is blue: OpenCV's order is BGR
+        image[:, :, 2 if label else 0] += (
+            100  # label 1 is red, label 0 is blue: OpenCV's order is BGR
+        )
         path = Path(folder, f"{number:03d}.jpg")
         cv2.imwrite(str(path), image)
         items.append((path, label))
@@ -43,7 +45,9 @@ def write_images(folder):
 right = total = 0
 with (
     tempfile.TemporaryDirectory() as folder,
-    lp.Loader(write_images(folder), load, batch_size=32, shuffle=True, setup=setup, workers=2) as loader,
+    lp.Loader(
+        write_images(folder), load, batch_size=32, shuffle=True, setup=setup, workers=2
+    ) as loader,
 ):
     for images, labels, threads in loader:
         assert images.shape[1:] == (48, 64, 3) and images.dtype == np.uint8

@@ -18,7 +18,9 @@ COLORS = ["blue", "green", "red"]
 def write_table(path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"size": rng.random(1000), "color": rng.choice(COLORS, 1000)})
-    frame["price"] = 2 * frame["size"] + frame["color"].map({"blue": 1.0, "green": -1.0, "red": 0.0})
+    frame["price"] = 2 * frame["size"] + frame["color"].map(
+        {"blue": 1.0, "green": -1.0, "red": 0.0}
+    )
     frame.to_csv(path, index=False)
 
 

@@ -40,7 +40,9 @@ def write_clouds(folder):
     for number in range(120):
         label = number % 2
         points = rng.normal(size=(rng.integers(60, 400), 3))
-        points *= rng.uniform(0.5, 1, (len(points), 1)) / np.linalg.norm(points, axis=1, keepdims=True)
+        points *= rng.uniform(0.5, 1, (len(points), 1)) / np.linalg.norm(
+            points, axis=1, keepdims=True
+        )
         points[:, 2] *= 1 - 0.95 * label
         path = Path(folder, f"{number:03d}{('.las', '.laz', '.ply', '.npz')[number // 2 % 4]}")
         writers = {".ply": write_ply, ".npz": lambda path, points: np.savez(path, points=points)}
@@ -74,7 +76,10 @@ def sample(item, rng, count=64):
     points = read_points(path)
     points = points[rng.choice(len(points), count, replace=len(points) < count)]
     angle = rng.uniform(0, 2 * np.pi)
-    turn = np.array([[np.cos(angle), np.sin(angle), 0], [-np.sin(angle), np.cos(angle), 0], [0, 0, 1]], np.float32)
+    turn = np.array(
+        [[np.cos(angle), np.sin(angle), 0], [-np.sin(angle), np.cos(angle), 0], [0, 0, 1]],
+        np.float32,
+    )
     return points @ turn, label
 
 
@@ -82,7 +87,11 @@ def concatenate(items):
     """Return all points of a batch in one array, and the number of the cloud of each."""
     clouds = [read_points(path) for path, _ in items]
     owner = np.repeat(np.arange(len(clouds)), [len(points) for points in clouds])
-    return {"points": np.concatenate(clouds), "owner": owner, "label": np.array([label for _, label in items])}
+    return {
+        "points": np.concatenate(clouds),
+        "owner": owner,
+        "label": np.array([label for _, label in items]),
+    }
 
 
 def batches_of(loader):
@@ -91,7 +100,9 @@ def batches_of(loader):
 
 
 def same(first, second):
-    return len(first) == len(second) and all(map(np.array_equal, jax.tree.leaves(first), jax.tree.leaves(second)))
+    return len(first) == len(second) and all(
+        map(np.array_equal, jax.tree.leaves(first), jax.tree.leaves(second))
+    )
 
 
 def scores(weights, points):
@@ -102,9 +113,13 @@ def scores(weights, points):
 @jax.jit
 def step(weights, points, labels):
     def loss(weights):
-        return -jnp.take_along_axis(jax.nn.log_softmax(scores(weights, points)), labels[:, None], axis=1).mean()
+        return -jnp.take_along_axis(
+            jax.nn.log_softmax(scores(weights, points)), labels[:, None], axis=1
+        ).mean()
 
-    return jax.tree.map(lambda weight, gradient: weight - 0.1 * gradient, weights, jax.grad(loss)(weights))
+    return jax.tree.map(
+        lambda weight, gradient: weight - 0.1 * gradient, weights, jax.grad(loss)(weights)
+    )
 
 
 with tempfile.TemporaryDirectory() as folder:
@@ -142,5 +157,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 accuracy = float(jnp.concatenate(right).mean())
 shapes = {batch["points"].shape for batch in padded}
-print(f"{len(items)} clouds of {total} points: accuracy {accuracy:.1%}; padded batches have {len(shapes)} shapes")
+print(
+    f"{len(items)} clouds of {total} points: accuracy {accuracy:.1%}; padded batches have {len(shapes)} shapes"
+)
 assert accuracy > 0.95

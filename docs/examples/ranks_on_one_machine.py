@@ -30,7 +30,9 @@ def jitter(scan, rng):  # runs in every epoch
 
 def calls_of_decode(model, paths, cache):
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    with lp.Loader(paths, decode, augment=jitter, cache=cache, batch_size=16, shuffle=True, shard="auto") as loader:
+    with lp.Loader(
+        paths, decode, augment=jitter, cache=cache, batch_size=16, shuffle=True, shard="auto"
+    ) as loader:
         for _ in range(EPOCHS):
             for scans, means in loader.as_torch():
                 torch.nn.functional.mse_loss(model(scans), means).backward()
@@ -43,7 +45,9 @@ def calls_of_decode(model, paths, cache):
 
 def train(folder):
     dist.init_process_group("gloo")  # "nccl" on GPUs
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 1)))
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 1))
+    )
     paths = sorted(Path(folder).glob("*.npy"))
     shared = calls_of_decode(model, paths, cache=f"{folder}/decoded")
     apart = calls_of_decode(model, paths, cache="memory")
@@ -62,5 +66,11 @@ else:
     with tempfile.TemporaryDirectory() as folder:
         for number, scan in enumerate(np.random.default_rng(0).random((SCANS, 16, 16))):
             np.save(Path(folder, f"{number:03d}.npy"), scan)
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        torchrun = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+        ]
         subprocess.run([*torchrun, __file__, folder], check=True)

@@ -30,7 +30,9 @@ def load(path, rng):
 def epoch(paths, workers):
     with lp.Loader(paths, load, batch_size=16, shuffle=True, seed=3, workers=workers) as loader:
         batches = list(loader)
-    return np.concatenate([signals for signals, _ in batches]), {pid for _, pids in batches for pid in pids.tolist()}
+    return np.concatenate([signals for signals, _ in batches]), {
+        pid for _, pids in batches for pid in pids.tolist()
+    }
 
 
 try:
@@ -46,6 +48,8 @@ with tempfile.TemporaryDirectory() as folder:
     here, _ = epoch(paths, workers=2)
 ray.shutdown()
 
-print(f"{len(here)} samples from {len(pids)} workers on the cluster: the same as from local workers")
+print(
+    f"{len(here)} samples from {len(pids)} workers on the cluster: the same as from local workers"
+)
 assert np.array_equal(on_the_cluster, here)
 assert os.getpid() not in pids

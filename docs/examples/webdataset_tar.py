@@ -25,7 +25,10 @@ def write_tar_files(folder):
                 png = io.BytesIO()
                 Image.fromarray(rng.integers(0, 256, (32, 48, 3), np.uint8)).save(png, "PNG")
                 # The members of a sample follow each other. Their names differ after the dot only.
-                for extension, data in (("png", png.getvalue()), ("cls", str(number % 10).encode())):
+                for extension, data in (
+                    ("png", png.getvalue()),
+                    ("cls", str(number % 10).encode()),
+                ):
                     member = tarfile.TarInfo(f"{number:04d}.{extension}")
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
@@ -41,7 +44,9 @@ def decode(sample):
 seen, files_of_a_batch = [], []
 with (
     tempfile.TemporaryDirectory() as folder,
-    lp.Loader(lp.TarSamples(write_tar_files(folder)), decode, batch_size=30, shuffle=True, workers=2) as loader,
+    lp.Loader(
+        lp.TarSamples(write_tar_files(folder)), decode, batch_size=30, shuffle=True, workers=2
+    ) as loader,
 ):
     for pixels, labels, numbers in loader:
         assert pixels.shape == (30, 32, 48, 3)
@@ -49,6 +54,8 @@ with (
         files_of_a_batch.append(len(set((numbers // SAMPLES).tolist())))
         seen += numbers.tolist()
 
-print(f"{len(seen)} samples, each once; the first batch has samples of {files_of_a_batch[0]} tar files")
+print(
+    f"{len(seen)} samples, each once; the first batch has samples of {files_of_a_batch[0]} tar files"
+)
 assert sorted(seen) == list(range(3 * SAMPLES))
 assert files_of_a_batch[0] == 3

@@ -23,7 +23,9 @@ def write_store(path):
     labels = np.arange(ROWS) * 2 // ROWS  # sorted, as data often is
     images = rng.normal(280 + 5 * labels[:, None, None], 5, (ROWS, 8, 8)).astype(np.float32)
     dataset = xarray.Dataset({"image": (("sample", "y", "x"), images), "label": ("sample", labels)})
-    dataset.to_zarr(path, zarr_format=3, consolidated=False, encoding={"image": {"chunks": (CHUNK, 8, 8)}})
+    dataset.to_zarr(
+        path, zarr_format=3, consolidated=False, encoding={"image": {"chunks": (CHUNK, 8, 8)}}
+    )
     return images
 
 
@@ -73,18 +75,25 @@ optimizer = torch.optim.Adam(model.parameters(), 0.01)
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder, "images.zarr")
     images = write_store(path)
-    store, dataset = zarr.open_group(path, mode="r"), xarray.open_zarr(path, chunks=None, consolidated=False)
+    store, dataset = (
+        zarr.open_group(path, mode="r"),
+        xarray.open_zarr(path, chunks=None, consolidated=False),
+    )
     labels = store["label"][:]
     of_zarr = {"image": store["image"], "label": labels}
     of_xarray = {"image": dataset["image"], "label": labels}
 
     rows = batches_of(by_rows(2, of_zarr))
-    assert same(rows, batches_of(by_rows(0, of_zarr))) and same(rows, batches_of(by_rows(2, of_xarray)))
+    assert same(rows, batches_of(by_rows(0, of_zarr))) and same(
+        rows, batches_of(by_rows(2, of_xarray))
+    )
     chunks = batches_of(by_chunks(2))
     assert same(chunks, batches_of(by_chunks(1)))
     for batches in (rows, chunks):  # every row once
         found = np.concatenate([batch for batch, _ in batches])
-        assert np.array_equal(np.sort(found.mean((1, 2))), np.sort(((images - 280) / 5).mean((1, 2))))
+        assert np.array_equal(
+            np.sort(found.mean((1, 2))), np.sort(((images - 280) / 5).mean((1, 2)))
+        )
 
     with by_chunks(2) as loader:
         for _ in range(4):
@@ -102,6 +111,8 @@ with tempfile.TemporaryDirectory() as folder:
     scores = model(torch.from_numpy((images - 280) / 5)).argmax(1).numpy()
 
 accuracy = float((scores == labels).mean())
-print(f"{ROWS} rows, accuracy {accuracy:.1%}; a batch of chunks has {np.mean(chunks[5][1]):.0%} of label 1")
+print(
+    f"{ROWS} rows, accuracy {accuracy:.1%}; a batch of chunks has {np.mean(chunks[5][1]):.0%} of label 1"
+)
 assert accuracy > 0.95
 assert 0.1 < np.mean(chunks[5][1]) < 0.9

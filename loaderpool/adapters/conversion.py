@@ -48,7 +48,9 @@ class TensorConversion(ABC):
             return zip(itertools.repeat(delivery.rows), zip(*columns, strict=True)), self._finish
         converts, finish = self._converts, self._finish
         # By number, not by a strict zip: that is 3 us, not 11, after a wait that left no cache warm.
-        return delivery.batches(), lambda parts: finish([convert(parts[at]) for at, convert in enumerate(converts)])
+        return delivery.batches(), lambda parts: finish(
+            [convert(parts[at]) for at, convert in enumerate(converts)]
+        )
 
     def _prepare(self, form: BatchForm) -> None:
         spec = form.spec
@@ -82,7 +84,9 @@ class HostConversion(TensorConversion):
     With `has_equal_shapes` these are samples of varied shape, too: in JAX all processes must have the same shape.
     """
 
-    def __init__(self, view: str, framework: str, move: Move | None = None, has_equal_shapes: bool = False) -> None:
+    def __init__(
+        self, view: str, framework: str, move: Move | None = None, has_equal_shapes: bool = False
+    ) -> None:
         super().__init__(view, move)
         self._framework, self._has_equal_shapes = framework, has_equal_shapes
 
@@ -112,7 +116,13 @@ def refusal(view: str, path: str, what: str, cure: str) -> SpecMismatchError:
 
 def dtype_refusal(view: str, path: str, dtype: np.dtype[Any], framework: str) -> SpecMismatchError:
     """Return the error for a component of a dtype of `ml_dtypes` that a framework lacks."""
-    wider = "uint8" if dtype.name.startswith("uint") else "int8" if dtype.name.startswith("int") else "float32"
+    wider = (
+        "uint8"
+        if dtype.name.startswith("uint")
+        else "int8"
+        if dtype.name.startswith("int")
+        else "float32"
+    )
     cure = f"Return for example x.astype('{wider}') from the function, or iterate over the loader itself."
     return refusal(view, path, f"{dtype.name}, and {framework} has no such tensors", cure)
 
@@ -123,15 +133,23 @@ class ConvertedBatches:
     So many batches (`prefetch`) are converted before they are asked for, where they go `is_far`, to another device.
     """
 
-    def __init__(self, core: LoaderCore, convert: Callable[[], Conversion], prefetch: Any, is_far: bool) -> None:
+    def __init__(
+        self, core: LoaderCore, convert: Callable[[], Conversion], prefetch: Any, is_far: bool
+    ) -> None:
         core.check_usable()
-        prefetch = whole_number("prefetch", prefetch, at_least=0, hint="batches that are on their way to the device")
+        prefetch = whole_number(
+            "prefetch", prefetch, at_least=0, hint="batches that are on their way to the device"
+        )
         self._core, self._convert, self._ahead = core, convert, prefetch if is_far else 0
 
     def __iter__(self) -> Iterator[Any]:
         core, convert = self._core, self._convert()
         core.check_usable()
-        return AheadIterator(core, convert, self._ahead) if self._ahead else LoaderIterator(core, convert)
+        return (
+            AheadIterator(core, convert, self._ahead)
+            if self._ahead
+            else LoaderIterator(core, convert)
+        )
 
     def __len__(self) -> int:
         """Batches of an epoch, as the loader's length has it."""
@@ -147,5 +165,7 @@ class ConvertedBatches:
 def check_epochs(core: LoaderCore, epochs: Any) -> int | None:
     """How many passes over a loader an iteration has; None: no end, as of every endless sequence."""
     if epochs is not None:
-        epochs = whole_number("epochs", epochs, at_least=1, at_most=2**31, hint="None: repeat forever")
+        epochs = whole_number(
+            "epochs", epochs, at_least=1, at_most=2**31, hint="None: repeat forever"
+        )
     return None if core.tracker.plan.is_endless else epochs

@@ -14,7 +14,13 @@ try:
 except ImportError as missing:
     raise ImportError("tensors needs TensorFlow: pip install 'loaderpool[tensorflow]'") from missing
 
-from loaderpool.adapters.conversion import Convert, ConvertedBatches, TensorConversion, dtype_refusal, is_ml_dtype
+from loaderpool.adapters.conversion import (
+    Convert,
+    ConvertedBatches,
+    TensorConversion,
+    dtype_refusal,
+    is_ml_dtype,
+)
 from loaderpool.core.delivery import address_of, aligned_empty
 from loaderpool.element.spec import ArraySpec
 from loaderpool.errors import ArgumentError, brief
@@ -38,7 +44,9 @@ def tensors(core: LoaderCore, device: Any, prefetch: Any) -> ConvertedBatches:
             return [tf.identity(tensor) for tensor in tensors]
 
     is_far = device is not None
-    return ConvertedBatches(core, lambda: EagerConversion("tensors", move if is_far else None), prefetch, is_far)
+    return ConvertedBatches(
+        core, lambda: EagerConversion("tensors", move if is_far else None), prefetch, is_far
+    )
 
 
 class EagerConversion(TensorConversion):
@@ -69,7 +77,9 @@ class EagerConversion(TensorConversion):
             return list(map(convert, _aligned(array)))
         count = len(array)
         if count % _AT_ONCE:
-            whole = aligned_empty(-(-count // _AT_ONCE) * _AT_ONCE * array[0].nbytes).view(array.dtype)
+            whole = aligned_empty(-(-count // _AT_ONCE) * _AT_ONCE * array[0].nbytes).view(
+                array.dtype
+            )
             whole = whole.reshape(-1, *array.shape[1:])
             whole[:count] = array
             array = whole
@@ -108,9 +118,14 @@ def check_device(device: Any) -> None:
     """Raise ArgumentError if there is no such device: TensorFlow would use another one in silence."""
     if device is None:
         return
-    there = [f"/{each.device_type}:{each.name.rpartition(':')[2]}" for each in tf.config.list_logical_devices()]
+    there = [
+        f"/{each.device_type}:{each.name.rpartition(':')[2]}"
+        for each in tf.config.list_logical_devices()
+    ]
     with contextlib.suppress(ValueError):  # no name of any device
         asked = tf.DeviceSpec.from_string(str(device))
         if f"/{asked.device_type}:{asked.device_index or 0}" in there:
             return
-    raise ArgumentError(f"device must be one of {', '.join(there)}, which TensorFlow has here, got {brief(device)}")
+    raise ArgumentError(
+        f"device must be one of {', '.join(there)}, which TensorFlow has here, got {brief(device)}"
+    )

@@ -8,7 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from loaderpool.adapters.conversion import Convert, ConvertedBatches, HostConversion, dtype_refusal, is_ml_dtype
+from loaderpool.adapters.conversion import (
+    Convert,
+    ConvertedBatches,
+    HostConversion,
+    dtype_refusal,
+    is_ml_dtype,
+)
 from loaderpool.adapters.shards import check_rows
 from loaderpool.element.spec import ArraySpec
 from loaderpool.errors import ArgumentError, brief
@@ -17,7 +23,9 @@ from loaderpool.trainer.loader_core import LoaderCore
 
 def as_jax(core: LoaderCore, sharding: Any, prefetch: Any) -> ConvertedBatches:
     is_host, shards = _is_host(sharding), core.config.shard.num_shards
-    is_global = not getattr(sharding, "is_fully_addressable", True)  # an array has rows of several processes
+    is_global = not getattr(
+        sharding, "is_fully_addressable", True
+    )  # an array has rows of several processes
     if shards > 1 and is_global:
         check_rows(core, shards, "processes", of_process=1)
 
@@ -27,7 +35,9 @@ def as_jax(core: LoaderCore, sharding: Any, prefetch: Any) -> ConvertedBatches:
         # On the CPU JAX looks at aligned memory instead of copying it, and holds it until the array dies.
         return jax.device_put(list(arrays), sharding)  # type: ignore[no-any-return]
 
-    return ConvertedBatches(core, lambda: JaxConversion("as_jax", "JAX", put), prefetch, not is_host)
+    return ConvertedBatches(
+        core, lambda: JaxConversion("as_jax", "JAX", put), prefetch, not is_host
+    )
 
 
 class JaxConversion(HostConversion):
@@ -48,5 +58,7 @@ def _is_host(sharding: Any) -> bool:
     if sharding is None:
         return bool(jax.default_backend() == "cpu")
     if not isinstance(sharding, (jax.Device, jax.sharding.Sharding)):
-        raise ArgumentError(f"sharding must be a jax.sharding.Sharding or a jax.Device, got {brief(sharding)}")
+        raise ArgumentError(
+            f"sharding must be a jax.sharding.Sharding or a jax.Device, got {brief(sharding)}"
+        )
     return all(device.platform == "cpu" for device in getattr(sharding, "device_set", [sharding]))

@@ -23,7 +23,9 @@ from loaderpool.trainer.explain.window import Snapshot
 from loaderpool.trainer.loader import Loader
 
 _TRAINING = "training.json"
-_is_ours = re.compile(r"training\.(json|new)|\d+-\d+\.weights\.h5").fullmatch  # of names: others are never deleted
+_is_ours = re.compile(
+    r"training\.(json|new)|\d+-\d+\.weights\.h5"
+).fullmatch  # of names: others are never deleted
 
 
 class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -58,9 +60,13 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if not isinstance(loader, Loader):
-            raise ArgumentError(f"BackupCallback takes the loader itself and a path, got {type(loader).__name__}")
+            raise ArgumentError(
+                f"BackupCallback takes the loader itself and a path, got {type(loader).__name__}"
+            )
         if save_freq != "epoch":
-            save_freq = whole_number("save_freq", save_freq, at_least=1, hint='batches between two backups, or "epoch"')
+            save_freq = whole_number(
+                "save_freq", save_freq, at_least=1, hint='batches between two backups, or "epoch"'
+            )
         if problem := why_not_apart(Path(path), _is_ours):
             raise ArgumentError(f"BackupCallback: {problem}")
         loader.state_dict(batches_taken=0)  # where it cannot be saved, it says so here
@@ -86,7 +92,9 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if not (self._path / _TRAINING).exists():
             return
         if not self.model.built:
-            raise StateError("fit() can restore a backup only into a built model. Add an Input, or call build().")
+            raise StateError(
+                "fit() can restore a backup only into a built model. Add an Input, or call build()."
+            )
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
         try:
@@ -146,18 +154,30 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _seed_states(self) -> list[Any]:
         """Of dropout and the like: Keras does not write them with the weights."""
-        return [each for each in self.model.non_trainable_variables if each.path.endswith("seed_generator_state")]
+        return [
+            each
+            for each in self.model.non_trainable_variables
+            if each.path.endswith("seed_generator_state")
+        ]
 
     def _save(self, epoch: int, step: int) -> None:
         steps, latest = self._steps(), self._loader._core.tracker.latest
-        if latest is not self._reading:  # another iteration of a dataset has begun: in this epoch, then
+        if (
+            latest is not self._reading
+        ):  # another iteration of a dataset has begun: in this epoch, then
             self._reading, self._began = latest, self._epoch_began
         state = self._loader.state_dict(batches_taken=steps - self._began)
         self._path.mkdir(parents=True, exist_ok=True)
         weights, training = self._path / f"{epoch}-{step}.weights.h5", self._path / _TRAINING
         self.model.save_weights(weights)
         seeds = [np.asarray(each).tolist() for each in self._seed_states()]
-        content = {"epoch": epoch, "step": step, "loader": state, "seeds": seeds, "weights": weights.name}
+        content = {
+            "epoch": epoch,
+            "step": step,
+            "loader": state,
+            "seeds": seeds,
+            "weights": weights.name,
+        }
         written = training.with_suffix(".new")
         written.write_text(json.dumps(content), "utf-8")
         _sync(weights, written)
@@ -168,7 +188,9 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _delete_all_but(self, *kept: str) -> None:
         with contextlib.suppress(OSError):  # the next backup tries again
-            for name in sorted(os.listdir(self._path), reverse=True):  # first what names the weights
+            for name in sorted(
+                os.listdir(self._path), reverse=True
+            ):  # first what names the weights
                 if _is_ours(name) and name not in kept:
                     os.unlink(self._path / name)
             self._path.rmdir()  # where nothing is left in it
@@ -202,7 +224,9 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, loader: Loader, verbose: int = 1) -> None:
         super().__init__()
         if not isinstance(loader, Loader):
-            raise ArgumentError(f"ReportCallback takes the loader itself, got {type(loader).__name__}")
+            raise ArgumentError(
+                f"ReportCallback takes the loader itself, got {type(loader).__name__}"
+            )
         # It has no method for batches, for which Keras would have the device wait in each step.
         self._loader, self._verbose = loader, verbose
         self._begun: Snapshot  # when the epoch began
@@ -225,7 +249,9 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 self._say(f"Epoch {epoch + 1}: {explanation.headline}")
         elif not self._has_warned:
             self._has_warned = True
-            self._say(f"ReportCallback: no batch of epoch {epoch + 1} came from its loader. Pass it the loader of fit.")
+            self._say(
+                f"ReportCallback: no batch of epoch {epoch + 1} came from its loader. Pass it the loader of fit."
+            )
 
     def on_train_end(self, logs: Any = None) -> None:
         """Print `loader.explain()`."""
@@ -233,5 +259,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _say(self, text: str) -> None:
         if self._verbose:
-            with contextlib.suppress(OSError, ValueError):  # stderr may be closed, or its terminal gone
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # stderr may be closed, or its terminal gone
                 print(f"\n{text}", file=sys.stderr, flush=True)

@@ -17,7 +17,9 @@ try:
     import keras
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 except ImportError as missing:
-    raise ImportError("for_keras needs Keras 3.7 or later: pip install 'keras>=3.7', or use as_dataset()") from missing
+    raise ImportError(
+        "for_keras needs Keras 3.7 or later: pip install 'keras>=3.7', or use as_dataset()"
+    ) from missing
 
 from loaderpool.adapters.conversion import Convert, HostConversion, TensorConversion, check_epochs
 from loaderpool.adapters.shards import check_distribution
@@ -58,7 +60,9 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
     calls `on_epoch_end` alone; and after one that was broken off the next `fit` asks for `num_batches` twice.
     """
 
-    def __init__(self, core: LoaderCore, epochs: int | None, class_weight: Mapping[int, float] | None) -> None:
+    def __init__(
+        self, core: LoaderCore, epochs: int | None, class_weight: Mapping[int, float] | None
+    ) -> None:
         self._core = core
         core.check_usable()
         self.epochs = check_epochs(core, epochs)
@@ -112,7 +116,10 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
 
         # Keras asks outside of the scope in which the model was made (3.15), and has that strategy in a variable.
         models = sys._getframe(1).f_locals.get("distribute_strategy")
-        self._takes_apart = tf.distribute.has_strategy() or models not in (None, tf.distribute.get_strategy())
+        self._takes_apart = tf.distribute.has_strategy() or models not in (
+            None,
+            tf.distribute.get_strategy(),
+        )
         if self._takes_apart:
             if self._weights is not None:
                 raise ArgumentError(
@@ -159,12 +166,20 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         if method == "fit" and outermost.get("x") is self:
             self._check_resume(outermost)
         if method:
-            self._check_steps(method, "validation_steps" if is_validation else _METHODS[method], outermost)
+            self._check_steps(
+                method, "validation_steps" if is_validation else _METHODS[method], outermost
+            )
 
     def _check_resume(self, given: Mapping[str, Any]) -> None:
         """Warn of arguments of `fit` that continue a training, but not the loader's order of items."""
-        callbacks, first, epoch = given.get("callbacks") or (), given.get("initial_epoch"), self._core.tracker.epoch
-        listed = getattr(callbacks, "callbacks", callbacks)  # Keras has put them into a CallbackList
+        callbacks, first, epoch = (
+            given.get("callbacks") or (),
+            given.get("initial_epoch"),
+            self._core.tracker.epoch,
+        )
+        listed = getattr(
+            callbacks, "callbacks", callbacks
+        )  # Keras has put them into a CallbackList
         listed = listed if isinstance(listed, (list, tuple)) else [listed]
         if any(type(each).__name__ == "BackupAndRestore" for each in listed):
             self._warn_once(
@@ -306,12 +321,22 @@ def _classes_of(y: Any) -> npt.NDArray[np.int64]:
 def _weight_table(weights: Mapping[int, float]) -> npt.NDArray[Any]:
     """The weight of each class `c` at `c + 1`; classes that are not named weigh 1, so do the first and last place."""
     if not isinstance(weights, Mapping):
-        raise ArgumentError(f"class_weight must be a dict such as {{0: 1.0, 1: 5.0}}, got {brief(weights)}")
+        raise ArgumentError(
+            f"class_weight must be a dict such as {{0: 1.0, 1: 5.0}}, got {brief(weights)}"
+        )
     for label, weight in weights.items():
-        if not isinstance(label, numbers.Integral) or isinstance(label, bool) or not 0 <= label < _MOST_CLASSES:
-            raise ArgumentError(f"class_weight: classes must be non-negative integers, got {brief(label)}")
+        if (
+            not isinstance(label, numbers.Integral)
+            or isinstance(label, bool)
+            or not 0 <= label < _MOST_CLASSES
+        ):
+            raise ArgumentError(
+                f"class_weight: classes must be non-negative integers, got {brief(label)}"
+            )
         if not isinstance(weight, numbers.Real) or not math.isfinite(weight):
-            raise ArgumentError(f"class_weight[{label}] must be a finite number, got {brief(weight)}")
+            raise ArgumentError(
+                f"class_weight[{label}] must be a finite number, got {brief(weight)}"
+            )
     table = np.ones(max(weights, default=0) + 3, keras.config.floatx())
     for label, weight in weights.items():
         table[label + 1] = weight
@@ -324,7 +349,9 @@ class _Passes:
     def __init__(self, core: LoaderCore, convert: TensorConversion) -> None:
         self._core, self._convert = core, convert
         self._of_weights = convert.convert_of("", ArraySpec((None,), keras.config.floatx()))
-        self.placed = core.tracker.times_placed  # how often the loader was given another place before
+        self.placed = (
+            core.tracker.times_placed
+        )  # how often the loader was given another place before
         self._iteration = IterationLog()
         self._pass = LoaderIterator(core, convert, self._iteration)
         self._passes = 1
@@ -364,7 +391,10 @@ class _Iterator:
     """Gives the batches of one of Keras' epochs; `make_end` makes the error that ends it (None: StopIteration)."""
 
     def __init__(
-        self, adapter: LoaderAdapter, convert: TensorConversion, make_end: Callable[[], BaseException] | None = None
+        self,
+        adapter: LoaderAdapter,
+        convert: TensorConversion,
+        make_end: Callable[[], BaseException] | None = None,
     ) -> None:
         self._adapter, self._convert, self._make_end = adapter, convert, make_end
         self._begun: _Passes | None = None

@@ -16,14 +16,28 @@ if TYPE_CHECKING:
 
 _HOOKS = ("on_epoch_begin", "on_epoch_end")
 _BASE_MODULES = ("keras", "tensorflow", "tf_keras", "loaderpool")  # whose own hooks do nothing
-_NOT_FOR_SEQUENCES = ("source", "fn", "batch_size", "batch_fn", "augment", "cache", "pad", "ragged", "buckets")
+_NOT_FOR_SEQUENCES = (
+    "source",
+    "fn",
+    "batch_size",
+    "batch_fn",
+    "augment",
+    "cache",
+    "pad",
+    "ragged",
+    "buckets",
+)
 
 
-def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settings: dict[str, Any]) -> Loader:
+def loader_from_sequence(
+    make: type[Loader], sequence: Any, workers: Any, settings: dict[str, Any]
+) -> Loader:
     """Make a loader of a Sequence; `Loader.from_sequence` has the arguments."""
     for name in settings:
         if meant_by(name) in _NOT_FOR_SEQUENCES:
-            raise ArgumentError(f"from_sequence takes no {name}: each item of the sequence is already a batch")
+            raise ArgumentError(
+                f"from_sequence takes no {name}: each item of the sequence is already a batch"
+            )
     if isinstance(sequence, (type, str, bytes)) or not hasattr(type(sequence), "__getitem__"):
         raise ArgumentError(
             f"from_sequence needs an instance whose __getitem__(batch_index) returns a batch, got {brief(sequence)}"

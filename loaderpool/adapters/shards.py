@@ -33,7 +33,10 @@ def current_shard() -> Shard:
     of_torch: Any = getattr(sys.modules.get("torch"), "distributed", None)
     if of_torch is not None and of_torch.is_available() and of_torch.is_initialized():
         return Shard(of_torch.get_world_size(), of_torch.get_rank())
-    if "TORCHELASTIC_RUN_ID" in os.environ and (processes := int(os.environ.get("WORLD_SIZE", 1))) > 1:
+    if (
+        "TORCHELASTIC_RUN_ID" in os.environ
+        and (processes := int(os.environ.get("WORLD_SIZE", 1))) > 1
+    ):
         raise ArgumentError(
             f'shard="auto" was read before torch.distributed was initialized, but torchrun started {processes} '
             "processes. Call torch.distributed.init_process_group() before you create the loader."
@@ -73,7 +76,9 @@ def check_distribution(core: LoaderCore, epochs: int | None) -> bool:
     if wanted.num_shards == 1:
         return False
     if core.plan.rows_vary and not core.config.deterministic:
-        raise ArgumentError("With deterministic=False, processes would have batches of different buckets in a step.")
+        raise ArgumentError(
+            "With deterministic=False, processes would have batches of different buckets in a step."
+        )
     if core.plan.lanes and epochs is not None:
         raise ArgumentError(
             "With generators, one process may have more batches than another and wait for it forever. Use "
@@ -83,7 +88,9 @@ def check_distribution(core: LoaderCore, epochs: int | None) -> bool:
 
 
 def _shard_in(distribution: Any) -> Shard:
-    return Shard(min(distribution.num_model_replicas, distribution.num_processes), distribution.data_shard_id)
+    return Shard(
+        min(distribution.num_model_replicas, distribution.num_processes), distribution.data_shard_id
+    )
 
 
 def check_rows(core: LoaderCore, parts: int, what: str, of_process: int) -> None:
@@ -94,7 +101,9 @@ def check_rows(core: LoaderCore, parts: int, what: str, of_process: int) -> None
             f'on_error="skip" makes batches smaller, but each must be split evenly over {parts} {what}. '
             'Set on_error="replace", which keeps their size.'
         )
-    if config.batch_size is None:  # the function makes whole batches, whose rows are not known beforehand
+    if (
+        config.batch_size is None
+    ):  # the function makes whole batches, whose rows are not known beforehand
         return
     for rows in (config.batch_size,) if config.buckets is None else config.buckets.batch_sizes:
         if of_process > 1 and rows % of_process:

@@ -23,14 +23,23 @@ from typing import Any
 try:
     import tensorflow as tf
 except ImportError as missing:
-    raise ImportError("as_dataset needs TensorFlow: pip install 'loaderpool[tensorflow]'") from missing
+    raise ImportError(
+        "as_dataset needs TensorFlow: pip install 'loaderpool[tensorflow]'"
+    ) from missing
 
 from loaderpool.adapters.conversion import check_epochs
 from loaderpool.adapters.eager_tensors import EagerConversion, check_device, tensor_dtype
 from loaderpool.checks import whole_number
 from loaderpool.config import Shard
 from loaderpool.core.pool import close_all
-from loaderpool.element.spec import ArraySpec, ElementSpec, RaggedArray, code_to_allow, mismatch, widened
+from loaderpool.element.spec import (
+    ArraySpec,
+    ElementSpec,
+    RaggedArray,
+    code_to_allow,
+    mismatch,
+    widened,
+)
 from loaderpool.errors import ArgumentError, ClosedError, SpecMismatchError, StateError, brief
 from loaderpool.memory.adoption import LEAST_BYTES
 from loaderpool.memory.layout import BatchForm
@@ -47,16 +56,22 @@ def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: s
     is_endless = core.tracker.plan.is_endless
     epochs = check_epochs(core, epochs)
     hint = "a number of batches, or tf.data.AUTOTUNE"
-    prefetch = whole_number("prefetch", prefetch, at_least=tf.data.AUTOTUNE, at_most=2**31, hint=hint)
+    prefetch = whole_number(
+        "prefetch", prefetch, at_least=tf.data.AUTOTUNE, at_most=2**31, hint=hint
+    )
     check_device(device)
     ctrl_c.watch()
     form = core.running_engine().form()
     wire = TensorFormat(form, _spec_of_two(core, form))
     first_pass = core.tracker.next_log()
     plan = core.tracker.plan
-    has_length = core.config.on_error.action != "skip" and (not plan.is_open or plan.stated_batches is not None)
+    has_length = core.config.on_error.action != "skip" and (
+        not plan.is_open or plan.stated_batches is not None
+    )
     tells_length = has_length and not core.tracker.is_backed_up
-    source = _Elements(core, wire, epochs, first_pass.batches if tells_length and epochs is not None else None)
+    source = _Elements(
+        core, wire, epochs, first_pass.batches if tells_length and epochs is not None else None
+    )
     dataset = tf.data.Dataset.from_generator(source, output_signature=wire.signature)
     if wire.in_chunks:
         if prefetch:
@@ -91,14 +106,19 @@ def _spec_of_two(core: LoaderCore, form: BatchForm) -> ElementSpec:
     A given spec stays, and that of samples, whose axes the loader itself has compared.
     """
     spec = form.spec
-    has_inner_axes = any(size is not None for component in spec.components for size in component.shape[1:])
+    has_inner_axes = any(
+        size is not None for component in spec.components for size in component.shape[1:]
+    )
     if form.unit == "sample" or core.arguments["element_spec"] is not None or not has_inner_axes:
         return spec
     shapes = core.tracker.second_shapes()
     if shapes is None:
         return spec
     pairs = zip(spec.components, shapes, strict=True)
-    others = (ArraySpec((None, *shape[1:]), each.dtype, each.text) if each.shape else each for each, shape in pairs)
+    others = (
+        ArraySpec((None, *shape[1:]), each.dtype, each.text) if each.shape else each
+        for each, shape in pairs
+    )
     return widened(spec, ElementSpec(spec.structure, tuple(others)))
 
 
@@ -119,15 +139,21 @@ def _options(wire: TensorFormat) -> Any:
 class _Elements:
     """The callable that from_generator calls for each new iterator. Holds the loader weakly."""
 
-    def __init__(self, core: LoaderCore, wire: TensorFormat, epochs: int | None, first_batches: int | None) -> None:
+    def __init__(
+        self, core: LoaderCore, wire: TensorFormat, epochs: int | None, first_batches: int | None
+    ) -> None:
         self._core = weakref.ref(core)
         self._wire, self._epochs = wire, epochs
-        self._first_batches = first_batches  # of its first epoch, where the dataset tells its length
+        self._first_batches = (
+            first_batches  # of its first epoch, where the dataset tells its length
+        )
 
     def __call__(self) -> Iterator[Any]:
         core = self._core()
         if core is None:
-            raise ClosedError("The loader is closed, because no variable refers to it. Keep it in a variable.")
+            raise ClosedError(
+                "The loader is closed, because no variable refers to it. Keep it in a variable."
+            )
         # By now the first `from_generator` of a process has had glibc return each block above 128 KiB to the system at
         # once (TensorFlow's issue 65675), a page fault for each page of each new array.
         # Arrays that can be adopted in place must not come from the heap.
@@ -147,7 +173,11 @@ class _Elements:
         try:
             while done != self._epochs and not exit_gate.is_shut:
                 one_pass = Pass(tracker, iteration, lambda each: (each.batches(), wire.element))
-                take = functools.partial(one_pass.take_joined, wire.element) if wire.in_chunks else one_pass.take
+                take = (
+                    functools.partial(one_pass.take_joined, wire.element)
+                    if wire.in_chunks
+                    else one_pass.take
+                )
                 try:
                     while not exit_gate.is_shut:
                         yield take()  # by no local variable: while we are suspended its slot would stay lent
@@ -159,7 +189,9 @@ class _Elements:
                         tracker.settle_ends()  # the last batch was handed over; the consumer may not ask for more
                 done += 1
         except ClosedError:
-            if not exit_gate.is_shut:  # else the interpreter ends: end quietly, this is read no more
+            if (
+                not exit_gate.is_shut
+            ):  # else the interpreter ends: end quietly, this is read no more
                 raise
         except SpecMismatchError as error:  # a whole batch is not as the dataset says
             tracker.note_error(error)
@@ -198,7 +230,9 @@ class TensorFormat:
 
     def __init__(self, form: BatchForm, spec: ElementSpec) -> None:
         self.spec = spec
-        self._may_differ = form.unit != "sample"  # a call makes a whole batch, which nothing has compared with it
+        self._may_differ = (
+            form.unit != "sample"
+        )  # a call makes a whole batch, which nothing has compared with it
         can_take_apart = all(map(EagerConversion.can_take_apart, spec.components))
         self.in_chunks = form.fixed is not None and form.max_chunk > 1 and can_take_apart
         self.has_ragged = any(component.ragged for component in spec.components)
@@ -210,7 +244,10 @@ class TensorFormat:
         for component, path in zip(self.spec.components, self.spec.paths, strict=True):
             dtype, shape = tensor_dtype(component, path, "as_dataset"), component.shape
             if component.ragged:
-                specs += [tf.TensorSpec((None, *shape[2:]), dtype), tf.TensorSpec((None,), tf.int64)]
+                specs += [
+                    tf.TensorSpec((None, *shape[2:]), dtype),
+                    tf.TensorSpec((None,), tf.int64),
+                ]
             else:
                 specs.append(tf.TensorSpec((None, *shape) if self.in_chunks else shape, dtype))
         return tuple(specs) if self.has_ragged else self.spec.structure.unflatten(specs)
@@ -229,16 +266,23 @@ class TensorFormat:
     def restore(self, *flat: Any) -> Any:
         """The element as the user sees it. Runs in: tf.data."""
         rest, join = iter(flat), functools.partial(tf.RaggedTensor.from_row_splits, validate=False)
-        parts = [join(next(rest), next(rest)) if each.ragged else next(rest) for each in self.spec.components]
+        parts = [
+            join(next(rest), next(rest)) if each.ragged else next(rest)
+            for each in self.spec.components
+        ]
         return self.spec.structure.unflatten(parts)
 
     def _check(self, parts: Sequence[Any]) -> None:
         """TensorFlow would name neither the component nor the way out."""
         for number, (part, component) in enumerate(zip(parts, self.spec.components, strict=True)):
-            if component.ragged or all(n in (None, got) for n, got in zip(component.shape, part.shape, strict=True)):
+            if component.ragged or all(
+                n in (None, got) for n, got in zip(component.shape, part.shape, strict=True)
+            ):
                 continue
             cure = code_to_allow(self.spec, number, part.shape)
-            raise mismatch(self.spec.paths[number], None, component, part.shape, part.dtype, "spec", cure)
+            raise mismatch(
+                self.spec.paths[number], None, component, part.shape, part.dtype, "spec", cure
+            )
 
 
 # ---- the end of the interpreter ----
@@ -292,7 +336,9 @@ atexit.register(exit_gate.shut)
 # ---- tf.distribute ----
 
 
-def as_distributed_dataset(core: LoaderCore, strategy: Any, *, epochs: int | None, prefetch: int) -> Any:
+def as_distributed_dataset(
+    core: LoaderCore, strategy: Any, *, epochs: int | None, prefetch: int
+) -> Any:
     if not isinstance(strategy, tf.distribute.Strategy):
         raise ArgumentError(f"strategy must be a tf.distribute.Strategy, got {brief(strategy)}")
     wanted, given = shard_in(strategy), core.config.shard
@@ -363,9 +409,13 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
             raise ArgumentError(f"LoaderState needs the Loader, got {type(loader).__name__}")
         loader.state_dict(batches_taken=0)  # where it cannot be saved, it says so here
         self._loader = loader
-        self._log: IterationLog | None = None  # of the latest iteration; None: the next pass says where it begins
+        self._log: IterationLog | None = (
+            None  # of the latest iteration; None: the next pass says where it begins
+        )
         self._taken = 0  # of its batches
-        self._under_way: Callable[[], Generator[Any, None, None] | None] = lambda: None  # a weak reference
+        self._under_way: Callable[[], Generator[Any, None, None] | None] = lambda: (
+            None
+        )  # a weak reference
 
     def iterate(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Return an iterator that counts the batches that you take. A new one, or a restore, ends the previous one.
@@ -404,7 +454,9 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
         self._loader.load_state_dict(state)
         self._log, self._taken = None, 0
 
-    def _copy_trackable_to_cpu(self, object_map: Any) -> None:  # what TensorFlow has checkpoints in a thread ask
+    def _copy_trackable_to_cpu(
+        self, object_map: Any
+    ) -> None:  # what TensorFlow has checkpoints in a thread ask
         raise StateError(
             "experimental_enable_async_checkpoint=True would save the loader's position later than the weights. "
             "Save a checkpoint that contains a LoaderState without this option."

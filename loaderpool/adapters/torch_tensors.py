@@ -30,7 +30,11 @@ def as_torch(core: LoaderCore, device: Any, prefetch: Any) -> TorchBatches:
     try:
         place = None if device is None else torch.device(device)
         torch.empty(0, device=place)
-    except (AssertionError, RuntimeError, TypeError) as error:  # not compiled with CUDA; no GPU; no name of a device
+    except (
+        AssertionError,
+        RuntimeError,
+        TypeError,
+    ) as error:  # not compiled with CUDA; no GPU; no name of a device
         raise ArgumentError(
             f'device must be a device that PyTorch has here, such as "cpu", got {brief(device)}: '
             f"{shortened(str(error))}"
@@ -39,9 +43,13 @@ def as_torch(core: LoaderCore, device: Any, prefetch: Any) -> TorchBatches:
 
     def move(tensors: Sequence[Any]) -> Sequence[Any]:
         # `to` has read a slot when it returns: only from page-locked memory would a copy go on reading.
-        return [each.to(place, non_blocking=True) if torch.is_tensor(each) else each for each in tensors]
+        return [
+            each.to(place, non_blocking=True) if torch.is_tensor(each) else each for each in tensors
+        ]
 
-    return TorchBatches(core, lambda: TorchConversion("as_torch", move if is_far else None, True), prefetch, is_far)
+    return TorchBatches(
+        core, lambda: TorchConversion("as_torch", move if is_far else None, True), prefetch, is_far
+    )
 
 
 class TorchBatches(ConvertedBatches, torch.utils.data.IterableDataset):  # type: ignore[misc]
@@ -59,7 +67,9 @@ class TorchConversion(TensorConversion):
         if component.text is not None:
             if self._keeps_text:
                 return lambda text: text
-            raise self.refuse(path, f"text ({component.text}), and PyTorch has no string tensors", TEXT_CURE)
+            raise self.refuse(
+                path, f"text ({component.text}), and PyTorch has no string tensors", TEXT_CURE
+            )
         convert: Convert = torch.from_numpy
         if is_ml_dtype(component.dtype):
             name = component.dtype.name

@@ -51,13 +51,22 @@ def describe(fn: Any, setup: Any, source: Any) -> dict[str, str]:
     Blocks: while the source is read once, about a second for a million plain items, or for a gigabyte of arrays.
     """
     kind = f"{type(source.items if isinstance(source, (Sized, ArrayRows)) else source).__name__} {len(source)} items"
-    found = {"Python": f"{sys.version_info.major}.{sys.version_info.minor}"}  # each has another bytecode
-    things = ("function", fn, _name_of(fn)), ("setup", setup, _name_of(setup)), ("source", source, kind)
+    found = {
+        "Python": f"{sys.version_info.major}.{sys.version_info.minor}"
+    }  # each has another bytecode
+    things = (
+        ("function", fn, _name_of(fn)),
+        ("setup", setup, _name_of(setup)),
+        ("source", source, kind),
+    )
     for name, value, shown in things:
         if value is not None:
             identity = _Identity(value)
             found[name] = f"{shown} {identity.checksum.hexdigest()}"
-            found |= {f"{name}: {part}": text for part, text in itertools.islice(identity.parts.items(), _MOST_PARTS)}
+            found |= {
+                f"{name}: {part}": text
+                for part, text in itertools.islice(identity.parts.items(), _MOST_PARTS)
+            }
     return found
 
 
@@ -67,11 +76,18 @@ def difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     Parts are named instead of the whole, unless it has another name, or all of its named parts are equal.
     """
     names = [name for name in {**now, **then} if then.get(name) != now.get(name)]
-    renamed = {name for name in names if _without_checksum(then.get(name)) != _without_checksum(now.get(name))}
+    renamed = {
+        name
+        for name in names
+        if _without_checksum(then.get(name)) != _without_checksum(now.get(name))
+    }
     parts = [name for name in names if ": " in name and name.partition(":")[0] not in renamed]
     explained = {name.partition(":")[0] for name in parts}
     shown = [name for name in names if ": " not in name and name not in explained] + parts
-    texts = [f"{name} (then {then.get(name, 'none')}, now {now.get(name, 'none')})" for name in shown[:_MOST_NAMED]]
+    texts = [
+        f"{name} (then {then.get(name, 'none')}, now {now.get(name, 'none')})"
+        for name in shown[:_MOST_NAMED]
+    ]
     more = f", and {len(shown) - _MOST_NAMED} more" if len(shown) > _MOST_NAMED else ""
     return f": {'; '.join(texts)}{more}" if texts else ""
 
@@ -92,7 +108,9 @@ class _Identity:
         self.checksum = hashlib.blake2b(digest_size=8)
         self.parts: dict[str, str] = {}
         self._root = root.items if isinstance(root, (Sized, ArrayRows)) else root
-        self._met: list[Any] = []  # functions and classes, each with a number in the order in which they were met
+        self._met: list[
+            Any
+        ] = []  # functions and classes, each with a number in the order in which they were met
         self._numbers: dict[int, int] = {}
         self._within = set(within)
         self._use("value", root)
@@ -103,7 +121,9 @@ class _Identity:
         digest = self._digest(value)
         self.checksum.update(f"{name} {digest}\n".encode())
         if part:
-            self.parts.setdefault(shortened(part), digest if part.startswith(_CODE_OF) else _shown(value, digest))
+            self.parts.setdefault(
+                shortened(part), digest if part.startswith(_CODE_OF) else _shown(value, digest)
+            )
 
     def _add(self, thing: Any) -> None:
         if isinstance(thing, (type, types.FunctionType)) and is_library(str(thing.__module__)):
@@ -113,8 +133,17 @@ class _Identity:
             # What it does; not where it stands, nor its names for what it keeps for itself.
             codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
             constants = [each for each in code.co_consts if not isinstance(each, types.CodeType)]
-            does = [code.co_code, code.co_names, code.co_argcount, code.co_kwonlyargcount, code.co_flags, constants]
-            self._use("code", does, f"{_CODE_OF}{thing.__qualname__}" if code is thing.__code__ else "")
+            does = [
+                code.co_code,
+                code.co_names,
+                code.co_argcount,
+                code.co_kwonlyargcount,
+                code.co_flags,
+                constants,
+            ]
+            self._use(
+                "code", does, f"{_CODE_OF}{thing.__qualname__}" if code is thing.__code__ else ""
+            )
         used = [(part.name or part.label, part.value, part.label) for part in parts_of(thing)]
         if isinstance(thing, type) and (annotations := annotations_of(thing, as_text=True)):
             self._use("annotations", dict(annotations))
@@ -124,7 +153,11 @@ class _Identity:
             if name.endswith(".__annotations__"):  # used above, wherever this Python keeps them
                 continue
             self._use(name, value, label)
-            if isinstance(value, types.ModuleType) and value not in modules and not is_library(value.__name__):
+            if (
+                isinstance(value, types.ModuleType)
+                and value not in modules
+                and not is_library(value.__name__)
+            ):
                 modules.add(value)
                 names = [each for code in codes for each in code.co_names if each in vars(value)]
                 used += [(f"{name}.{each}", vars(value)[each], f"{name}.{each}") for each in names]
@@ -149,7 +182,9 @@ class _Identity:
             if number == len(self._met):
                 self._met.append(value)
             return _name_of(value), number
-        if isinstance(value, types.ModuleType) or is_generator(value):  # of a random generator, any state
+        if isinstance(value, types.ModuleType) or is_generator(
+            value
+        ):  # of a random generator, any state
             return getattr(value, "__name__", name)
         if isinstance(value, pathlib.PurePath):
             return name, str(value)
@@ -162,7 +197,9 @@ class _Identity:
             if isinstance(value, (set, frozenset)):
                 # Each by itself: numbers would be those of the set's order, which is another one in each process.
                 return name, sorted(
-                    repr(each) if type(each) in _WORDS else _Identity(each, self._within).checksum.hexdigest()
+                    repr(each)
+                    if type(each) in _WORDS
+                    else _Identity(each, self._within).checksum.hexdigest()
                     for each in value
                 )
             parts = _pickle_parts(value)
@@ -178,7 +215,9 @@ class _Identity:
         for name, value in state.items():
             if type(value) in _WORDS:
                 label = f"attribute .{name} of {type(self._root).__qualname__}"
-                self.parts[shortened(label)] = _shown(value, hashlib.blake2b(repr(value).encode()).hexdigest()[:16])
+                self.parts[shortened(label)] = _shown(
+                    value, hashlib.blake2b(repr(value).encode()).hexdigest()[:16]
+                )
 
 
 class _Pickler(pickle.Pickler):
@@ -222,7 +261,9 @@ def _pickle_parts(value: Any) -> Any:
 
 def _array_parts(array: np.ndarray[Any, Any]) -> Iterator[Any]:
     yield repr(array.dtype), array.shape
-    if isinstance(array, np.memmap) and array.filename is not None:  # by its file, which is not read
+    if (
+        isinstance(array, np.memmap) and array.filename is not None
+    ):  # by its file, which is not read
         start = np.frombuffer(array._mmap, np.uint8).ctypes.data  # type: ignore[attr-defined]
         yield os.fspath(array.filename), array.offset, array.ctypes.data - start, array.strides
         with contextlib.suppress(OSError):

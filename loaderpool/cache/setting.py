@@ -64,10 +64,14 @@ class Cache:
     def __init__(self, where: str | os.PathLike[str], max_bytes: int | str | None = None) -> None:
         place = os.fspath(where) if isinstance(where, (str, os.PathLike)) else None
         if not isinstance(place, str) or not place or "\0" in place:
-            raise ArgumentError(f'cache must be "memory", a directory or a loaderpool.Cache, got {brief(where)}')
+            raise ArgumentError(
+                f'cache must be "memory", a directory or a loaderpool.Cache, got {brief(where)}'
+            )
         # pathlib makes "memory" of "./memory", and who has a Path means a directory.
         in_memory = isinstance(where, str) and place == MEMORY
-        object.__setattr__(self, "where", MEMORY if in_memory else os.path.abspath(os.path.expanduser(place)))
+        object.__setattr__(
+            self, "where", MEMORY if in_memory else os.path.abspath(os.path.expanduser(place))
+        )
         object.__setattr__(self, "max_bytes", read_bytes_count("Cache.max_bytes", max_bytes))
 
     @property

@@ -47,7 +47,12 @@ _HEADROOM_BYTES = 128 << 20
 # The share of what is free that one process fills before it looks again: so many of them may do so at the same time.
 _LOOKS = 64
 _FREE_SHARE = 20  # on disk without a bound: this part of it stays free
-_READ_WRITE = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+_READ_WRITE = (
+    os.O_RDWR
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)
+    | getattr(os, "O_NOFOLLOW", 0)
+)
 _MEMORY_SHARE = 2  # in memory without a bound: this part of what is free
 _TEXTS = {
     Count.NO_ROOM: "does not store all items: memory or the disk is full, or its file was deleted or closed. Training "
@@ -106,7 +111,9 @@ class Store:
         if not place:
             return None
         found, nbytes, checksum = _ENTRY.unpack(self._read(place, _ENTRY.size))
-        if found != item or checksum != self._checksum(pickled := self._read(place + _ENTRY.size, nbytes)):
+        if found != item or checksum != self._checksum(
+            pickled := self._read(place + _ENTRY.size, nbytes)
+        ):
             raise ValueError(f"entry {item} is damaged")
         return pickled
 
@@ -116,7 +123,9 @@ class Store:
         try:
             status = os.fstat(self._log)
             # Deleted, or the function has closed our descriptors, and this is another file.
-            if (status.st_dev, status.st_ino) != self._identity or not (status.st_nlink or self._in_memory):
+            if (status.st_dev, status.st_ino) != self._identity or not (
+                status.st_nlink or self._in_memory
+            ):
                 return Count.NO_ROOM
             most = sys.maxsize if self._plan.max_bytes is None else self._plan.max_bytes
             if item >= self._items or nbytes > _MOST_ENTRY_BYTES or status.st_size + nbytes > most:
@@ -124,7 +133,9 @@ class Store:
             if not self._has_room(nbytes):
                 return Count.NO_ROOM
             entry = _ENTRY.pack(item, len(pickled), self._checksum(pickled))
-            write = getattr(os, "writev", lambda file, parts: os.write(file, b"".join(parts)))  # Windows has no writev
+            write = getattr(
+                os, "writev", lambda file, parts: os.write(file, b"".join(parts))
+            )  # Windows has no writev
             written = write(self._log, (entry, pickled))
             end = os.lseek(self._log, 0, os.SEEK_CUR)
             if written < nbytes or end > most:
@@ -138,7 +149,9 @@ class Store:
             else:
                 os.lseek(self._file, at, os.SEEK_SET)
                 os.write(self._file, place)
-        except OSError:  # no pages or disk are left, RLIMIT_FSIZE is reached, or our descriptors are closed
+        except (
+            OSError
+        ):  # no pages or disk are left, RLIMIT_FSIZE is reached, or our descriptors are closed
             return Count.NO_ROOM
         return None
 
@@ -181,7 +194,9 @@ def prepare(plan: CachePlan) -> None:
     try:
         if problem := why_not_apart(plan.where, lambda name: name.startswith(FILE_NAME)):
             raise CacheError(f"cache: {problem}")
-        os.makedirs(plan.where, 0o700, exist_ok=True)  # the last one; those above it are as the user's others
+        os.makedirs(
+            plan.where, 0o700, exist_ok=True
+        )  # the last one; those above it are as the user's others
         if FILE_NAME not in os.listdir(plan.where):
             _make(plan)
         with open(_open(plan.where), "rb") as file:
@@ -193,7 +208,9 @@ def prepare(plan: CachePlan) -> None:
     except CacheError:
         raise
     except ValueError as error:
-        raise CacheError(f"{named} {error}. Delete the directory; the cache is then rebuilt.") from None
+        raise CacheError(
+            f"{named} {error}. Delete the directory; the cache is then rebuilt."
+        ) from None
     if found != plan.fields:
         from loaderpool.cache.identity import difference  # few caches are of something else
 
@@ -206,9 +223,13 @@ def prepare(plan: CachePlan) -> None:
 
 def write_head(file: int, plan: CachePlan) -> None:
     """Make a store of an empty file."""
-    items = plan.items if plan.max_bytes is None else min(plan.items, plan.max_bytes // _BYTES_PER_ITEM)
+    items = (
+        plan.items if plan.max_bytes is None else min(plan.items, plan.max_bytes // _BYTES_PER_ITEM)
+    )
     line = json.dumps({"form": _FORM, "items": items, "fields": plan.fields}).encode()
-    line += b" " * (-(len(line) + 1) % _PLACE.size) + b"\n"  # so that no number of the table is in two pages
+    line += (
+        b" " * (-(len(line) + 1) % _PLACE.size) + b"\n"
+    )  # so that no number of the table is in two pages
     os.write(file, line)
     os.ftruncate(file, len(line) + _PLACE.size * items)
 
@@ -292,13 +313,19 @@ class SharedCache:
     """
 
     _undoing: Undoing | None = None  # closes the descriptor
-    _lent: tuple[Arena, Extent, threading.RLock] | None = None  # where the counters are, if in an arena
+    _lent: tuple[Arena, Extent, threading.RLock] | None = (
+        None  # where the counters are, if in an arena
+    )
 
-    def __init__(self, plan: CachePlan, descriptor: int = -1, counters: memoryview | None = None) -> None:
+    def __init__(
+        self, plan: CachePlan, descriptor: int = -1, counters: memoryview | None = None
+    ) -> None:
         self.plan, self.descriptor = plan, descriptor
         if descriptor >= 0:
             self._undoing = Undoing(self, functools.partial(os.close, descriptor))
-        self._counters = memoryview(bytearray(_COUNTER_BYTES)).cast("Q") if counters is None else counters
+        self._counters = (
+            memoryview(bytearray(_COUNTER_BYTES)).cast("Q") if counters is None else counters
+        )
         self._store: Store | None = None
         self._store_pid = 0
         self._last: list[int] | None = None  # once it is closed
@@ -316,7 +343,9 @@ class SharedCache:
             prepare(plan)
             return SharedCache(plan)
         if not abilities.can_fork_workers():
-            raise CacheError('cache="memory" needs memfd_create, which this system lacks or refuses. Pass a directory')
+            raise CacheError(
+                'cache="memory" needs memfd_create, which this system lacks or refuses. Pass a directory'
+            )
         with InterruptsHeld():
             try:
                 made = SharedCache(plan, machine.create_memory_file("cache"))
@@ -371,8 +400,12 @@ class SharedCache:
             return self._last
         found = [sum(self._counters[count::_COUNTS].tolist()) for count in Count]
         with contextlib.suppress(OSError):  # it was deleted
-            status = os.stat(os.path.join(self.plan.where, FILE_NAME) if self.descriptor < 0 else self.descriptor)
-            found[Count.BYTES] += min(status.st_size, 512 * getattr(status, "st_blocks", status.st_size))
+            status = os.stat(
+                os.path.join(self.plan.where, FILE_NAME) if self.descriptor < 0 else self.descriptor
+            )
+            found[Count.BYTES] += min(
+                status.st_size, 512 * getattr(status, "st_blocks", status.st_size)
+            )
         return found
 
     def warn(self) -> None:
@@ -386,7 +419,9 @@ class SharedCache:
     def store(self) -> Store:
         """This process's own way to the entries, opened now if it was not."""
         if self._store is None or self._store_pid != os.getpid():
-            self._store = Store(self.plan, f"/proc/self/fd/{self.descriptor}" if self.descriptor >= 0 else "")
+            self._store = Store(
+                self.plan, f"/proc/self/fd/{self.descriptor}" if self.descriptor >= 0 else ""
+            )
             self._store_pid = os.getpid()
         return self._store
 

@@ -48,7 +48,9 @@ class UnorderedBuffer(OrderedBuffer):
                 return False
             if len(keep) < arrived.count:
                 arrived.choose(keep)
-        self._by_epoch.setdefault(arrived.first // self._per_epoch, collections.deque()).append(arrived)
+        self._by_epoch.setdefault(arrived.first // self._per_epoch, collections.deque()).append(
+            arrived
+        )
         self._look()
         return True
 
@@ -99,7 +101,9 @@ class LaneBuffer(OrderedBuffer):
         self._taken = list(places.taken)
         self.ended: dict[int, int] = {lane: places.taken[lane] for lane in places.over}
         self._waiting: dict[int, Delivery] = {}
-        self._ready: dict[int, None] = {}  # of these what may be handed out next, where there is no order
+        self._ready: dict[
+            int, None
+        ] = {}  # of these what may be handed out next, where there is no order
 
     @property
     def is_over(self) -> bool:
@@ -169,7 +173,9 @@ class LaneBuffer(OrderedBuffer):
         for lane, taken in enumerate(self._taken):
             first = lane + lanes * (-(-(self.begin_at - lane) // lanes))
             had += range(base + first, base + taken * lanes + lane, lanes)
-        return sorted(had), sorted((base + lane) % lanes for lane in self.ended)  # as the supervisor numbers them
+        return sorted(had), sorted(
+            (base + lane) % lanes for lane in self.ended
+        )  # as the supervisor numbers them
 
     def _move_on(self) -> None:
         while not self.is_over:

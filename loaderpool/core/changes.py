@@ -47,7 +47,9 @@ class Shipping:
         reads_apart: A stream may be read in a process of its own.
     """
 
-    def __init__(self, checked: CheckedArguments, generators: Registry, number: int, reads_apart: bool) -> None:
+    def __init__(
+        self, checked: CheckedArguments, generators: Registry, number: int, reads_apart: bool
+    ) -> None:
         self._checked, self._generators = checked, generators
         self._number, self._reads_apart = number, reads_apart
         self._like: Shipments | None = None  # the latest ones, without the user's data
@@ -69,7 +71,9 @@ class Shipping:
         payload, stream, for_reader = checked.payload.travelling(self._number), checked.stream, None
         with InterruptsAllowed():  # pickling runs code of the user's, and may take long
             if stream is None:
-                shipment = ship(payload, registry=self._generators, like=None if like is None else like[0])
+                shipment = ship(
+                    payload, registry=self._generators, like=None if like is None else like[0]
+                )
             else:
                 from loaderpool.core.stream.reader import ship_beside  # which few loaders need
 
@@ -78,7 +82,9 @@ class Shipping:
                 shipment, for_reader = ship_beside(payload, stream, *own, like)
         found = [each for each in (shipment, for_reader) if isinstance(each, Shipment)]
         self.pickled_bytes = sum(each.pickled_bytes for each in found)
-        self.nbytes = sum(len(each.pickled) + sum(buffer.nbytes for buffer in each.buffers) for each in found)
+        self.nbytes = sum(
+            len(each.pickled) + sum(buffer.nbytes for buffer in each.buffers) for each in found
+        )
         self._like = _without_data(shipment), _without_data(for_reader)
         return shipment, for_reader
 
@@ -88,7 +94,9 @@ class Shipping:
             try:
                 return self.pickle()
             except UnpicklableError as error:
-                if not isinstance(error.__cause__, RuntimeError):  # "dictionary changed size during iteration"
+                if not isinstance(
+                    error.__cause__, RuntimeError
+                ):  # "dictionary changed size during iteration"
                     raise
         return self.pickle()
 
@@ -105,7 +113,11 @@ class Shipping:
 
 def _without_data(shipment: Any) -> Any:
     """Return what is known of a shipment, without the user's data."""
-    return shipment._replace(pickled=b"", buffers=(), warnings=()) if isinstance(shipment, Shipment) else shipment
+    return (
+        shipment._replace(pickled=b"", buffers=(), warnings=())
+        if isinstance(shipment, Shipment)
+        else shipment
+    )
 
 
 class Change(NamedTuple):
@@ -134,11 +146,18 @@ class ObjectChanges:
         differs: Callable[[Shipments], Difference | None],
         is_cached: bool,
     ) -> None:
-        self._shipping, self._glance, self._differs, self._is_cached = shipping, glance, differs, is_cached
+        self._shipping, self._glance, self._differs, self._is_cached = (
+            shipping,
+            glance,
+            differs,
+            is_cached,
+        )
         self._is_stable = True  # the same objects give the same pickle
         self._can_travel = True  # they could be pickled when that was last tried
         self._count = 0  # epochs that began with changed objects
-        self._kept_count = 0  # of these, because of what objects of libraries keep of their last call
+        self._kept_count = (
+            0  # of these, because of what objects of libraries keep of their last call
+        )
         self._latest = self._ignored = ""
 
     @property
@@ -188,7 +207,9 @@ class ObjectChanges:
         """Note that the workers get the changed objects."""
         self._glance.renew()
         self._count += 1
-        named = [f"{name}: {what}" for name, what in change.names.items()] or filter(None, [change.difference.name])
+        named = [f"{name}: {what}" for name, what in change.names.items()] or filter(
+            None, [change.difference.name]
+        )
         self._latest = next((f" ({each})" for each in named), "")
         nbytes = self._shipping.pickled_bytes
         if change.is_glance and not (self._shipping.is_quick and nbytes <= COMPARED_BYTES):
@@ -211,25 +232,35 @@ class ObjectChanges:
         names = self._glance.changes()
         if names and can_compare and self._is_stable and self._are_small:
             with contextlib.suppress(UnpicklableError):
-                found = self._difference(self._shipping.pickle_again(), is_whole=True, is_outdated=False)
+                found = self._difference(
+                    self._shipping.pickle_again(), is_whole=True, is_outdated=False
+                )
                 names = {} if found is None or found.is_kept else names
-        self._glance.warn(names, "These values changed after the workers got them; replay uses the new ones")
+        self._glance.warn(
+            names, "These values changed after the workers got them; replay uses the new ones"
+        )
 
     def notes(self) -> list[str]:
         """Return what `statistics()` notes of changes."""
         notes = []
         if self._count:
             times = counted(self._count, "epoch")
-            notes.append(f"{times} began with changed objects, for which workers start again{self._latest}")
+            notes.append(
+                f"{times} began with changed objects, for which workers start again{self._latest}"
+            )
         if not self._shipping.is_quick:
-            notes.append("pickling takes long, so only a glance shows whether objects have changed as an epoch begins")
+            notes.append(
+                "pickling takes long, so only a glance shows whether objects have changed as an epoch begins"
+            )
         if self._ignored:
             notes.append(
                 f"{self._ignored} is not sent again: its object assigns it in each call. To send it: replace()"
             )
         return notes
 
-    def _difference(self, shipped: Shipments, is_whole: bool, is_outdated: bool) -> Difference | None:
+    def _difference(
+        self, shipped: Shipments, is_whole: bool, is_outdated: bool
+    ) -> Difference | None:
         """Return the difference of objects that were pickled again from the workers'; None if there is none."""
         found = self._differs(shipped)
         if is_outdated:

@@ -30,11 +30,15 @@ _IN_FILE = b"\0in the file"
 _BUFFER_BYTES = 1 << 20
 _MOST_PACKETS = 4096
 _MOST_DESCRIPTORS = 253  # in one packet; the kernel's own limit
-_ROOM_FOR_DESCRIPTORS = socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS) if hasattr(socket, "CMSG_SPACE") else 0
+_ROOM_FOR_DESCRIPTORS = (
+    socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS) if hasattr(socket, "CMSG_SPACE") else 0
+)
 # As plain numbers: an operator between members of an enum takes longer than the system call that they are for.
 _RECEIVE = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0)) | int(getattr(socket, "MSG_DONTWAIT", 0))
 _DONTWAIT, _CTRUNC = int(getattr(socket, "MSG_DONTWAIT", 0)), int(getattr(socket, "MSG_CTRUNC", 0))
-_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})  # the other end is gone; or ours was closed
+_GONE = frozenset(
+    {errno.EPIPE, errno.ECONNRESET, errno.EBADF}
+)  # the other end is gone; or ours was closed
 # How long a process may take, once it is not wanted any more, to let go of a stream or of generators, and to end.
 # Smaller: the user's code that happens to wait is killed instead of closed. Larger: the loader's end waits as long.
 GRACE_S = 0.5
@@ -113,7 +117,9 @@ class Channel:
                     return
                 except BlockingIOError:
                     if self._wait_for_room is None:
-                        raise AssertionError("there are more messages on their way than there can be") from None
+                        raise AssertionError(
+                            "there are more messages on their way than there can be"
+                        ) from None
                     room = select.poll()
                     room.register(self._socket, select.POLLOUT)
                     self._wait_for_room(room)
@@ -135,7 +141,9 @@ class Channel:
             raise ChannelClosed
         while True:
             try:
-                data, control, flags, _ = self._socket.recvmsg(_PACKET_BYTES, _ROOM_FOR_DESCRIPTORS, _RECEIVE)
+                data, control, flags, _ = self._socket.recvmsg(
+                    _PACKET_BYTES, _ROOM_FOR_DESCRIPTORS, _RECEIVE
+                )
             except BlockingIOError:
                 return None
             except OSError as error:

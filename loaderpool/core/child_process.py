@@ -78,17 +78,25 @@ class Surroundings(NamedTuple):
         # As imports read it: what is no str is passed over, "" is the working directory.
         path = [str(entry) or directory for entry in sys.path if isinstance(entry, str)]
         argv = [str(argument) for argument in getattr(sys, "argv", ())]
-        return cls(directory, _environment(), [entry for entry in path if entry is not None], argv, modules)
+        return cls(
+            directory, _environment(), [entry for entry in path if entry is not None], argv, modules
+        )
 
 
 def _environment() -> dict[str, str]:
     """Return the environment of the processes that run the user's code."""
     variables = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1")}
-    for name in capacity.OPENMP_BINDING:  # with one thread, it would bind all workers to the same CPU
+    for (
+        name
+    ) in capacity.OPENMP_BINDING:  # with one thread, it would bind all workers to the same CPU
         variables.pop(name, None)
     variables["CUDA_VISIBLE_DEVICES"] = ""
-    variables["JAX_PLATFORMS"] = "cpu"  # or JAX would want the GPU that it is told of, or the main process' TPU
-    if "jax" in sys.modules:  # set at run time, it would not travel, and workers would make float32 of what is float64
+    variables["JAX_PLATFORMS"] = (
+        "cpu"  # or JAX would want the GPU that it is told of, or the main process' TPU
+    )
+    if (
+        "jax" in sys.modules
+    ):  # set at run time, it would not travel, and workers would make float32 of what is float64
         variables["JAX_ENABLE_X64"] = str(int(sys.modules["jax"].config.jax_enable_x64))
     # Sets of str keep one order in all workers, over restarts and from one training to the next.
     if variables.get("PYTHONHASHSEED", "random") == "random":
@@ -115,15 +123,24 @@ def start(
     """
     directory, modules = around.directory, around.modules.descriptor
     descriptors = [*descriptors, modules]
-    told = {"path": around.path, "argv": around.argv, "modules": modules, "descriptors": descriptors}
+    told = {
+        "path": around.path,
+        "argv": around.argv,
+        "modules": modules,
+        "descriptors": descriptors,
+    }
     content = marshal.dumps({**program.settings, **told, **settings})
     file = machine.create_memory_file("start")
     try:
         os.ftruncate(file, len(content))
-        with mmap.mmap(file, len(content)) as view:  # the fallback of a memory file takes no write()
+        with mmap.mmap(
+            file, len(content)
+        ) as view:  # the fallback of a memory file takes no write()
             view[:] = content
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        command = [] if is_frozen() else [*flags, "-c", _BOOT]  # of which a frozen program understands nothing
+        command = (
+            [] if is_frozen() else [*flags, "-c", _BOOT]
+        )  # of which a frozen program understands nothing
         return subprocess.Popen(
             [sys.executable, *command, program.label],
             pass_fds=[file, *descriptors],
@@ -176,18 +193,28 @@ def check_spawning(executable: str) -> None:
     Blocks: for the time of a start, where the name does not show that it is Python.
     """
     if is_frozen():
-        cure = 'Remove start="spawn", or use workers=0.' if abilities.can_fork_workers() else "Use workers=0."
+        cure = (
+            'Remove start="spawn", or use workers=0.'
+            if abilities.can_fork_workers()
+            else "Use workers=0."
+        )
         raise PoolBrokenError(f"A frozen program cannot spawn workers. {cure}")
     if "python" in os.path.basename(executable).lower():
         return
     command, answer = [executable, "-c", "print(6 * 7)"], b""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         asked = subprocess.run(
-            command, env={**os.environ, _MARK: "no"}, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWERS_S
+            command,
+            env={**os.environ, _MARK: "no"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ANSWERS_S,
         )
         answer = asked.stdout.strip()
     if answer != b"42":
-        raise PoolBrokenError(f"sys.executable is {executable}, which does not run Python code. {_CURE}")
+        raise PoolBrokenError(
+            f"sys.executable is {executable}, which does not run Python code. {_CURE}"
+        )
 
 
 def not_begun_error(what: str) -> PoolBrokenError:

@@ -68,12 +68,16 @@ class Delivery:
     # Makes a new error for each that takes it: a kept exception would keep, through its traceback, all its frames.
     make_error: Callable[[], LoaderpoolError] | None = None
     oversize: tuple[Any, int] | None = None  # mapped memory file and its length
-    row_failures: tuple[RowFailure, ...] = ()  # rows left out or replaced in those that are handed out
+    row_failures: tuple[
+        RowFailure, ...
+    ] = ()  # rows left out or replaced in those that are handed out
     ticket: int = 0  # one of those whose work the slot holds
     slot_bytes: int = 0
     may_lend: int = 0  # of its run's slots so many may have views
     stored: int = 0  # how many there are, where not all are handed out
-    keep: tuple[int, ...] | None = None  # which of them are, in rising order, counted from `first`; None: all
+    keep: tuple[int, ...] | None = (
+        None  # which of them are, in rising order, counted from `first`; None: all
+    )
     form: BatchForm = dataclasses.field(init=False)  # how to look at them
     anchor: npt.NDArray[np.uint8] = dataclasses.field(init=False)  # their bytes
     waited_ns: int = 0  # how long the consumer has waited for it
@@ -116,7 +120,11 @@ class Delivery:
         """Rows and components of each batch."""
         stored, keep = self.stored or self.count, self.keep
         batches = self.form.read(self.anchor, self.rows, stored)
-        return batches if keep is None else itertools.compress(batches, [at in keep for at in range(stored)])
+        return (
+            batches
+            if keep is None
+            else itertools.compress(batches, [at in keep for at in range(stored)])
+        )
 
     def joined(self) -> list[npt.NDArray[Any]]:
         """The components of all batches in one array each, `dtype[count, rows, ...]`; for fixed forms only."""
@@ -204,14 +212,18 @@ class OrderedBuffer:
 def data_bytes(parts: Sequence[Any]) -> int:
     """Bytes of data in a batch's components; of text its characters."""
     return sum(
-        sum(map(len, part.flat)) if isinstance(part, np.ndarray) and part.dtype.hasobject else part.nbytes
+        sum(map(len, part.flat))
+        if isinstance(part, np.ndarray) and part.dtype.hasobject
+        else part.nbytes
         for part in parts
     )
 
 
 def made_of(error: bytes) -> LoaderpoolError:
     """Return the exception that says what failed, a new one each time."""
-    from loaderpool.core.failures import unpack  # a training in which nothing fails has no use for it
+    from loaderpool.core.failures import (
+        unpack,
+    )  # a training in which nothing fails has no use for it
 
     return unpack(error)
 
@@ -229,7 +241,9 @@ class CheckedArguments(NamedTuple):
     stream: StreamSource | None  # what is read in the trainer, where the source has no index
     payload: WorkerPayload  # what travels to the workers, or is worked with here
     cache: Cache | None = None  # setting of the cache for the results of `fn`
-    has_epoch_begin: bool = False  # a hook of the user's runs before an epoch's first sample is made
+    has_epoch_begin: bool = (
+        False  # a hook of the user's runs before an epoch's first sample is made
+    )
 
     @property
     def length(self) -> int | None:

@@ -64,7 +64,9 @@ class PoolEngine:
         MemoryLimitError: no shared memory for what they hold.
     """
 
-    def __init__(self, pool: WorkerPool, checked: CheckedArguments, cache: SharedCache | None = None) -> None:
+    def __init__(
+        self, pool: WorkerPool, checked: CheckedArguments, cache: SharedCache | None = None
+    ) -> None:
         self.pool, self._payload, self._stream = pool, checked.payload, checked.stream
         self.config, self.plan = checked.config, checked.plan
         with pool.lock:
@@ -72,7 +74,9 @@ class PoolEngine:
         self.settings = checked.payload.settings._replace(loader=self.number)
         self.cache = cache
         self.runs: dict[int, PoolRun] = {}  # that the supervisor has
-        self._begun: weakref.WeakSet[PoolRun] = weakref.WeakSet()  # also those that begin again after its death
+        self._begun: weakref.WeakSet[PoolRun] = (
+            weakref.WeakSet()
+        )  # also those that begin again after its death
         self.counts = DeliveryCounts()
         self.lent: list[dict[int, None]] = []  # of each run: slots that have views
         self.is_closed = self.is_outdated = False
@@ -93,7 +97,9 @@ class PoolEngine:
             self.generators = Registry(roots)
         self._shipping = Shipping(checked, self.generators, self.number, pool.hands_over_files)
         shipped = self._shipping.pickle()
-        modules = frozenset[str]().union(*(each.modules for each in shipped if isinstance(each, Shipment)))
+        modules = frozenset[str]().union(
+            *(each.modules for each in shipped if isinstance(each, Shipment))
+        )
         if not pool.hands_over_files:
             note_modules(modules, pool.modules)
         for warning in shipped[0].warnings:
@@ -101,7 +107,9 @@ class PoolEngine:
         for text in version_warnings(modules, pool.modules):
             warn(text)
         glance = Glance(roots, shipped[0].without)
-        self._changes = ObjectChanges(self._shipping, glance, self._sent_difference, cache is not None)
+        self._changes = ObjectChanges(
+            self._shipping, glance, self._sent_difference, cache is not None
+        )
         if cache is not None and self._shipping.nbytes <= COMPARED_BYTES:
             with InterruptsAllowed():
                 cache.identify(checked.payload.cached_of)
@@ -136,9 +144,15 @@ class PoolEngine:
             with InterruptsHeld():
                 with self.pool.lock:
                     version = self.version
-                    if version.was_told and self.feeds is not None and self._why_no_item() is not None:
+                    if (
+                        version.was_told
+                        and self.feeds is not None
+                        and self._why_no_item() is not None
+                    ):
                         self.feeds.begin_again()
-                    if version.was_told and version.may_pass:  # a first sample that failed is tried again in a pass
+                    if (
+                        version.was_told and version.may_pass
+                    ):  # a first sample that failed is tried again in a pass
                         version.failure, version.may_pass = None, False
                         version.look()
                     elif self.is_after_hook:
@@ -182,7 +196,11 @@ class PoolEngine:
         with self.pool.lock:
             self.pool.check_usable()
             self.check(self.version)
-            feed = None if self.feeds is None else self.feeds.of_pass(place.epoch, self.plan.after(place.start))
+            feed = (
+                None
+                if self.feeds is None
+                else self.feeds.of_pass(place.epoch, self.plan.after(place.start))
+            )
             run = PoolRun(self, self.version, self.pool, place, limit, feed)
             self._begun.add(run)
             self._has_begun = True
@@ -268,7 +286,9 @@ class PoolEngine:
         for_workers, for_reader = shipped
         found = self.version.sent.difference(for_workers)
         if (found is None or found.is_kept) and isinstance(for_reader, Shipment):
-            found = Difference("") if self.feeds is None else self.feeds.difference(for_reader) or found
+            found = (
+                Difference("") if self.feeds is None else self.feeds.difference(for_reader) or found
+            )
         return found
 
     def _send(self, shipped: Shipments) -> None:
@@ -277,7 +297,9 @@ class PoolEngine:
         with self.pool.lock:
             if self._versions:
                 self.pool.check_usable()
-                if not self._was_asked:  # nobody counts on what a batch of the version before would look like
+                if (
+                    not self._was_asked
+                ):  # nobody counts on what a batch of the version before would look like
                     self.known_form = self.found = None
             version = Version(self, for_workers, self._versions[-1] if self._versions else None)
             try:
@@ -296,19 +318,25 @@ class PoolEngine:
         from loaderpool.core.stream.feed import StreamFeeds  # which few loaders need
 
         before = self.feeds
-        if before is not None and (isinstance(for_reader, str) or before.difference(for_reader) is None):
+        if before is not None and (
+            isinstance(for_reader, str) or before.difference(for_reader) is None
+        ):
             if self._why_no_item() is not None:
                 before.begin_again()
             return
         assert self._stream is not None
-        self.feeds = StreamFeeds(self, self.pool, self._stream, for_reader, None if before is None else before.sent)
+        self.feeds = StreamFeeds(
+            self, self.pool, self._stream, for_reader, None if before is None else before.sent
+        )
         if before is not None:
             before.retire()
             self._old_feeds.append(before)
 
     def _drop_outdated(self) -> None:
         """Unload versions that no run is of any more. The pool's lock is held."""
-        used = {run.version for run in self.runs.values()} | {run.version for run in self._begun if not run.is_over}
+        used = {run.version for run in self.runs.values()} | {
+            run.version for run in self._begun if not run.is_over
+        }
         for version in self._versions[:-1]:
             if version not in used:
                 version.end()
@@ -331,7 +359,9 @@ class PoolEngine:
 
     def statistics(self) -> EngineStatistics:
         """What it knows for `Loader.statistics()`, but for its cache."""
-        from loaderpool.core.engine_statistics import pool_statistics  # few loaders are asked for them
+        from loaderpool.core.engine_statistics import (
+            pool_statistics,
+        )  # few loaders are asked for them
 
         return pool_statistics(self.pool, self.counts, self.slots_lent, self._notes())
 
@@ -348,10 +378,20 @@ class PoolEngine:
         if feeds is not None and feeds.sent is not None:
             placements.append(feeds.sent.placement)
         shared, packed = sum(each.shared_bytes for each in placements), self._shipping.packed_items
-        notes = [f"{shared:,} bytes of arrays are shared with the workers and not copied"] if shared else []
-        notes += [f"copied into shared memory: {reason}" for each in placements for reason in each.copied_because]
+        notes = (
+            [f"{shared:,} bytes of arrays are shared with the workers and not copied"]
+            if shared
+            else []
+        )
+        notes += [
+            f"copied into shared memory: {reason}"
+            for each in placements
+            for reason in each.copied_because
+        ]
         if packed:
-            notes.append(f"{packed:,} items of the source were packed into bytes that the workers share")
+            notes.append(
+                f"{packed:,} items of the source were packed into bytes that the workers share"
+            )
         if feeds is not None:
             why = feeds.why_on_thread
             where = f"on a thread of the main process: {why}" if why else "in a separate process"

@@ -58,11 +58,15 @@ class EngineStatistics:
     memory: MemoryStatistics = MemoryStatistics()  # Batch buffers.
     restarts: int = 0  # Worker restarts after a crash.
     supervisor_restarts: int = 0  # Supervisor restarts after a crash.
-    workers_start: Literal["fork", "exec", "spawn"] | None = None  # Start method; `"exec"` if imports start threads.
+    workers_start: Literal["fork", "exec", "spawn"] | None = (
+        None  # Start method; `"exec"` if imports start threads.
+    )
     workers: tuple[WorkerStatistics, ...] = ()  # Counts of each worker.
     nodes: tuple[NodeStatistics, ...] = ()  # Counts of each node of a `RayPool`.
     nodes_lost: int = 0  # Nodes that crashed or left.
-    notes: tuple[str, ...] = ()  # Messages about data that was shared or copied, and about slow parts.
+    notes: tuple[
+        str, ...
+    ] = ()  # Messages about data that was shared or copied, and about slow parts.
 
 
 def pool_statistics(
@@ -82,7 +86,11 @@ def pool_statistics(
         ),
         restarts=0 if pool.has_nodes else lost,
         supervisor_restarts=pool.supervisor_restarts,
-        workers_start="spawn" if not pool.hands_over_files else "exec" if pool.imports_anew else "fork",
+        workers_start="spawn"
+        if not pool.hands_over_files
+        else "exec"
+        if pool.imports_anew
+        else "fork",
         workers=workers,
         nodes=nodes,
         nodes_lost=lost if pool.has_nodes else 0,

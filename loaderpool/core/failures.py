@@ -67,7 +67,12 @@ def _node_lost_error(report: LostReport) -> WorkerLostError:
         advice = "Check the memory of the nodes, the network, and what else ends processes there."
     times, last = counted(report.deaths, "time"), f"node {address}: {why.rstrip('.')}"
     error = WorkerLostError(f"Nodes were lost {times} {what}. The last was {last}. {advice}")
-    error.epoch, error.indices, error.nodes, error.node = report.epoch, report.indices, report.nodes, address
+    error.epoch, error.indices, error.nodes, error.node = (
+        report.epoch,
+        report.indices,
+        report.nodes,
+        address,
+    )
     error.batch = report.batches.start if report.batches else None
     return error
 
@@ -83,8 +88,14 @@ def _shown(indices: tuple[int, ...]) -> str:
 
 def _work(report: LostReport) -> str:
     batches = report.batches
-    what = f"batch {batches.start}" if len(batches) == 1 else f"batches {batches.start} to {batches.stop - 1}"
-    work = f"{what} of epoch {report.epoch}" if batches else f"the same task in epoch {report.epoch}"
+    what = (
+        f"batch {batches.start}"
+        if len(batches) == 1
+        else f"batches {batches.start} to {batches.stop - 1}"
+    )
+    work = (
+        f"{what} of epoch {report.epoch}" if batches else f"the same task in epoch {report.epoch}"
+    )
     if report.indices:
         work += f" (source indices {_shown(report.indices)})"
     return work
@@ -104,7 +115,9 @@ def with_source_lines(text: str) -> str:
 
 def _with_source_line(frame: re.Match[str]) -> str:
     source = ""
-    if frame[2] != "<string>":  # of `python -c`, dataclasses and namedtuples alike: another one's line would mislead
+    if (
+        frame[2] != "<string>"
+    ):  # of `python -c`, dataclasses and namedtuples alike: another one's line would mislead
         with FailuresIgnored():  # others may have put anything into linecache
             source = linecache.getline(frame[2], int(frame[3])).strip()
     return f"{frame[0]}\n{frame[1]}  {source}" if source else frame[0]
@@ -116,7 +129,9 @@ _Error = TypeVar("_Error", bound=LoaderpoolError)
 _ADVISED_ON = frozenset({"AuthenticationError", "ModuleNotFoundError"})
 
 
-def sample_error(failure: Failure, cause: BaseException | None = None, preface: str = "") -> LoaderpoolError:
+def sample_error(
+    failure: Failure, cause: BaseException | None = None, preface: str = ""
+) -> LoaderpoolError:
     """Return the exception for a failure: a SampleError that is also of the user's type where such a class can be made.
 
     Args:
@@ -128,7 +143,9 @@ def sample_error(failure: Failure, cause: BaseException | None = None, preface: 
     if failure.is_setup:
         return setup_error(failure, "the setup hook raised")
     if failure.load_advice:
-        return setup_error(failure, "a worker could not load the function and the source", failure.load_advice)
+        return setup_error(
+            failure, "a worker could not load the function and the source", failure.load_advice
+        )
     original = original_of(cause) if cause is not None else unpickled(failure)
     is_of_call = failure.index is not None or bool(failure.indices)
     # A SourceError that is of no call a dispatcher has found, or it is of generators that end too early.
@@ -143,9 +160,15 @@ def sample_error(failure: Failure, cause: BaseException | None = None, preface: 
     return _with_cause(_of_both(error, original, failure, preface + message, told), cause)
 
 
-def _of_both(error: _Error, original: Original | None, failure: Failure, message: str, told: dict[str, Any]) -> _Error:
+def _of_both(
+    error: _Error, original: Original | None, failure: Failure, message: str, told: dict[str, Any]
+) -> _Error:
     """Return an error of our type and the user's, made without calling the user's class; ours where that fails."""
-    told |= {"epoch": failure.epoch, "remote_traceback": failure.traceback_text, "original_type": failure.type_name}
+    told |= {
+        "epoch": failure.epoch,
+        "remote_traceback": failure.traceback_text,
+        "original_type": failure.type_name,
+    }
     vars(error).update(told)
     cls = original.cls if original is not None else BaseException
     ours: type[LoaderpoolError] = SourceError if isinstance(error, SourceError) else SampleError
@@ -177,7 +200,9 @@ def reading_error(ended: Failure | LoaderpoolError, position: int) -> Loaderpool
     return source_error(ended, position) if isinstance(ended, Failure) else type(ended)(str(ended))
 
 
-def source_error(failure: Failure, position: int, cause: BaseException | None = None) -> SourceError:
+def source_error(
+    failure: Failure, position: int, cause: BaseException | None = None
+) -> SourceError:
     """Return the exception for what reading a stream raised; `cause` is the exception itself, where it is at hand."""
     failure = _with_source_lines(failure)
     original = original_of(cause) if cause is not None else unpickled(failure)
@@ -190,7 +215,9 @@ def source_error(failure: Failure, position: int, cause: BaseException | None = 
     return _with_cause(_of_both(error, original, failure, message, {"position": position}), cause)
 
 
-def setup_error(failure: Failure, what: str, advice: str = "", place: str | None = "") -> SetupError:
+def setup_error(
+    failure: Failure, what: str, advice: str = "", place: str | None = ""
+) -> SetupError:
     """Return the exception for what failed before any sample, in the named place or else a worker's.
 
     Of no place, where it was no code of the user's: a traceback would only hide the advice.
@@ -227,7 +254,9 @@ def lost_error(report: LostReport) -> WorkerLostError:
             where = f"while loading {item_name(report.index)} (epoch {report.epoch})"
         text = f"{worker} {where}. {report.deaths} workers crashed on this task"
         is_together = report.why is GivenUp.TOGETHER
-        text += ", at changing samples: together they may need too much memory." if is_together else "."
+        text += (
+            ", at changing samples: together they may need too much memory." if is_together else "."
+        )
     text += "\n" + _likely_cause(report, name, "setup hook" if report.in_setup else "function")
     if report.why is GivenUp.ALONE and report.index is not None:
         text += _how_to_replay(report.index, report.epoch)
@@ -279,7 +308,11 @@ def _likely_cause(report: LostReport, signal_name: str, culprit: str) -> str:
             "The function (or setup) closed file descriptors that loaderpool uses, for example with os.closerange. "
             "Close only the descriptors that you opened."
         )
-    how = "" if signal_name else " with os._exit or from C code (sys.exit would be reported as an exception)"
+    how = (
+        ""
+        if signal_name
+        else " with os._exit or from C code (sys.exit would be reported as an exception)"
+    )
     return f"The {culprit} (or a library that it uses) ended the process{how}."
 
 
@@ -292,11 +325,21 @@ def _message(failure: Failure) -> str:
         where = f"the batch of source indices {_shown(failure.indices)}"
     else:
         where = "a batch"
-    first = failure.index if failure.index is not None else failure.indices[0] if failure.indices else None
+    first = (
+        failure.index
+        if failure.index is not None
+        else failure.indices[0]
+        if failure.indices
+        else None
+    )
     replay = ""
     if first is not None:
         replay = _how_to_replay(first, failure.epoch, was_here=failure.worker is None)
-    shown = f"\n\nTraceback in {_place(failure)}:\n{failure.traceback_text}" if failure.traceback_text else ""
+    shown = (
+        f"\n\nTraceback in {_place(failure)}:\n{failure.traceback_text}"
+        if failure.traceback_text
+        else ""
+    )
     told = f"raised for {where}, epoch {failure.epoch}, in {_place(failure)}.{_hint(failure)}"
     return f"{failure.text}\n{told}{replay}{shown}"
 
@@ -305,7 +348,11 @@ def _hint(failure: Failure) -> str:
     """Return a sentence on what often causes such an error in a worker, with a space before it."""
     if failure.type_name == SystemExit.__name__:
         return f" The function called sys.exit({failure.text}), which does not end a worker."
-    if failure.worker is not None and failure.type_name == "OSError" and "image file is truncated" in failure.text:
+    if (
+        failure.worker is not None
+        and failure.type_name == "OSError"
+        and "image file is truncated" in failure.text
+    ):
         return (
             " If your script sets PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True, set it in a function that you pass as "
             "setup= instead: workers do not have the script's settings."
@@ -313,7 +360,9 @@ def _hint(failure: Failure) -> str:
     if failure.unseen and not os.path.isabs(failure.unseen):
         return " The path is relative. Use absolute paths, such as Path(path).resolve(), to files that all nodes have."
     if failure.unseen and os.path.exists(failure.unseen):
-        return " This machine has the file. Mount the same file system at the same path on all nodes."
+        return (
+            " This machine has the file. Mount the same file system at the same path on all nodes."
+        )
     return ""
 
 
@@ -344,11 +393,19 @@ def _target() -> str:
     kind = getattr(sys.modules.get("loaderpool.trainer.loader"), "Loader", ())
     targets: dict[int, str] = {}
     for module in sys.modules.copy():
-        names = dict(getattr(sys.modules.get(module), "__dict__", ()))  # something else may stand in a module's place
-        if not any(issubclass(each, kind) for each in set(map(type, names.values()))):  # few modules have one
+        names = dict(
+            getattr(sys.modules.get(module), "__dict__", ())
+        )  # something else may stand in a module's place
+        if not any(
+            issubclass(each, kind) for each in set(map(type, names.values()))
+        ):  # few modules have one
             continue
         for name, loader in names.items():
-            if issubclass(type(loader), kind) and loader._core.tracker.live and not targets.get(id(loader)):
+            if (
+                issubclass(type(loader), kind)
+                and loader._core.tracker.live
+                and not targets.get(id(loader))
+            ):
                 targets[id(loader)] = "" if module == "__main__" else f"{module}:{name}"
     return targets.popitem()[1] if len(targets) == 1 else ""
 

@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from loaderpool.worker.tickets import Probe
 
 _DEFAULT_BYTES = 2 << 30  # of a run's slots; no more than
-_SHARE_OF_FREE = 4  # ... this part of what is free, divided by the processes of the training on this machine
-_RUNS = 4  # for so many at the same time the limit has all slots that they want, if batches are tiny
+_SHARE_OF_FREE = (
+    4  # ... this part of what is free, divided by the processes of the training on this machine
+)
+_RUNS = (
+    4  # for so many at the same time the limit has all slots that they want, if batches are tiny
+)
 _LEAST_SLOTS = 2  # one is filled while the consumer has views of another
 _CALLS_AHEAD = 8  # for each thread. Less: threads idle while one call takes much longer than others
 _MOST_ROOM = 256  # tickets of a worker with threads
@@ -53,7 +57,11 @@ def choose(probe: Probe, settings: LoaderSettings, workers: int) -> tuple[BatchF
         )
     if limit < least:
         memory = config.limits.memory
-        setting = f"Limits(memory={memory:,})" if memory is not None else f"the default of {limit:,} bytes"
+        setting = (
+            f"Limits(memory={memory:,})"
+            if memory is not None
+            else f"the default of {limit:,} bytes"
+        )
         raise MemoryLimitError(
             f"{setting} is too small: {large}. Set Limits(memory={least}) ({least / 2**20:.1f} MiB) or more, or lower "
             "batch_size."
@@ -82,7 +90,9 @@ def _room_of(form: BatchForm, config: LoaderConfig) -> int:
     """Return how many tickets a worker may have."""
     if config.threads == 1:
         return MOST_TICKETS
-    return min(_MOST_ROOM, max(MOST_TICKETS, 1 - (-_CALLS_AHEAD * config.threads // _calls_of(form))))
+    return min(
+        _MOST_ROOM, max(MOST_TICKETS, 1 - (-_CALLS_AHEAD * config.threads // _calls_of(form)))
+    )
 
 
 def _calls_of(form: BatchForm) -> int:
@@ -92,12 +102,16 @@ def _calls_of(form: BatchForm) -> int:
 def with_batches(form: BatchForm, most: int) -> BatchForm:
     """Return the form with slots for at most so many batches."""
     if form.fixed is None:
-        return dataclasses.replace(form, max_chunk=most, slot_bytes=form.slot_bytes // form.max_chunk * most)
+        return dataclasses.replace(
+            form, max_chunk=most, slot_bytes=form.slot_bytes // form.max_chunk * most
+        )
     fixed = FixedLayout(form.fixed.row_shapes, form.fixed.dtypes, form.batch_rows * most)
     return dataclasses.replace(form, max_chunk=most, fixed=fixed, slot_bytes=fixed.slot_bytes)
 
 
-def choose_form(probe: Probe, given: ElementSpec | None, config: LoaderConfig, plan: Plan, unit: UnitKind) -> BatchForm:
+def choose_form(
+    probe: Probe, given: ElementSpec | None, config: LoaderConfig, plan: Plan, unit: UnitKind
+) -> BatchForm:
     """The form of a loader's batches, of which the first calls told this.
 
     Raises:
@@ -111,7 +125,9 @@ def choose_form(probe: Probe, given: ElementSpec | None, config: LoaderConfig, p
     else:
         padded = () if config.pad is False else padding_of(config.pad, probe.spec.structure)
         rows = config.static_rows
-        spec = spec_of_batches(probe.spec, probe.seen, padding=padded, ragged=config.ragged, static_rows=rows)
+        spec = spec_of_batches(
+            probe.spec, probe.seen, padding=padded, ragged=config.ragged, static_rows=rows
+        )
     if unit == "sample" and config.pad is not False:
         padding = _padding_of(spec, given is not None, config)
     # A source of fewer items than `batch_size` has no batch as large.
@@ -149,13 +165,19 @@ def _padding_of(spec: ElementSpec, is_given: bool, config: LoaderConfig) -> tupl
 def spec_of_whole_batches(seen: ElementSpec) -> ElementSpec:
     """The spec of what a call makes whole: its first axis is the batch's own, and the last one may be shorter."""
     components = tuple(
-        ArraySpec((None, *c.shape[1:]) if c.shape else (), c.dtype, c.text, c.ragged) for c in seen.components
+        ArraySpec((None, *c.shape[1:]) if c.shape else (), c.dtype, c.text, c.ragged)
+        for c in seen.components
     )
     return ElementSpec(seen.structure, components)
 
 
 def spec_of_batches(
-    sample: ElementSpec, seen: ElementSpec, *, padding: Sequence[Any], ragged: bool, static_rows: int | None
+    sample: ElementSpec,
+    seen: ElementSpec,
+    *,
+    padding: Sequence[Any],
+    ragged: bool,
+    static_rows: int | None,
 ) -> ElementSpec:
     """The batch spec for samples like `sample`, with None in `seen` for the axes in which others differed.
 
@@ -173,7 +195,9 @@ def spec_of_batches(
     return ElementSpec(sample.structure, tuple(components))
 
 
-def _as_function_returns(given: ElementSpec, seen: ElementSpec, config: LoaderConfig, unit: UnitKind) -> ElementSpec:
+def _as_function_returns(
+    given: ElementSpec, seen: ElementSpec, config: LoaderConfig, unit: UnitKind
+) -> ElementSpec:
     """The given spec, its batch axis as the loader's batches really have it.
 
     A `tf.string` does not say whether the NumPy side has str or bytes: what the function returns does. An axis of None
@@ -197,7 +221,11 @@ def _as_function_returns(given: ElementSpec, seen: ElementSpec, config: LoaderCo
                     "None if the last batch may be smaller"
                 )
             shape = (config.static_rows, *shape[1:])
-        text = actual.text if component.text is not None and actual.text is not None else component.text
+        text = (
+            actual.text
+            if component.text is not None and actual.text is not None
+            else component.text
+        )
         is_ragged = component.ragged or (config.ragged and shape[1:2] == (None,))
         components.append(ArraySpec(shape, component.dtype, text, is_ragged))
     return ElementSpec(given.structure, tuple(components))

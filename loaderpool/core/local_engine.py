@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderpool.core.delivery import FIRST_EPOCH, CheckedArguments, Delivery, aligned_empty, with_classes
+from loaderpool.core.delivery import (
+    FIRST_EPOCH,
+    CheckedArguments,
+    Delivery,
+    aligned_empty,
+    with_classes,
+)
 from loaderpool.core.engine_statistics import EngineStatistics
 from loaderpool.core.failures import sample_error, source_error
 from loaderpool.core.forms import choose_form, with_batches
@@ -58,23 +64,36 @@ class LocalEngine:
     """
 
     def __init__(
-        self, checked: CheckedArguments, cache: SharedCache | None = None, generators: Registry | None = None
+        self,
+        checked: CheckedArguments,
+        cache: SharedCache | None = None,
+        generators: Registry | None = None,
     ) -> None:
         self.cache = cache
         self._stream, self._payload = checked.stream, checked.payload
-        self._first_reading: StreamReading | None = None  # has the item for the probe, and waits for its pass
+        self._first_reading: StreamReading | None = (
+            None  # has the item for the probe, and waits for its pass
+        )
         self.config, self.plan = checked.config, checked.plan
         self.unit, self.given_spec = checked.unit, checked.given_spec
         self.takes_out = checked.payload.takes_out
-        board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: no other process looks at it
+        board = memoryview(bytearray(BOARD_BYTES)).cast(
+            "Q"
+        )  # a stand-in: no other process looks at it
         self._globals = KeptGlobals()
-        self.generators = generators or Registry(checked.payload.roots(checked.stream), MOST_ENTERED_HERE)
-        payload = dataclasses.replace(checked.payload, cache=cache, generators=self.generators.pairs)
+        self.generators = generators or Registry(
+            checked.payload.roots(checked.stream), MOST_ENTERED_HERE
+        )
+        payload = dataclasses.replace(
+            checked.payload, cache=cache, generators=self.generators.pairs
+        )
         self.work = Work(payload, Progress(board, 0, None, Exception), watch=self._globals)
         if self._stream is not None:
             self._stream.captured = self.work.calls.captured
         self._form: BatchForm | None = None
-        self._glance: Glance | None = None  # at what the first sample was made of, if that was before the first pass
+        self._glance: Glance | None = (
+            None  # at what the first sample was made of, if that was before the first pass
+        )
         # What results in the cache are made of. A call may change its own objects, so each batch renews it.
         self._cached_of: Glance | None = None
         if cache is not None:
@@ -83,11 +102,15 @@ class LocalEngine:
             with InterruptsAllowed():
                 cache.identify(checked.payload.cached_of)
             parts = checked.payload.roots(checked.stream)
-            self._cached_of = Glance({name: parts[name] for name in parts if name != "augment"}, frozenset())
+            self._cached_of = Glance(
+                {name: parts[name] for name in parts if name != "augment"}, frozenset()
+            )
         self._length = self._length_seen = checked.length
         self._begins = False  # a pass does, with the objects as they are
         self._is_making = False
-        self._forgotten: collections.deque[int] = collections.deque()  # epochs whose generators are to be ended
+        self._forgotten: collections.deque[int] = (
+            collections.deque()
+        )  # epochs whose generators are to be ended
         self._readings: weakref.WeakSet[StreamReading] = weakref.WeakSet()
         self.is_closed = False
 
@@ -100,7 +123,9 @@ class LocalEngine:
             if self._form is None:
                 self._form = self._find_form()
                 if not self._begins:
-                    from loaderpool.transport.payload.glance import Glance  # few loaders are asked before
+                    from loaderpool.transport.payload.glance import (
+                        Glance,
+                    )  # few loaders are asked before
 
                     self._glance = Glance(self._payload.roots(self._stream), frozenset())
             return self._form
@@ -124,11 +149,15 @@ class LocalEngine:
         self.form()
         self._begins = False
         plan = self.plan.after(place.start)
-        reading = None if self._stream is None else self._reading_for(self._stream, place.epoch, plan)
+        reading = (
+            None if self._stream is None else self._reading_for(self._stream, place.epoch, plan)
+        )
         return LocalRun(self, place, limit, reading)
 
     def _open(self, stream: StreamSource, epoch: int, plan: Plan) -> StreamReading:
-        batches = read_batches(stream, plan, window=self.config.shuffle_window, seed=self.config.seed, epoch=epoch)
+        batches = read_batches(
+            stream, plan, window=self.config.shuffle_window, seed=self.config.seed, epoch=epoch
+        )
         reading = StreamReading(batches, epoch, plan)
         self._readings.add(reading)
         return reading
@@ -136,7 +165,9 @@ class LocalEngine:
     def _reading_for(self, stream: StreamSource, epoch: int, plan: Plan) -> StreamReading:
         """The reading of a pass: the one that the probe began, if it is of this epoch."""
         first, self._first_reading = self._first_reading, None
-        if first is not None and stream.serves(first.epoch, epoch, plan, self.config.shuffle_window):
+        if first is not None and stream.serves(
+            first.epoch, epoch, plan, self.config.shuffle_window
+        ):
             return first
         return self._open(stream, epoch, plan)
 
@@ -241,7 +272,12 @@ class LocalEngine:
                 _alone.release()
 
     def make(
-        self, epoch: int, batch: int, number: int, plan: Plan, items: tuple[int, list[Any]] | None = None
+        self,
+        epoch: int,
+        batch: int,
+        number: int,
+        plan: Plan,
+        items: tuple[int, list[Any]] | None = None,
     ) -> Delivery | None:
         """One batch in memory of its own; None: the generator whose turn it was has no more.
 
@@ -307,7 +343,9 @@ def _restored(captured: CapturedGenerators) -> Iterator[None]:
 class StreamReading:
     """One pass over a stream, batch by batch: positions of first items, and the items."""
 
-    def __init__(self, batches: Generator[tuple[int, list[Any]], None, None], epoch: int, plan: Plan) -> None:
+    def __init__(
+        self, batches: Generator[tuple[int, list[Any]], None, None], epoch: int, plan: Plan
+    ) -> None:
         self._batches, self.epoch, self._plan = batches, epoch, plan
         self._next: tuple[int, list[Any]] | None = None  # read, and not taken
         self._taken = 0
@@ -347,7 +385,9 @@ class LocalRun:
     is_ready = False  # they are made when they are taken
     is_current = True
 
-    def __init__(self, engine: LocalEngine, place: Position, limit: int, reading: StreamReading | None) -> None:
+    def __init__(
+        self, engine: LocalEngine, place: Position, limit: int, reading: StreamReading | None
+    ) -> None:
         self._plan = plan = engine.plan.after(place.start)
         self._engine, self.first_epoch, self.limit = engine, place.epoch, limit
         self._taken, self._reading = place.taken, reading

@@ -60,8 +60,12 @@ class Begin(NamedTuple):
     loader: int
     first: int
     stop: int  # the number after the last batch; -1: there is none
-    rest: int | tuple[int, ...]  # where the first epoch begins, as `Plan.after` has it; 0: it is whole
-    had: tuple[int, ...]  # batches after `first` that are not to be made: taken out of order, or their lane is over
+    rest: (
+        int | tuple[int, ...]
+    )  # where the first epoch begins, as `Plan.after` has it; 0: it is whole
+    had: tuple[
+        int, ...
+    ]  # batches after `first` that are not to be made: taken out of order, or their lane is over
     lanes_over: tuple[int, ...]
     is_in_order: bool  # batches are taken in their order
     feed: int  # as in `Look`
@@ -80,7 +84,9 @@ class End(NamedTuple):
     """Main process -> supervisor: the rest of this run is not wanted; or this loader, whose runs have been ended."""
 
     number: int
-    lent: tuple[int, ...] = ()  # offsets of slots with views; these come back by `Release`, and all others are free
+    lent: tuple[
+        int, ...
+    ] = ()  # offsets of slots with views; these come back by `Release`, and all others are free
 
 
 class Release(NamedTuple):

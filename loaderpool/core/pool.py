@@ -108,7 +108,9 @@ class WorkerPool:
     _make_modules: Callable[[], ModuleStore] = staticmethod(ModuleStore.create)
     _make_session: type[Session] = Session
 
-    def __init__(self, workers: int, restarts: tuple[int, float] | None, program: Program | None = None) -> None:
+    def __init__(
+        self, workers: int, restarts: tuple[int, float] | None, program: Program | None = None
+    ) -> None:
         self.workers_wanted, self._restarts = workers, restarts
         self._program = program or SUPERVISOR
         try:
@@ -124,15 +126,21 @@ class WorkerPool:
         # Texts of what came up in other processes, for the user to be warned of in a line of his.
         advice = "" if self.has_nodes else capacity.openmp_advice()
         self.due_warnings: collections.deque[str] = collections.deque([advice] if advice else ())
-        self._begins_by_s: float | None = clock.monotonic_s() + _BEGINS_S if self.hands_over_files else None
-        self.imports_anew = not self.hands_over_files  # workers are no forks, and import modules themselves
+        self._begins_by_s: float | None = (
+            clock.monotonic_s() + _BEGINS_S if self.hands_over_files else None
+        )
+        self.imports_anew = (
+            not self.hands_over_files
+        )  # workers are no forks, and import modules themselves
         self.on_idle: Callable[[], None] | None = None
         self.is_closed = False
         self.supervisor_restarts = self.deliveries = 0
         self.loaders: dict[int, LoaderListener] = {}  # by number
         self._numbers = itertools.count(1)
         self._deaths = SupervisorDeaths(restarts)
-        self._broken: Callable[[], LoaderpoolError] | None = None  # makes the error that nothing can go on
+        self._broken: Callable[[], LoaderpoolError] | None = (
+            None  # makes the error that nothing can go on
+        )
         self.owner_pid = os.getpid()
         self._around = Surroundings.of_now(self.modules)
         self.lock = threading.RLock()  # held while anything changes
@@ -148,7 +156,12 @@ class WorkerPool:
     def _start(self) -> Session:
         workers, is_first = self.workers_wanted, not self.supervisor_restarts
         self._resizes = self.arena.board.resizes  # `Resize` messages sent; unread ones are lost now
-        settings = {"workers": workers, "max_restarts": self._restarts, "is_first": is_first, **self._program.settings}
+        settings = {
+            "workers": workers,
+            "max_restarts": self._restarts,
+            "is_first": is_first,
+            **self._program.settings,
+        }
         program = self._program._replace(settings=settings)
         session = self._make_session(self.arena, self._around, self._news, program)
         session.owner, session.listeners = self, {**self.loaders}
@@ -157,7 +170,10 @@ class WorkerPool:
     def running(self) -> list[RunningWorker]:
         """Return the workers that there are: the board has them."""
         nowhere = NodePlace("", "", 0) if self.has_nodes else None
-        return [RunningWorker(*each, self.places.get(each[0], nowhere)) for each in self.arena.board.workers()]
+        return [
+            RunningWorker(*each, self.places.get(each[0], nowhere))
+            for each in self.arena.board.workers()
+        ]
 
     def take_number(self) -> int:
         """Return a number that no loader or run of this pool has had."""
@@ -184,7 +200,9 @@ class WorkerPool:
         if os.getpid() == self.owner_pid and not self.is_closed:
             with InterruptsHeld():
                 session.catch_up()
-                with self.lock:  # or another thread might be in the middle of taking in what has arrived
+                with (
+                    self.lock
+                ):  # or another thread might be in the middle of taking in what has arrived
                     is_usable = session.is_usable
                 if not is_usable and self._broken is None:
                     self.replace(session)
@@ -203,7 +221,9 @@ class WorkerPool:
             # Until killed workers are gone, or one would write to a cell that another one has.
             pids = [worker.pid for worker in self.running() if worker.pid]
             clock.wait_until(lambda: not any(map(machine.start_time, pids)), _WORKERS_END_S)
-            indices = {self.arena.board.read(worker.cell, Field.INDEX) - 1 for worker in self.running()}
+            indices = {
+                self.arena.board.read(worker.cell, Field.INDEX) - 1 for worker in self.running()
+            }
             self.arena.board.clear_workers()
             self.places.clear()
             if lost.lacks_descriptors:
@@ -234,7 +254,9 @@ class WorkerPool:
                 raise self._broken() from error
             lost.lender.keep_only_lent()  # only now: where nothing goes on, runs hand out what they have
             for number, listener in [*lost.listeners.items()]:
-                if number not in self.loaders:  # a run's, or a loader's that was closed: no process looks at it now
+                if (
+                    number not in self.loaders
+                ):  # a run's, or a loader's that was closed: no process looks at it now
                     listener.hear(Received(Ended(number)))
             lost.listeners = {}
             self.session = session
@@ -249,7 +271,9 @@ class WorkerPool:
         board = self.arena.board
         importing, board.loading = self.loaders.get(board.loading), 0
         if importing is not None and not importing.was_loaded:
-            importing.on_load_died(how)  # the next one would die of that import, too; so it does not count
+            importing.on_load_died(
+                how
+            )  # the next one would die of that import, too; so it does not count
         else:
             self._deaths.note(indices, self.deliveries)
 
@@ -264,7 +288,9 @@ class WorkerPool:
         self.places.pop(message.number, None)
         if message.workers >= 0:
             self.places[message.number] = NodePlace(message.node, message.address, message.workers)
-        self.workers_wanted = sum(place.workers for place in self.places.values()) or self.workers_wanted
+        self.workers_wanted = (
+            sum(place.workers for place in self.places.values()) or self.workers_wanted
+        )
 
     def turn(self, came: bool) -> None:
         """Done now and then by who waits, without a lock."""
@@ -382,4 +408,6 @@ class SupervisorDeaths:
                 f" It was crash {self._without_progress} in a row without a batch in between. Its workers were at "
                 f"{at_work} or shortly after. Check whether your function ends other processes, as os.killpg does."
             )
-        return PoolBrokenError(f"{name[0].upper()}{name[1:]} crashed ({how}), and its workers ended.{advice}")
+        return PoolBrokenError(
+            f"{name[0].upper()}{name[1:]} crashed ({how}), and its workers ended.{advice}"
+        )

@@ -129,12 +129,17 @@ class Sample:
 class WorkerProcess:
     """A worker: its process, the supervisor's end of its channel, and what its threads were at."""
 
-    def __init__(self, number: int, process: Any, cell: int, channel: Channel, stacks: StackFile) -> None:
+    def __init__(
+        self, number: int, process: Any, cell: int, channel: Channel, stacks: StackFile
+    ) -> None:
         self.number, self.process, self.pid, self.cell = number, process, process.pid, cell
         self.kill: Callable[[], None] = process.kill
         self.channel, self.stacks = channel, stacks
         self.sample = Sample()
-        self.stop_watch, self.was_stopped = StopWatch(), False  # it was ended as it was stopped (SIGSTOP) for long
+        self.stop_watch, self.was_stopped = (
+            StopWatch(),
+            False,
+        )  # it was ended as it was stopped (SIGSTOP) for long
         self.pidfd: int | None = None
 
     @property
@@ -142,7 +147,10 @@ class WorkerProcess:
         """Whether it is now, by a SIGSTOP. As a parent sees it: that costs a twentieth of a look into /proc."""
         try:
             found = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        except (AttributeError, ChildProcessError):  # other systems have no such call; or it was reaped
+        except (
+            AttributeError,
+            ChildProcessError,
+        ):  # other systems have no such call; or it was reaped
             return False
         return found is not None
 
@@ -168,7 +176,13 @@ class Processes:
         start: Mapping[str, Any],
         private: Callable[[], list[int]],
     ) -> None:
-        self._arena, self._slots, self._payloads, self._forms, self._private = arena, slots, payloads, forms, private
+        self._arena, self._slots, self._payloads, self._forms, self._private = (
+            arena,
+            slots,
+            payloads,
+            forms,
+            private,
+        )
         self._settings = start
         self.by_number: dict[int, WorkerProcess] = {}
         self.has_lanes = False  # there is, or was, a loader of generators
@@ -212,14 +226,18 @@ class Processes:
                 started: Any
                 if files is not None:
                     private = [ours.fileno(), *self.private()]
-                    started = ForkedProcess(lambda: self._become(number, cell, private, theirs.detach(), stacks, files))
+                    started = ForkedProcess(
+                        lambda: self._become(number, cell, private, theirs.detach(), stacks, files)
+                    )
                 else:
                     started = self._execute(number, cell, theirs.fileno(), stacks.descriptor)
             undo.pop_all()
         worker = WorkerProcess(number, started, cell, Channel(ours), stacks)
         try:
             worker.pidfd = machine.open_pidfd(worker.pid)
-        except OSError:  # none left: its end is found by a look, as on machines that have no such thing
+        except (
+            OSError
+        ):  # none left: its end is found by a look, as on machines that have no such thing
             worker.pidfd = None
         if worker.pidfd is None:
             self.without_pidfd.append(worker)
@@ -265,13 +283,24 @@ class Processes:
         now = clock.monotonic_ns()
         for worker, timeout_ns in watched:
             # The ticket first: where a new one begins meanwhile, the state sees that this one is over.
-            ticket, index, started = (self._arena.board.read(worker.cell, field) for field in _FIELDS)
+            ticket, index, started = (
+                self._arena.board.read(worker.cell, field) for field in _FIELDS
+            )
             sample = worker.sample
             if sample.index is not None:  # killed, not reaped yet
                 continue
-            elapsed, longest, sample.looked_ns = now - sample.looked_ns, 2 * look_ns(timeout_ns), now
+            elapsed, longest, sample.looked_ns = (
+                now - sample.looked_ns,
+                2 * look_ns(timeout_ns),
+                now,
+            )
             if not index or started != sample.started or ticket != sample.ticket:
-                sample.started, sample.ran_ns, sample.asked_ns, sample.ticket = started, 0, 0, ticket
+                sample.started, sample.ran_ns, sample.asked_ns, sample.ticket = (
+                    started,
+                    0,
+                    0,
+                    ticket,
+                )
                 continue
             sample.ran_ns += min(elapsed, longest)
             if not sample.asked_ns:
@@ -280,7 +309,10 @@ class Processes:
                     worker.stacks.ask(worker.pid)
             elif now - sample.asked_ns > _STACKS_NS:
                 thread = self._arena.board.read(worker.cell, Field.THREAD)
-                sample.index, sample.stacks_text = index - 1, _beginning_with(thread, worker.stacks.read())
+                sample.index, sample.stacks_text = (
+                    index - 1,
+                    _beginning_with(thread, worker.stacks.read()),
+                )
                 worker.kill()
 
     def end_all(self) -> None:
@@ -289,25 +321,36 @@ class Processes:
         if self.has_lanes:
             for worker in workers:
                 worker.channel.end_sending()
-            clock.wait_until(lambda: all(worker.process.poll() is not None for worker in workers), GRACE_S)
+            clock.wait_until(
+                lambda: all(worker.process.poll() is not None for worker in workers), GRACE_S
+            )
         for worker in workers:
             worker.kill()
         for worker in workers:
             worker.process.wait()
             worker.channel.close()
 
-    def _execute(self, number: int, cell: int, channel: int, stacks: int) -> subprocess.Popen[bytes]:
+    def _execute(
+        self, number: int, cell: int, channel: int, stacks: int
+    ) -> subprocess.Popen[bytes]:
         """Start a worker that is no fork, and loads what it gets tickets for."""
         from loaderpool.core import child_process  # few supervisors ever come here
 
         start = self._settings
         settings = {name: start[name] for name in ("arena", "arena_bytes", "slots")}
-        settings |= {"supervisor_pid": self._pid, "node": process.node(), "channel": channel, "stacks": stacks}
+        settings |= {
+            "supervisor_pid": self._pid,
+            "node": process.node(),
+            "channel": channel,
+            "stacks": stacks,
+        }
         settings |= self._told(number, cell)
         files = [file for of_loader in self._payloads.files.values() for file in of_loader]
         return child_process.start(
             child_process.Program("loaderpool.core.processes", f"loaderpool-worker-{number}"),
-            child_process.Surroundings(None, os.environ, start["path"], start["argv"], ModuleStore(start["modules"])),
+            child_process.Surroundings(
+                None, os.environ, start["path"], start["argv"], ModuleStore(start["modules"])
+            ),
             settings,
             [settings["arena"], settings["slots"], channel, stacks, *files],
             is_apart=False,  # it is of the supervisor's group, and ends with it
@@ -344,7 +387,9 @@ class Processes:
         forget_connections()
         stacks.arm()
         channel = Channel(socket.socket(fileno=theirs))
-        Worker(number, cell, channel, self._arena, self._slots, self._payloads.loaded, self._forms).run()
+        Worker(
+            number, cell, channel, self._arena, self._slots, self._payloads.loaded, self._forms
+        ).run()
 
 
 def fault_in(stacks: str) -> str:
@@ -356,7 +401,11 @@ def fault_in(stacks: str) -> str:
 def _beginning_with(thread: int, stacks: str) -> str:
     """Return the stacks of all threads, this one's first, as far as faulthandler has named it."""
     first = f"hread 0x{thread:016x} "  # "Thread ..." or "Current thread ..."
-    return "\n\n".join(sorted(stacks.strip().split("\n\n"), key=lambda stack: first not in stack.partition("\n")[0]))
+    return "\n\n".join(
+        sorted(
+            stacks.strip().split("\n\n"), key=lambda stack: first not in stack.partition("\n")[0]
+        )
+    )
 
 
 def look_ns(timeout_ns: int) -> int:
@@ -404,4 +453,6 @@ def main(start: Mapping[str, Any]) -> None:
     arena, slots = Arena(start["arena"], start["arena_bytes"]), SlotFile(start["slots"])
     channel = Channel(socket.socket(fileno=start["channel"]))
     payloads = LatePayloads(arena, start)
-    serve(Worker(start["number"], start["cell"], channel, arena, slots, payloads, start["forms"]).run)
+    serve(
+        Worker(start["number"], start["cell"], channel, arena, slots, payloads, start["forms"]).run
+    )

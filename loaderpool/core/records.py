@@ -12,7 +12,9 @@ from loaderpool.system.process import RestartLimit
 from loaderpool.transport.reports import GivenUp
 
 MOST_TICKETS = 2  # of a worker: one that it makes, one that waits in its channel
-_TOGETHER = 3  # a ticket is given up at so many times the deaths of one sample: together its samples kill
+_TOGETHER = (
+    3  # a ticket is given up at so many times the deaths of one sample: together its samples kill
+)
 _IDLE = 5  # beside the number of workers: so many may die running before they have begun anything
 
 
@@ -87,7 +89,9 @@ class LoaderRecord:
     keeper: int | None = None  # the worker that has the first sample
     row_s: float = 0.0  # a moving mean
     rows_measured: int = 0
-    left_out: list[tuple[int, int, float, int]] = dataclasses.field(default_factory=list)  # epoch, and as in a ticket
+    left_out: list[tuple[int, int, float, int]] = dataclasses.field(
+        default_factory=list
+    )  # epoch, and as in a ticket
     failure: bytes | None = None
 
 
@@ -101,16 +105,28 @@ class RunRecord:
     next: int  # the next batch to be cut; of lanes: the first of the run, as each lane has its own turn
     stop: int  # the number after the last batch
     had: set[int]  # batches from `next` on that are not to be made
-    again: list[int] = dataclasses.field(default_factory=list)  # heap: batches to be made one by one, before `next`
-    free: list[int] = dataclasses.field(default_factory=list)  # offsets; the last one released is used first
-    making: dict[int, Filling] = dataclasses.field(default_factory=dict)  # by offset: workers write into them
-    filled: dict[int, int] = dataclasses.field(default_factory=dict)  # offset to ticket, until `Release`
-    fresh: set[int] = dataclasses.field(default_factory=set)  # offsets of slots that have had no batch
+    again: list[int] = dataclasses.field(
+        default_factory=list
+    )  # heap: batches to be made one by one, before `next`
+    free: list[int] = dataclasses.field(
+        default_factory=list
+    )  # offsets; the last one released is used first
+    making: dict[int, Filling] = dataclasses.field(
+        default_factory=dict
+    )  # by offset: workers write into them
+    filled: dict[int, int] = dataclasses.field(
+        default_factory=dict
+    )  # offset to ticket, until `Release`
+    fresh: set[int] = dataclasses.field(
+        default_factory=set
+    )  # offsets of slots that have had no batch
     slots: int = 0  # how many it has, all of one size
     slots_wanted: int = 0  # that it would have, were memory no limit
     may_lend: int = 0  # the most that was ever told
     lanes: list[Lane] = dataclasses.field(default_factory=list)
-    window: tuple[float, dict[int | None, int]] | None = None  # of lanes, until something changes: see `next_batch`
+    window: tuple[float, dict[int | None, int]] | None = (
+        None  # of lanes, until something changes: see `next_batch`
+    )
     is_in_order: bool = True
     feed: int = 0  # where the items of a stream are; 0: they are read by index
     last_rows: int = 0  # of the batch before `stop`; 0: as many as by the plan
@@ -121,7 +137,11 @@ class RunRecord:
     def total_rows(self, batch: int, count: int) -> int:
         """Return the rows of `count` batches from this one on."""
         rows = self.plan.total_rows(batch, count)
-        return rows if not self.last_rows or batch + count < self.stop else rows - self.plan.batch_size + self.last_rows
+        return (
+            rows
+            if not self.last_rows or batch + count < self.stop
+            else rows - self.plan.batch_size + self.last_rows
+        )
 
     def alike(self, batch: int) -> int:
         """Return how many batches from this one on may share a slot."""
@@ -183,7 +203,9 @@ class WorkerRecord:
 
     number: int
     workers: int = 1  # that it has: a node has several, and none while it starts
-    jobs: dict[int, Job] = dataclasses.field(default_factory=dict)  # by ticket, in the order in which they were dealt
+    jobs: dict[int, Job] = dataclasses.field(
+        default_factory=dict
+    )  # by ticket, in the order in which they were dealt
     is_leaving: bool = False
     is_paused: bool = False  # it gets no new ticket for a moment: see `core/trial.py`
 
@@ -191,7 +213,9 @@ class WorkerRecord:
 class Death(NamedTuple):
     """How a worker ended, as far as the state must know."""
 
-    error: Callable[[GivenUp, int, Ticket | None], bytes]  # what is said if work is given up: why, deaths, ticket
+    error: Callable[
+        [GivenUp, int, Ticket | None], bytes
+    ]  # what is said if work is given up: why, deaths, ticket
     sample: int = -1  # source index of what it was at; -1: nothing
     hung_s: float = 0.0  # the sample had run for so long, and was ended for it: once is enough
     exit_code: int = 0
@@ -210,7 +234,9 @@ class Deaths:
         self._limit, self._of_nodes = RestartLimit(restarts), of_nodes
         self.idle = 0
 
-    def note(self, now: float, death: Death, had_begun: bool, workers: int) -> tuple[GivenUp | None, int]:
+    def note(
+        self, now: float, death: Death, had_begun: bool, workers: int
+    ) -> tuple[GivenUp | None, int]:
         """A worker has died; return why nothing can go on (None: it can), and after how many deaths."""
         self.idle = 0 if had_begun or death.has_begun else self.idle + 1
         if not death.hung_s:

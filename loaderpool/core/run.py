@@ -82,7 +82,9 @@ class PoolRun:
         feed: where items come from, if the source is a stream.
     """
 
-    outlives_interrupts = True  # KeyboardInterrupt leaves `take` between two batches, and it may be called again
+    outlives_interrupts = (
+        True  # KeyboardInterrupt leaves `take` between two batches, and it may be called again
+    )
 
     def __init__(
         self,
@@ -106,7 +108,10 @@ class PoolRun:
         self._base = Numbering(engine.plan, place.epoch, place.start).first
         self.buffer = OrderedBuffer()
         if plan.lanes or not engine.config.deterministic:
-            from loaderpool.core.buffers import LaneBuffer, UnorderedBuffer  # which few loaders need
+            from loaderpool.core.buffers import (
+                LaneBuffer,
+                UnorderedBuffer,
+            )  # which few loaders need
 
             if plan.lanes:
                 self.buffer = LaneBuffer(plan.lanes, engine.config.deterministic, place.lanes)
@@ -167,7 +172,9 @@ class PoolRun:
     def _check_end(self) -> None:
         """Raise if no batch will come any more."""
         self._engine.check(self.version)
-        if self._failure == b"" and not self._has_collected:  # iterators that were dropped in a cycle have all slots
+        if (
+            self._failure == b"" and not self._has_collected
+        ):  # iterators that were dropped in a cycle have all slots
             self._has_collected = self._is_torn = True
         elif self._failure is not None:
             raise self._error()
@@ -204,7 +211,9 @@ class PoolRun:
     def extend(self, limit: int) -> None:
         """More batches are wanted, or may be made ahead."""
         self._pool.check_owner()
-        with self._pool.lock:  # or a run that begins again on another thread might be told of the old limit
+        with (
+            self._pool.lock
+        ):  # or a run that begins again on another thread might be told of the old limit
             self.limit = limit
             if self.feed is None:
                 self._session.send(Extend(self.number, self._stop, 0))
@@ -231,7 +240,11 @@ class PoolRun:
         arrived.ticket = message.ticket
         arrived.slot_bytes, arrived.may_lend = message.slot_bytes, message.may_lend
         counts = self._engine.counts
-        counts.slots, counts.slot_bytes, counts.slots_wanted = message.slots, message.slot_bytes, message.slots_wanted
+        counts.slots, counts.slot_bytes, counts.slots_wanted = (
+            message.slots,
+            message.slot_bytes,
+            message.slots_wanted,
+        )
         if message.failures:
             arrived.row_failures = pickle.loads(message.failures)
         if received.content is not None:
@@ -239,7 +252,10 @@ class PoolRun:
         elif received.descriptors:
             (file,) = received.descriptors
             try:
-                arrived.oversize = map_memory_file(file, message.oversize, is_private=True), message.oversize
+                arrived.oversize = (
+                    map_memory_file(file, message.oversize, is_private=True),
+                    message.oversize,
+                )
             finally:
                 os.close(file)
         if message.is_last and not message.rows:
@@ -247,12 +263,16 @@ class PoolRun:
         elif not self.buffer.put(arrived):
             self._release(arrived)
         if message.is_last:  # where its lane's next batch would be, there is none
-            self.buffer.put(Delivery(arrived.first + self._plan.lanes * bool(message.rows), 1, 0, None))
+            self.buffer.put(
+                Delivery(arrived.first + self._plan.lanes * bool(message.rows), 1, 0, None)
+            )
 
     def _hear_other(self, message: Any, descriptors: Sequence[int]) -> None:
         if isinstance(message, Ended):
             self._engine.on_run_ended(message.number)
-        elif self.is_over or message.run != self.number:  # it has begun again since: those slots are free
+        elif (
+            self.is_over or message.run != self.number
+        ):  # it has begun again since: those slots are free
             for descriptor in descriptors:
                 os.close(descriptor)
         elif message.offset < 0:
@@ -268,14 +288,21 @@ class PoolRun:
         assert arrived.slot is not None
         self._session.send(Release(self.number, arrived.slot, arrived.ticket))
         if self.feed is not None:
-            self.feed.take(range(arrived.first, arrived.first + arrived.count), self.buffer.done_before)
+            self.feed.take(
+                range(arrived.first, arrived.first + arrived.count), self.buffer.done_before
+            )
 
     # ---- the pool's lock is held
 
     def _has_news(self) -> bool:
         """Whether `take` has nothing to wait for."""
         pool = self._pool
-        if self.buffer.front is not None or self.is_over or self._is_torn or self._session is not pool.session:
+        if (
+            self.buffer.front is not None
+            or self.is_over
+            or self._is_torn
+            or self._session is not pool.session
+        ):
             return True
         has_failed = self._failure is not None or self.version.failure is not None
         return has_failed or pool.is_closed or (self._can_end and self.is_at_end)
@@ -285,17 +312,27 @@ class PoolRun:
         self._is_torn, self._failure = True, None  # torn until it is done
         pool, buffer = self._pool, self.buffer
         self._session = pool.session
-        self.number = pool.take_number()  # first: what is still said of its last number is not meant
+        self.number = (
+            pool.take_number()
+        )  # first: what is still said of its last number is not meant
         self._session.catch_up()  # what was said of a run that has ended is taken in before its slots are said again
         self.lent = {}
         self._engine.lent.append(self.lent)
         self._session.listeners[self.number] = self
         self._engine.add_run(self.number, self)
-        first, rest, in_order = buffer.begin_at + self._base, self._plan.start, self._engine.config.deterministic
+        first, rest, in_order = (
+            buffer.begin_at + self._base,
+            self._plan.start,
+            self._engine.config.deterministic,
+        )
         (had, over), stop, feed = map(tuple, buffer.had(self._base)), self._stop, 0
-        if self.feed is not None:  # of a stream all are made again: items are let go of as their batches come
+        if (
+            self.feed is not None
+        ):  # of a stream all are made again: items are let go of as their batches come
             had, over, stop, feed = (), (), self._base, self.feed.offset
-        self._session.send(Begin(self.number, self.version.number, first, stop, rest, had, over, in_order, feed))
+        self._session.send(
+            Begin(self.number, self.version.number, first, stop, rest, had, over, in_order, feed)
+        )
         if self.feed is not None:
             self.fed(self.feed)
         self._is_torn = False
@@ -326,8 +363,12 @@ class PoolRun:
             session.listeners.pop(number, None)
             self._engine.on_run_ended(number)
         try:
-            session.send(End(number, tuple(self.lent.copy())))  # a copy: another one may die while this is built
-        except OSError:  # no descriptor for a long message: another supervisor knows nothing of the run
+            session.send(
+                End(number, tuple(self.lent.copy()))
+            )  # a copy: another one may die while this is built
+        except (
+            OSError
+        ):  # no descriptor for a long message: another supervisor knows nothing of the run
             session.tear()
 
     def _error(self) -> LoaderpoolError:
@@ -355,13 +396,17 @@ class PoolRun:
             fault_points.reach("trainer.delivering")
         way, counts = DeliveryKind.LENT, engine.counts
         if delivery.oversize is not None:
-            delivery.anchor = np.ndarray((delivery.oversize[1],), np.uint8, buffer=delivery.oversize[0])
+            delivery.anchor = np.ndarray(
+                (delivery.oversize[1],), np.uint8, buffer=delivery.oversize[0]
+            )
             self._session.send(Release(self.number, offset, delivery.ticket))
             counts.oversize += stored
             way = DeliveryKind.OVERSIZE
         elif len(self.lent) < delivery.may_lend:
             lend = self._session.lender.lend
-            delivery.anchor = lend(self.number, delivery.ticket, offset, delivery.slot_bytes, self.lent)
+            delivery.anchor = lend(
+                self.number, delivery.ticket, offset, delivery.slot_bytes, self.lent
+            )
             counts.lent += stored
         else:
             # The consumer keeps batches: it pays with memory of its own, and workers keep their slots.

@@ -87,9 +87,13 @@ class Session:
         PoolBrokenError: no process could be started.
     """
 
-    def __init__(self, arena: Arena, around: Surroundings, news: threading.Condition, program: Program) -> None:
+    def __init__(
+        self, arena: Arena, around: Surroundings, news: threading.Condition, program: Program
+    ) -> None:
         self.is_lost = self.lacks_descriptors = self._is_torn = False
-        self.exit_code: int | None = None  # of the supervisor, once it is reaped; minus the number of a signal
+        self.exit_code: int | None = (
+            None  # of the supervisor, once it is reaped; minus the number of a signal
+        )
         self.listeners: dict[int, Listener] = {}  # by their numbers
         self.owner: SessionOwner | None = None
         self.news = news
@@ -105,7 +109,9 @@ class Session:
                 self.close()
                 raise
         except OSError as error:
-            raise PoolBrokenError(f"Could not start the supervisor process: {error}; {START_ADVICE}") from error
+            raise PoolBrokenError(
+                f"Could not start the supervisor process: {error}; {START_ADVICE}"
+            ) from error
 
     def _open(self, arena: Arena, around: Surroundings, program: Program) -> None:
         """Start a clean interpreter, never a fork: the main process has threads of its frameworks."""
@@ -154,7 +160,9 @@ class Session:
         Runs in: any thread. It has the owner replace this one if it is lost, which may raise.
         """
         owner = self.owner
-        before = None if interrupts.waits_told_by is None else interrupts.waits_told_by.note_signals()
+        before = (
+            None if interrupts.waits_told_by is None else interrupts.waits_told_by.note_signals()
+        )
         me = threading.get_ident()
         while True:
             with self.news:
@@ -163,7 +171,10 @@ class Session:
                 if self.is_lost or self._is_torn:
                     break
                 reader = self._reader
-                is_reader = reader in (None, me)  # a signal's handler may wait while its thread already reads
+                is_reader = reader in (
+                    None,
+                    me,
+                )  # a signal's handler may wait while its thread already reads
                 if is_reader:
                     self._reader = me
                 else:
@@ -211,7 +222,9 @@ class Session:
 
     def _take_in(self) -> None:
         if not self.is_lost:
-            self._is_torn = True  # until it is done: an interrupt that falls into it may lose messages
+            self._is_torn = (
+                True  # until it is done: an interrupt that falls into it may lose messages
+            )
             try:
                 while (received := self._channel.receive()) is not None:
                     message: Any = received.message
@@ -220,7 +233,9 @@ class Session:
                             self.owner.hear(message)
                         continue
                     # The number of a run or loader comes first in all others but `Found`.
-                    listener = self.listeners.get(message.loader if type(message) is Found else message[0])
+                    listener = self.listeners.get(
+                        message.loader if type(message) is Found else message[0]
+                    )
                     if listener is not None:
                         listener.hear(received)
                     else:  # of a run that was ended meanwhile: its slots are free
@@ -266,7 +281,9 @@ class Session:
         code = self.exit_code = child_process.end(self._process, _CLOSE_S)
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # by then the module may be gone
+    def __del__(
+        self, close: Callable[[int], None] = os.close
+    ) -> None:  # by then the module may be gone
         for end in self.__dict__.pop("_wake_ends", ()):
             close(end)
 
@@ -317,7 +334,9 @@ class Lender:
 
     def __init__(self, slots: SlotFile, send: Callable[[Release], None]) -> None:
         self._slots, self._send = slots, send
-        self._leases: dict[int, tuple[_Lease, weakref.ref[Any]]] = {}  # by offset; their callbacks release it
+        self._leases: dict[
+            int, tuple[_Lease, weakref.ref[Any]]
+        ] = {}  # by offset; their callbacks release it
         self.returned: collections.deque[_Lease] = collections.deque()
         self._is_lost = False
         forks.guard(self)
@@ -335,7 +354,9 @@ class Lender:
         self._leases.clear()  # and with the references what their deaths would call
         self.returned.clear()
 
-    def lend(self, run: int, ticket: int, offset: int, nbytes: int, lent: dict[int, None]) -> npt.NDArray[np.uint8]:
+    def lend(
+        self, run: int, ticket: int, offset: int, nbytes: int, lent: dict[int, None]
+    ) -> npt.NDArray[np.uint8]:
         """Return a slot as `uint8[nbytes]`; when it and all views of it are dead the slot is released.
 
         Args:
@@ -345,10 +366,20 @@ class Lender:
             nbytes: that are shown.
             lent: notes the offset for as long as it has views.
         """
-        slot: npt.NDArray[np.uint8] = np.ndarray((nbytes,), _BYTE, self._slots.map, offset)  # as `SlotFile.slot`
-        follower = weakref.ref(slot, self._on_death)  # of two references the younger is called first
+        slot: npt.NDArray[np.uint8] = np.ndarray(
+            (nbytes,), _BYTE, self._slots.map, offset
+        )  # as `SlotFile.slot`
+        follower = weakref.ref(
+            slot, self._on_death
+        )  # of two references the younger is called first
         lease = _Lease(slot, self.returned.append)
-        lease.run, lease.ticket, lease.offset, lease.nbytes, lease.lent = run, ticket, offset, nbytes, lent
+        lease.run, lease.ticket, lease.offset, lease.nbytes, lease.lent = (
+            run,
+            ticket,
+            offset,
+            nbytes,
+            lent,
+        )
         lent[offset] = None
         self._leases[offset] = lease, follower
         return slot
@@ -360,7 +391,9 @@ class Lender:
                 lease = self.returned[0]
             except IndexError:  # another thread has settled it
                 return
-            self._settle(lease)  # of several threads, too: a release that is said twice is said once
+            self._settle(
+                lease
+            )  # of several threads, too: a release that is said twice is said once
             with contextlib.suppress(ValueError):  # that other thread has taken it out
                 self.returned.remove(lease)
 
@@ -384,7 +417,9 @@ class Lender:
 
     def _on_death(self, _: Any, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         try:
-            if not is_finalizing():  # else modules may be gone already, and no slot is wanted any more
+            if (
+                not is_finalizing()
+            ):  # else modules may be gone already, and no slot is wanted any more
                 self.settle()
         except KeyboardInterrupt:  # Python drops what a finalizer raises
             interrupts.send_again()

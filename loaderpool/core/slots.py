@@ -13,9 +13,13 @@ from loaderpool.core.records import Filling, Instruction, Job, ReturnPages, RunR
 from loaderpool.memory.arena import Extent, ExtentMap
 
 _FEW_BYTES = 64 << 20  # a run has 32 slots if they take less than this,
-_MANY_BATCHES_BYTES = 8 << 20  # ... or this, if each holds very many batches: to take their pages takes time, too
+_MANY_BATCHES_BYTES = (
+    8 << 20
+)  # ... or this, if each holds very many batches: to take their pages takes time, too
 _MANY_BATCHES = 64
-_AT_CONSUMER = 8  # what `tf.data` has under prefetch(2), which is five or six, and some that are ready
+_AT_CONSUMER = (
+    8  # what `tf.data` has under prefetch(2), which is five or six, and some that are ready
+)
 _CHUNK_S = 0.008  # batches that take less share a ticket. Less: messages cost as much as work. More: late first batches
 _NODE_CHUNK_S = 0.064  # the same for nodes: each ticket is a call to another machine
 _RANGE_S = 0.1  # a batch that takes longer is cut into ranges of rows. Less: more messages than balance is worth
@@ -55,7 +59,11 @@ class Slots:
     """
 
     def __init__(
-        self, memory: ExtentMap, most: int, runs: dict[int, RunRecord], say: Callable[[Instruction], None]
+        self,
+        memory: ExtentMap,
+        most: int,
+        runs: dict[int, RunRecord],
+        say: Callable[[Instruction], None],
     ) -> None:
         self.free_bytes, self.kept_bytes = 1 << 62, 0
         self._memory, self.most, self.runs, self._say = memory, most, runs, say
@@ -70,11 +78,23 @@ class Slots:
         layout = run.loader.layout
         if layout is None or run.is_ended:
             return
-        size, has_some = layout.slot_bytes, run.slots > 0  # the last slot of all is for a run that has none
+        size, has_some = (
+            layout.slot_bytes,
+            run.slots > 0,
+        )  # the last slot of all is for a run that has none
         run.slots_wanted = slots_of(size, layout.max_chunk, workers, layout.room)
-        of_loader = [each.slots for each in self.runs.values() if each.loader.of == run.loader.of and not each.is_ended]
-        limit, nbytes = layout.limit_bytes // size, min(self._memory.largest, self.free_bytes + self.kept_bytes)
-        share = min(1 if run.is_whole else run.slots_wanted, max(_most_of(limit) // len(of_loader), 1))
+        of_loader = [
+            each.slots
+            for each in self.runs.values()
+            if each.loader.of == run.loader.of and not each.is_ended
+        ]
+        limit, nbytes = (
+            layout.limit_bytes // size,
+            min(self._memory.largest, self.free_bytes + self.kept_bytes),
+        )
+        share = min(
+            1 if run.is_whole else run.slots_wanted, max(_most_of(limit) // len(of_loader), 1)
+        )
         by_memory = min(limit - sum(of_loader), _most_of(nbytes // size)) - has_some
         by_number = self.most - sum(each.slots for each in self.runs.values()) - has_some
         by_number -= min(by_number // 2, _FOR_OTHERS)
@@ -125,9 +145,20 @@ class Cutter:
 
     def cut(self, run: RunRecord, batch: int, workers: int) -> list[Job]:
         """Return the tickets of a run's next batches, from this one on, for one of its free slots."""
-        loader, plan, layout, offset, lane = run.loader, run.plan, run.loader.layout, run.free.pop(), None
+        loader, plan, layout, offset, lane = (
+            run.loader,
+            run.plan,
+            run.loader.layout,
+            run.free.pop(),
+            None,
+        )
         assert layout is not None
-        batch_s, may_lend, count, ranges = loader.row_s * plan.batch_size, lendable(run.slots, workers), 1, 1
+        batch_s, may_lend, count, ranges = (
+            loader.row_s * plan.batch_size,
+            lendable(run.slots, workers),
+            1,
+            1,
+        )
         epoch, of_epoch, rest = plan.locate(batch)
         run.window = None
         if run.lanes:
@@ -140,7 +171,13 @@ class Cutter:
             may_lend = 0
         run.may_lend = max(run.may_lend, may_lend)
         rows = run.total_rows(batch, count)
-        if batch_s > _RANGE_S and count == 1 and layout.splits and lane is None and not self._of_nodes:
+        if (
+            batch_s > _RANGE_S
+            and count == 1
+            and layout.splits
+            and lane is None
+            and not self._of_nodes
+        ):
             ranges = min(rows, round(batch_s / _RANGE_S))
         slot = run.making[offset] = Filling(run, offset, batch, count, ranges, may_lend, rows, lane)
         place = offset, layout.slot_bytes, offset in run.fresh, run.feed, 0, ()
@@ -150,12 +187,23 @@ class Cutter:
             start, stop = rows * number // ranges, rows * (number + 1) // ranges
             run.last_ticket = next(self._tickets)
             ticket = Ticket(
-                run.last_ticket, loader.number, run.number, epoch, of_epoch, rest, count, start, stop, *place
+                run.last_ticket,
+                loader.number,
+                run.number,
+                epoch,
+                of_epoch,
+                rest,
+                count,
+                start,
+                stop,
+                *place,
             )
             jobs.append(Job(ticket, loader, slot, (stop - start) * loader.row_s))
         return jobs
 
-    def _batches_in_ticket(self, run: RunRecord, of_epoch: int, batch_s: float, workers: int) -> int:
+    def _batches_in_ticket(
+        self, run: RunRecord, of_epoch: int, batch_s: float, workers: int
+    ) -> int:
         loader, plan = run.loader, run.plan
         if run.is_whole:
             return run.stop - run.next

@@ -49,13 +49,17 @@ _BOOT = (
 )
 _SEED = "PYTHONHASHSEED"  # an interpreter reads it before all else, for the order of sets
 _LOOK_S = 0.2  # a wait ends so often: on Windows nothing else has a signal's handler run
-_ENDS_S = 5.0  # of a thread, or from the end of a connection to that of its process; kills are quicker
+_ENDS_S = (
+    5.0  # of a thread, or from the end of a connection to that of its process; kills are quicker
+)
 _BLOCK_BYTES = 64 << 20  # a block of shared memory has a multiple
 _spawning = multiprocess.get_context("spawn")
 _starting = threading.Lock()
 
 
-def _without_script(name: str, prepare: Callable[[str], dict[str, Any]] = spawn.get_preparation_data) -> dict[str, Any]:
+def _without_script(
+    name: str, prepare: Callable[[str], dict[str, Any]] = spawn.get_preparation_data
+) -> dict[str, Any]:
     """Have a worker of ours that begins not run the script again: scripts need no guard, and notebooks work."""
     skipped = ("init_main_from_name", "init_main_from_path") if name.startswith(_NAME) else ()
     return {key: value for key, value in prepare(name).items() if key not in skipped}
@@ -70,7 +74,10 @@ def shared(make: Callable[..., Any], name: str | None = None) -> Any:
     Where this process is killed, `multiprocess`'s resource tracker unlinks it.
     """
     # Windows promises all of a block's memory when it is made, others only what is written to.
-    size = max(1, capacity.available_memory_bytes() // (_BLOCK_BYTES * (4 if os.name == "nt" else 1))) * _BLOCK_BYTES
+    size = (
+        max(1, capacity.available_memory_bytes() // (_BLOCK_BYTES * (4 if os.name == "nt" else 1)))
+        * _BLOCK_BYTES
+    )
     with contextlib.closing(SharedMemory(name, create=name is None, size=size)) as block:
         if os.name == "nt":
             file = make(-1, block.size, block.name)
@@ -86,7 +93,10 @@ class Queued:
     other: Queued
 
     def __init__(self, rings: queue.SimpleQueue[None]) -> None:
-        self._arrived, self.rings = collections.deque[Received | None](), rings  # one for all at which a thread waits
+        self._arrived, self.rings = (
+            collections.deque[Received | None](),
+            rings,
+        )  # one for all at which a thread waits
 
     def ring(self) -> None:
         """End a wait, or the next one."""
@@ -121,11 +131,15 @@ class Connected(Queued):
     `at_end` is called when it ends, or `is_there()` says that the other process has: a third one may have its end.
     """
 
-    def __init__(self, connection: Any, rings: Any, is_there: Callable[[], bool], at_end: Any = None) -> None:
+    def __init__(
+        self, connection: Any, rings: Any, is_there: Callable[[], bool], at_end: Any = None
+    ) -> None:
         super().__init__(rings)
         self._connection, self._is_there, self._at_end = connection, is_there, at_end
         self.fileno, self.has_ended = connection.fileno, False
-        self._thread = threading.Thread(target=self._hear, name="loaderpool-connection", daemon=True)
+        self._thread = threading.Thread(
+            target=self._hear, name="loaderpool-connection", daemon=True
+        )
         self._thread.start()
 
     def send(self, message: Message | None, content: Sequence[Any] = ()) -> None:
@@ -167,7 +181,9 @@ class SpawnedSession(Session):
         self.slots = shared(SlotFile)
         own = {"channel": theirs, "arena": arena, "slots": self.slots, "trainer_pid": os.getpid()}
         self._supervisor = SpawnedSupervisor({**around._asdict(), **program.settings, **own})
-        self._thread = threading.Thread(target=self._supervisor.run, name="loaderpool-supervisor", daemon=True)
+        self._thread = threading.Thread(
+            target=self._supervisor.run, name="loaderpool-supervisor", daemon=True
+        )
         self._thread.start()
 
     def _wait_once(self) -> bool:
@@ -253,7 +269,9 @@ class SpawnedWorkers(Processes):
         own = {"channel": theirs, "arena": self._arena.name, "slots": self._slots.name}
         own["modules"] = self._settings["modules"].frames()
         told = {**self._settings, **self._told(number, cell), **own}
-        started = _spawning.Process(target=exec, args=(_BOOT, {"start": told}), name=f"{_NAME}{number}", daemon=False)
+        started = _spawning.Process(
+            target=exec, args=(_BOOT, {"start": told}), name=f"{_NAME}{number}", daemon=False
+        )
         with theirs, _starting:
             before = os.environ.get(_SEED)
             os.environ[_SEED] = told["environment"][_SEED]
@@ -265,9 +283,15 @@ class SpawnedWorkers(Processes):
         # Its end is ours to see to: `multiprocess` would wait for it when the interpreter exits.
         multiprocess.process._children.discard(started)
         kill, wait = started.kill, functools.partial(_end, started)
-        running = types.SimpleNamespace(pid=started.pid, poll=lambda: started.exitcode, kill=kill, wait=wait)
-        channel: Any = Connected(ours, self._settings["channel"].rings, lambda: started.exitcode is None)
-        no_stacks: Any = types.SimpleNamespace(ask=id, read=str, close=int)  # in place of a `StackFile`
+        running = types.SimpleNamespace(
+            pid=started.pid, poll=lambda: started.exitcode, kill=kill, wait=wait
+        )
+        channel: Any = Connected(
+            ours, self._settings["channel"].rings, lambda: started.exitcode is None
+        )
+        no_stacks: Any = types.SimpleNamespace(
+            ask=id, read=str, close=int
+        )  # in place of a `StackFile`
         return WorkerProcess(number, running, cell, channel, no_stacks)
 
 
@@ -291,18 +315,30 @@ class SpawnedWorker(Worker):
 def main(start: dict[str, Any]) -> None:
     """Be a worker to the end. The connection is its one way to the main process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process' to answer
-    if hasattr(os, "setsid"):  # what the function does to its process group is not done to the main process
+    if hasattr(
+        os, "setsid"
+    ):  # what the function does to its process group is not done to the main process
         os.setsid()
-    with contextlib.suppress(OSError, TypeError):  # it was deleted: it stays where the main process is
+    with contextlib.suppress(
+        OSError, TypeError
+    ):  # it was deleted: it stays where the main process is
         os.chdir(start["directory"])
     sys.path[:], sys.argv = start["path"], list(start["argv"])
     process.become("worker")
     machine.wake_when_orphaned()
     settle_process()
     faulthandler.enable(sys.stderr or os.open(os.devnull, os.O_WRONLY), all_threads=False)
-    ends = functools.partial(os._exit, LOST_PIPES_STATUS)  # after the main process, or as the function has closed it
-    channel: Any = Connected(start["channel"], queue.SimpleQueue(), lambda: os.getppid() == start["trainer_pid"], ends)
+    ends = functools.partial(
+        os._exit, LOST_PIPES_STATUS
+    )  # after the main process, or as the function has closed it
+    channel: Any = Connected(
+        start["channel"], queue.SimpleQueue(), lambda: os.getppid() == start["trainer_pid"], ends
+    )
     keep(ModuleStore(frames=start["modules"]))
     arena, slots = shared(Arena, start["arena"]), shared(SlotFile, start["slots"])
     payloads = LatePayloads(arena, start)
-    serve(SpawnedWorker(start["number"], start["cell"], channel, arena, slots, payloads, start["forms"]).run)
+    serve(
+        SpawnedWorker(
+            start["number"], start["cell"], channel, arena, slots, payloads, start["forms"]
+        ).run
+    )

@@ -20,7 +20,17 @@ import itertools
 import operator
 from typing import Any
 
-from loaderpool.core.messages import BatchFailed, Begin, Done, Ended, Filled, Found, LoaderFailed, Look, Ticket
+from loaderpool.core.messages import (
+    BatchFailed,
+    Begin,
+    Done,
+    Ended,
+    Filled,
+    Found,
+    LoaderFailed,
+    Look,
+    Ticket,
+)
 from loaderpool.core.records import (
     MOST_TICKETS,
     Abandon,
@@ -46,7 +56,10 @@ from loaderpool.transport.reports import GivenUp
 
 _SHORT_S = 0.02  # a second ticket waits only after one that takes less: long ones would wait for a slow sample
 _LAST_TICKET, _SLOTS = operator.attrgetter("last_ticket"), operator.attrgetter("slots")
-_NODE_TICKETS, _MOST_NODE_TICKETS = 4, 256  # that a node may have at least, and at most: each has a slot there
+_NODE_TICKETS, _MOST_NODE_TICKETS = (
+    4,
+    256,
+)  # that a node may have at least, and at most: each has a slot there
 
 
 class State:
@@ -93,7 +106,12 @@ class State:
     # ---- what the main process says
 
     def load(
-        self, number: int, plan: Numbering, leaves_out: bool = False, most_deaths: int = 3, of: int | None = None
+        self,
+        number: int,
+        plan: Numbering,
+        leaves_out: bool = False,
+        most_deaths: int = 3,
+        of: int | None = None,
     ) -> None:
         """A loader was loaded. Workers that were forked before do not know it, and are replaced.
 
@@ -105,7 +123,9 @@ class State:
             of: the number of the loader's first version; None: it is this one.
         """
         first = number if of is None else of
-        loader = self.loaders[number] = LoaderRecord(number, plan, first, leaves_out, max(2, most_deaths))
+        loader = self.loaders[number] = LoaderRecord(
+            number, plan, first, leaves_out, max(2, most_deaths)
+        )
         if self._broken is not None:
             self._fail_loader(loader, self._broken)
         else:
@@ -135,7 +155,9 @@ class State:
         """The loader is closed, and so are its runs."""
         self.loaders.pop(number, None)
         self.slots.return_kept()
-        self.due = collections.deque(job for job in self.due if job.loader.number != number or job.slot is not None)
+        self.due = collections.deque(
+            job for job in self.due if job.loader.number != number or job.slot is not None
+        )
 
     def begin(self, asked: Begin, plan: Numbering | None = None) -> None:
         """A run begins, by another plan than its loader's perhaps. One of an unknown loader is answered as well."""
@@ -146,13 +168,18 @@ class State:
             return
         had = {batch for batch in asked.had if batch >= first}
         stop = asked.stop if asked.stop >= 0 else 1 << 1000
-        run = self.runs[asked.run] = RunRecord(asked.run, loader, plan or loader.plan, first, stop, had)
+        run = self.runs[asked.run] = RunRecord(
+            asked.run, loader, plan or loader.plan, first, stop, had
+        )
         run.feed, run.is_in_order, run.is_whole = asked.feed, asked.is_in_order, asked.is_whole
         lanes, over = loader.plan.lanes, asked.lanes_over
         run.lanes = [
-            Lane(first // lanes + (lane < first % lanes), batches=0 if lane in over else None) for lane in range(lanes)
+            Lane(first // lanes + (lane < first % lanes), batches=0 if lane in over else None)
+            for lane in range(lanes)
         ]
-        if run.lanes:  # a paused worker would keep its lanes, and with them all batches after theirs
+        if (
+            run.lanes
+        ):  # a paused worker would keep its lanes, and with them all batches after theirs
             self.resume()
         self.slots.give(run, self.width)
 
@@ -169,7 +196,9 @@ class State:
             return
         run.is_ended = True
         self._say(Abandon(number))
-        for worker in {lane.home for lane in run.lanes if lane.home is not None}:  # they end its generators
+        for worker in {
+            lane.home for lane in run.lanes if lane.home is not None
+        }:  # they end its generators
             self._say(ToWorker(worker, Ended(number)))
         run.free.extend(run.filled.keys() - set(lent))
         run.filled = {offset: run.filled[offset] for offset in lent if offset in run.filled}
@@ -251,7 +280,9 @@ class State:
             return None
         loader = job.loader
         if answer.rows:
-            loader.row_s += (answer.seconds / answer.rows - loader.row_s) * (0.5 if loader.rows_measured < 64 else 0.1)
+            loader.row_s += (answer.seconds / answer.rows - loader.row_s) * (
+                0.5 if loader.rows_measured < 64 else 0.1
+            )
             loader.rows_measured += answer.rows
         self._answered(job, answer, file)
         return loader.of if answer.rows else None
@@ -269,7 +300,11 @@ class State:
         is_lost = not record.is_leaving or bool(record.jobs)
         death = death if is_lost else None
         # Of a node all that it had: what several of them died of is dealt alone, and given up if its node goes again.
-        at_work = [*record.jobs.values()] if self._of_nodes else [job for job in [record.jobs.get(ticket)] if job]
+        at_work = (
+            [*record.jobs.values()]
+            if self._of_nodes
+            else [job for job in [record.jobs.get(ticket)] if job]
+        )
         blamed = [job for job in at_work if death is not None and not job.is_unwanted]
         for job in blamed:
             del record.jobs[job.ticket.number]
@@ -345,7 +380,9 @@ class State:
         if worker.is_leaving or worker.is_paused:
             has_room = False
         elif self._of_nodes:
-            most = min(max(_NODE_TICKETS, MOST_TICKETS * worker.workers), _MOST_NODE_TICKETS) * bool(worker.workers)
+            most = min(
+                max(_NODE_TICKETS, MOST_TICKETS * worker.workers), _MOST_NODE_TICKETS
+            ) * bool(worker.workers)
             has_room = len(jobs) < most and not any(job.is_alone for job in jobs.values())
         elif not jobs:
             has_room = True
@@ -366,7 +403,11 @@ class State:
         for job in self.due:
             if self._of_nodes and worker.jobs and job.is_alone:
                 return None  # until it has answered all
-            if job.slot is None or job.slot.lane is None or job.slot.lane.home in (None, worker.number):
+            if (
+                job.slot is None
+                or job.slot.lane is None
+                or job.slot.lane.home in (None, worker.number)
+            ):
                 self.due.remove(job)
                 return job
         for run in sorted(self.runs.values(), key=_LAST_TICKET):
@@ -385,10 +426,17 @@ class State:
         if loader.keeper is not None and slot is not None and slot.batch == job.ticket.start == 0:
             keeper, loader.keeper = self.workers.get(loader.keeper), None
             is_there = keeper is not None and not (keeper.is_leaving or keeper.is_paused)
-            if keeper is not None and is_there and len(keeper.jobs) < MOST_TICKETS and slot.lane is None:
+            if (
+                keeper is not None
+                and is_there
+                and len(keeper.jobs) < MOST_TICKETS
+                and slot.lane is None
+            ):
                 worker = keeper
         if loader.left_out:
-            left_out = tuple(sample[1:] for sample in loader.left_out if sample[0] == job.ticket.epoch)
+            left_out = tuple(
+                sample[1:] for sample in loader.left_out if sample[0] == job.ticket.epoch
+            )
             job.ticket = job.ticket._replace(left_out=left_out)
         worker.jobs[job.ticket.number] = job
         self.note_room(worker)
@@ -418,7 +466,10 @@ class State:
             turn, has_rows = slot.batch // len(run.lanes), slot.rows > 0 or slot.failure is not None
             is_end = slot.rows < slot.asked or slot.failure is not None
             if is_end and (lane.batches is None or turn + has_rows < lane.batches):
-                lane.batches, is_last = turn + has_rows, True  # an earlier one may be answered later, by another worker
+                lane.batches, is_last = (
+                    turn + has_rows,
+                    True,
+                )  # an earlier one may be answered later, by another worker
             elif lane.batches is not None and turn >= lane.batches:  # it is after the end
                 self._drop(slot.file)
                 run.free.append(slot.offset)
@@ -438,7 +489,9 @@ class State:
         run.filled[slot.offset] = answer.ticket
         place = slot.batch, slot.count, slot.rows, slot.offset, job.ticket.slot_bytes
         slots = run.slots, run.slots_wanted, slot.may_lend
-        told = Filled(run.number, *place, *slots, is_last, answer.ticket, answer.oversize, answer.failures)
+        told = Filled(
+            run.number, *place, *slots, is_last, answer.ticket, answer.oversize, answer.failures
+        )
         self._say(ToMain(told, slot.file))
 
     def _drop(self, file: Any) -> None:
@@ -468,7 +521,9 @@ class State:
             self._give_up(job, death.error(why, deaths, job.ticket))
             return
         if why is not None:
-            job.loader.left_out.append((job.ticket.epoch, death.sample, death.hung_s, death.exit_code))
+            job.loader.left_out.append(
+                (job.ticket.epoch, death.sample, death.hung_s, death.exit_code)
+            )
             job.deaths.clear()
         job.ticket = job.ticket._replace(deaths=deaths)
         self.due.appendleft(job)
@@ -512,7 +567,9 @@ class State:
 
     def _hire(self) -> None:
         """Start workers up to the number that is wanted, beside those that leave."""
-        is_early = not self.loaders and not self._of_nodes  # nodes take long to start, and load what comes later
+        is_early = (
+            not self.loaders and not self._of_nodes
+        )  # nodes take long to start, and load what comes later
         if is_early or self._broken is not None or self.is_short:
             return
         staying = sum(not worker.is_leaving for worker in self.workers.values())
@@ -532,7 +589,10 @@ class State:
     @property
     def width(self) -> int:
         """How many processes make rows."""
-        return max(1, sum(node.workers for node in self.workers.values()) if self._of_nodes else self._wanted)
+        return max(
+            1,
+            sum(node.workers for node in self.workers.values()) if self._of_nodes else self._wanted,
+        )
 
     def _give_slots(self) -> None:
         """There are more workers, or fewer: runs get the slots that so many need."""
@@ -550,5 +610,7 @@ class State:
             self._say(Stop(worker.number))
 
     def _leave_homes(self, worker: WorkerRecord) -> None:
-        for lane in (lane for run in self.runs.values() for lane in run.lanes if lane.home == worker.number):
+        for lane in (
+            lane for run in self.runs.values() for lane in run.lanes if lane.home == worker.number
+        ):
             lane.home = None

@@ -28,16 +28,25 @@ from loaderpool.plan.batches import Numbering
 from loaderpool.system import capacity, clock, fault_points, machine, process
 from loaderpool.system.machine import StopWatch
 from loaderpool.transport import reports
-from loaderpool.transport.payload.loaded import ForkCheck, Payloads, describe_load_error, why_not_forked
+from loaderpool.transport.payload.loaded import (
+    ForkCheck,
+    Payloads,
+    describe_load_error,
+    why_not_forked,
+)
 from loaderpool.transport.payload.modules import ModuleStore, keep
 from loaderpool.transport.pickling import receive, send
 from loaderpool.transport.reports import GivenUp, LostReport, describe_failure, describe_timeout
 
 _LOOK_MS = 200  # without pidfds, processes are looked at so often
-_TRIAL_LOOK_MS = 20  # during a trial the clock is looked at so often: a pause is measured in tenths of a second
+_TRIAL_LOOK_MS = (
+    20  # during a trial the clock is looked at so often: a pause is measured in tenths of a second
+)
 _FOR_OTHERS = 48  # messages in the main process' channel that are not about slots
 _SIGKILL = -9
-_DEATHS_WITH_THREADS = 3  # over one sample, at least: the first attempt uses threads, which may blame another one
+_DEATHS_WITH_THREADS = (
+    3  # over one sample, at least: the first attempt uses threads, which may blame another one
+)
 
 
 class Supervisor:
@@ -61,7 +70,9 @@ class Supervisor:
         space = ExtentMap(PAGE_BYTES, self._slots.nbytes)
         most_slots = max(2, most_messages - _FOR_OTHERS)
         self._state = State(start["workers"], space, most_slots, self._restarts, self.of_nodes)
-        self._tick_ms = min(StopWatch().look_ms, _LOOK_MS) if self._main_pidfd is None else StopWatch().look_ms
+        self._tick_ms = (
+            min(StopWatch().look_ms, _LOOK_MS) if self._main_pidfd is None else StopWatch().look_ms
+        )
         self._tick_due_ns = 0
         self._timeouts: dict[int, float] = {}  # seconds, by loader
         self._oom_kills = capacity.oom_kill_count()
@@ -80,14 +91,18 @@ class Supervisor:
         self._arena.board.begun = 1
         self._slots = SlotFile(start["slots"])
         self._epoll = select.epoll()
-        self._main_pidfd = machine.open_pidfd(self._main_pid)  # a fork of it may hold its end of the channel
+        self._main_pidfd = machine.open_pidfd(
+            self._main_pid
+        )  # a fork of it may hold its end of the channel
         self._listen(self._main.fileno(), self._hear_main)
         if self._main_pidfd is not None:
             self._listen(self._main_pidfd, self._leave)
         return most_messages()
 
     def _make_workers(self, start: Mapping[str, Any]) -> Any:
-        return Processes(self._arena, self._slots, self._payloads, self._forms, start, self._private)
+        return Processes(
+            self._arena, self._slots, self._payloads, self._forms, start, self._private
+        )
 
     def run(self) -> None:
         """Work until the main process is gone, or has closed its end. Then end all workers."""
@@ -144,7 +159,9 @@ class Supervisor:
         if self._timeouts:
             self._workers.end_hung(self._watched())
         self._workers.end_stopped()
-        self._dead += [worker for worker in self._workers.without_pidfd if worker.process.poll() is not None]
+        self._dead += [
+            worker for worker in self._workers.without_pidfd if worker.process.poll() is not None
+        ]
         self._is_over |= self._main_pidfd is None and os.getppid() != self._main_pid
         self._note_size()  # if it was stored while an earlier message was being counted
         self._begin_trial()
@@ -259,11 +276,15 @@ class Supervisor:
         leaves_out = action == "skip" or (action == "replace" and settings.unit == "sample")
         if config.limits.timeout_s is not None:
             self._timeouts[number] = config.limits.timeout_s
-            self._tick_ms = min(self._tick_ms, look_ns(int(config.limits.timeout_s * 1e9)) // 1_000_000)
+            self._tick_ms = min(
+                self._tick_ms, look_ns(int(config.limits.timeout_s * 1e9)) // 1_000_000
+            )
             self._tick_due_ns = 0
         self._main.send(messages.Loaded(number))
         most_deaths = config.limits.restarts_per_item
-        if config.threads > 1:  # only what is made by one thread tells for certain which sample ends its worker
+        if (
+            config.threads > 1
+        ):  # only what is made by one thread tells for certain which sample ends its worker
             most_deaths = max(_DEATHS_WITH_THREADS, most_deaths)
         self._state.load(number, Numbering(settings.plan), leaves_out, most_deaths, settings.loader)
 
@@ -274,8 +295,12 @@ class Supervisor:
         return reports.of_setup(failure, what, describe_load_error(error, place), place)
 
     def _freeze(self) -> None:
-        if self._has_loaded:  # what the first payload's imports have left in cycles is not worth the wait
-            if self._has_unloaded:  # functions are in cycles with their globals, and what is frozen is never collected
+        if (
+            self._has_loaded
+        ):  # what the first payload's imports have left in cycles is not worth the wait
+            if (
+                self._has_unloaded
+            ):  # functions are in cycles with their globals, and what is frozen is never collected
                 gc.unfreeze()
             gc.collect()
         self._has_loaded, self._has_unloaded = True, False
@@ -299,11 +324,15 @@ class Supervisor:
             return
         self._tell_workers(message)
         form, _ = receive(message.content, own=message.loader)
-        self._state.lay_out(message.loader, forms.known_layout(form, settings.config), message.seconds)
+        self._state.lay_out(
+            message.loader, forms.known_layout(form, settings.config), message.seconds
+        )
 
     def _lay_out(self, number: int, probe: Any) -> None:
         """The first sample is known: decide what batches look like, and tell all."""
-        from loaderpool.core import forms  # while a worker makes the first sample: no start waits for it
+        from loaderpool.core import (
+            forms,
+        )  # while a worker makes the first sample: no start waits for it
 
         settings = self._payloads.settings[number]
         try:
@@ -340,7 +369,9 @@ class Supervisor:
         message: messages.Message = received.message
         match message:
             case messages.Done():
-                loader = self._state.done(number, message, received.descriptors[0] if received.descriptors else None)
+                loader = self._state.done(
+                    number, message, received.descriptors[0] if received.descriptors else None
+                )
                 if self._trial is not None:
                     self._trial.note(number, loader, message.rows, clock.monotonic_s())
             case messages.Found(loader=loader):
@@ -370,7 +401,10 @@ class Supervisor:
 
     def _death_of(self, worker: WorkerProcess, index: int, exit_code: int) -> records.Death:
         read, sample = self._arena.board.read, worker.sample
-        in_setup, in_generator = bool(read(worker.cell, Field.IN_SETUP)), bool(read(worker.cell, Field.IN_GENERATOR))
+        in_setup, in_generator = (
+            bool(read(worker.cell, Field.IN_SETUP)),
+            bool(read(worker.cell, Field.IN_GENERATOR)),
+        )
         before, self._oom_kills = self._oom_kills, capacity.oom_kill_count()
         is_out_of_memory = exit_code == _SIGKILL and self._oom_kills > before
         stacks = fault_in(worker.stacks.read())
@@ -442,14 +476,22 @@ class Supervisor:
 
     def _start(self, number: int) -> None:
         obstacles = self._obstacles()
-        if obstacles and not self._has_told_of_exec:  # before anything that a worker by exec may say
+        if (
+            obstacles and not self._has_told_of_exec
+        ):  # before anything that a worker by exec may say
             self._has_told_of_exec = True
-            self._main.send(messages.Warn(why_not_forked(obstacles, process.node()), are_not_forked=True))
+            self._main.send(
+                messages.Warn(why_not_forked(obstacles, process.node()), are_not_forked=True)
+            )
         try:
-            worker = self._workers.start(number, None if obstacles else self._fork_check.handles.files)
+            worker = self._workers.start(
+                number, None if obstacles else self._fork_check.handles.files
+            )
         except OSError as error:
             failure = describe_failure(error, epoch=0, worker=number)
-            packed = reports.of_setup(failure, "no worker could be started", capacity.START_ADVICE, None)
+            packed = reports.of_setup(
+                failure, "no worker could be started", capacity.START_ADVICE, None
+            )
             self._state.not_started(number, packed)
             return
         fault_points.reach("supervisor.forked")
@@ -487,7 +529,9 @@ def main(start: Mapping[str, Any]) -> None:
     serve(start, Supervisor, "supervisor")
 
 
-def serve(start: Mapping[str, Any], program: Callable[[Mapping[str, Any]], Supervisor], role: process.Role) -> None:
+def serve(
+    start: Mapping[str, Any], program: Callable[[Mapping[str, Any]], Supervisor], role: process.Role
+) -> None:
     """Be the process in the supervisor's place."""
     process.become(role, start.get("node"))
     machine.wake_when_orphaned()
@@ -503,7 +547,9 @@ def serve(start: Mapping[str, Any], program: Callable[[Mapping[str, Any]], Super
         return  # the main process died just now
     try:
         supervisor.run()
-    except BaseException:  # a defect of ours, or a signal from outside: another supervisor goes on, but it is told
+    except (
+        BaseException
+    ):  # a defect of ours, or a signal from outside: another supervisor goes on, but it is told
         traceback.print_exc()
         raise
     finally:

@@ -59,7 +59,9 @@ class Gauge:
         self._first_s: dict[int, float] = {}  # by worker: the time of its first answer
         self._last_s: dict[int, float] = {}  # and of its latest one
         self._log: list[tuple[float, int]] = []  # of all: time and rows
-        self._cycles: dict[int, list[tuple[float, int]]] = {}  # by worker: seconds between answers, and rows
+        self._cycles: dict[
+            int, list[tuple[float, int]]
+        ] = {}  # by worker: seconds between answers, and rows
 
     def note(self, worker: int, rows: int, now_s: float) -> None:
         """Count an answer."""
@@ -81,7 +83,9 @@ class Gauge:
 
     def is_enough(self, now_s: float) -> bool:
         """Whether there is a rate."""
-        return self.seconds(now_s) >= _LEAST_S and self._answers >= max(_LEAST_ANSWERS, _ANSWERS_EACH * self._workers)
+        return self.seconds(now_s) >= _LEAST_S and self._answers >= max(
+            _LEAST_ANSWERS, _ANSWERS_EACH * self._workers
+        )
 
     def is_idle(self, now_s: float) -> bool:
         """Whether the workers lacked tickets, so that the rate is not theirs."""
@@ -92,7 +96,9 @@ class Gauge:
         per_s = 0.0
         for cycles in self._cycles.values():
             took_s, rows = sum(seconds for seconds, _ in cycles), sum(rows for _, rows in cycles)
-            per_s += rows / (took_s if len(cycles) >= _LEAST_CYCLES and took_s else self.seconds(now_s))
+            per_s += rows / (
+                took_s if len(cycles) >= _LEAST_CYCLES and took_s else self.seconds(now_s)
+            )
         return Rates(Rate(per_s, self._error_of_cycles(now_s)), self._in_all(now_s))
 
     def _error_of_cycles(self, now_s: float) -> float:
@@ -102,12 +108,20 @@ class Gauge:
             return math.inf
         row_s = sum(seconds for seconds, _ in cycles) / rows
         times = [seconds / rows for seconds, rows in cycles]
-        cut = [first_s - self._begun_s for first_s in self._first_s.values()]  # calls at the beginning, and at the end
+        cut = [
+            first_s - self._begun_s for first_s in self._first_s.values()
+        ]  # calls at the beginning, and at the end
         cut += [now_s - last_s for last_s in self._last_s.values()]
         cut += [self.seconds(now_s)] * (self._workers - len(self._last_s))
-        times += [seconds * len(cycles) / rows for seconds in cut if seconds * len(cycles) > 2 * row_s * rows]
+        times += [
+            seconds * len(cycles) / rows
+            for seconds in cut
+            if seconds * len(cycles) > 2 * row_s * rows
+        ]
         variance = sum((seconds - row_s) ** 2 for seconds in times) / len(times)
-        return max(_LEAST_ERROR, math.sqrt(self._workers * variance / len(times)) / max(row_s, 1e-9))
+        return max(
+            _LEAST_ERROR, math.sqrt(self._workers * variance / len(times)) / max(row_s, 1e-9)
+        )
 
     def _in_all(self, now_s: float) -> Rate:
         rows, part_s = [0] * _PARTS, self.seconds(now_s) / _PARTS
@@ -143,8 +157,12 @@ class Trial:
         self._enough, self._too_few = len(self._workers), 0
         self._few = len(self._workers) // 2  # how many stay in the next pause
         self._rates: Rates | None = None  # of all workers
-        self._few_rates: Rates | None = None  # as high as that; compared again with all workers after the pause
-        self._is_repeated = False  # fewer were as fast by the error in all, which stragglers may make too small
+        self._few_rates: Rates | None = (
+            None  # as high as that; compared again with all workers after the pause
+        )
+        self._is_repeated = (
+            False  # fewer were as fast by the error in all, which stragglers may make too small
+        )
         self._loader: int | None = None
         self.paused_s = self.idle_s = 0.0
         self._phase, self._gauge = _Phase.ALL, Gauge(len(self._workers), now_s)
@@ -181,7 +199,9 @@ class Trial:
         """Go on to what is next, if it is time; returns whether workers were paused or resumed."""
         if self.is_over:
             return False
-        if self._staying() != self._workers or (self._phase is not _Phase.ALL and not self._paused()):
+        if self._staying() != self._workers or (
+            self._phase is not _Phase.ALL and not self._paused()
+        ):
             return self._end()
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         self._gauge.note_idle(passed_s * self._count_idle(is_paused=False))
@@ -230,7 +250,9 @@ class Trial:
             return self._end()
         few = gauge.rates(now_s)
         # If these seem to be as fast, all are measured again, and for as long as it takes.
-        is_as_fast, share, is_sure = self._compare(few, Rates(*(rate._replace(error=0.0) for rate in all_)))
+        is_as_fast, share, is_sure = self._compare(
+            few, Rates(*(rate._replace(error=0.0) for rate in all_))
+        )
         if not is_as_fast:
             is_as_fast, share, is_sure = self._compare(few, all_)
         if is_as_fast is None:
@@ -272,7 +294,9 @@ class Trial:
             few = few // 2 if not self._too_few and few > 1 else few
         else:
             self._too_few = max(few, self._too_few)
-            few = max(math.ceil(few / max(share, 0.01) - 0.1), few + 1)  # each does its part of the rate
+            few = max(
+                math.ceil(few / max(share, 0.01) - 0.1), few + 1
+            )  # each does its part of the rate
         if few >= self._enough or few > _FEWER * len(self._workers) or not self._has_time:
             return self._end()
         self._few = few
@@ -295,9 +319,13 @@ class Trial:
         return [worker.number for worker in self._state.workers.values() if worker.is_paused]
 
     def _count_idle(self, is_paused: bool) -> int:
-        return sum(not each.jobs and each.is_paused is is_paused for each in self._state.workers.values())
+        return sum(
+            not each.jobs and each.is_paused is is_paused for each in self._state.workers.values()
+        )
 
 
 def _mean(one: Rates, other: Rates) -> Rates:
     pairs = zip(one, other, strict=True)
-    return Rates(*(Rate((a.per_s + b.per_s) / 2, math.hypot(a.error, b.error) / 2) for a, b in pairs))
+    return Rates(
+        *(Rate((a.per_s + b.per_s) / 2, math.hypot(a.error, b.error) / 2) for a, b in pairs)
+    )

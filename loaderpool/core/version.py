@@ -79,7 +79,9 @@ class Version:
         before: Sent | None = None if earlier is None else earlier.sent
         placement = place(shipment, self._pool.hands_over_files, before)
         cache = engine.cache
-        self.sent: Sent = Sent(self._pool.arena, shipment, placement, None if cache is None else cache.plan)
+        self.sent: Sent = Sent(
+            self._pool.arena, shipment, placement, None if cache is None else cache.plan
+        )
 
     def begin(self) -> None:
         """Send it to the supervisor."""
@@ -93,7 +95,9 @@ class Version:
         engine = self._engine
         if self._has_ended_supervisor or engine.is_closed:
             return
-        files = list(self.sent.placement.descriptors)  # in the order in which `Payloads.load` takes them
+        files = list(
+            self.sent.placement.descriptors
+        )  # in the order in which `Payloads.load` takes them
         if engine.cache is not None and engine.cache.descriptor >= 0:
             files.append(engine.cache.descriptor)
         session.send(Load(self.number, self.sent.offset, self.sent.nbytes), files)

@@ -55,7 +55,13 @@ class Worker:
         payloads: Mapping[int, WorkerPayload],
         forms: Mapping[int, bytes],
     ) -> None:
-        self._number, self._cell, self._channel, self._arena, self._slots = number, cell, channel, arena, slots
+        self._number, self._cell, self._channel, self._arena, self._slots = (
+            number,
+            cell,
+            channel,
+            arena,
+            slots,
+        )
         self._payloads, self._forms = payloads, dict(forms)
         self._numbers, self._base = arena.board.numbers, Board.base(cell)
         self._recorder = arena.recorder(cell, number)
@@ -100,7 +106,9 @@ class Worker:
             self._read()
         except ChannelClosed:
             return False
-        except BaseException:  # it would count as the sample's that is waited for: another worker gets the tickets
+        except (
+            BaseException
+        ):  # it would count as the sample's that is waited for: another worker gets the tickets
             traceback.print_exc()
             os._exit(1)
         for ticket in self._tickets:
@@ -163,12 +171,16 @@ class Worker:
                     self._lanes[ticket.run] = ticket.loader, ticket.epoch
                 filled = work.fill(ticket, self._slots.map, ticket.offset, ticket.slot_bytes)
                 rows, oversize = filled.rows, filled.oversize
-                batches = ticket.batches if filled.items and not ticket.start else 0  # by who makes the first row
+                batches = (
+                    ticket.batches if filled.items and not ticket.start else 0
+                )  # by who makes the first row
                 failed = pickle.dumps(filled.row_failures, 5) if filled.row_failures else b""
                 answer = Done(ticket.number, filled.items, failures=failed)
         except Abandoned:
             self._forget(ticket.run)
-            if ticket.loader in self._works:  # its slot will be another ticket's: no thread shall write into it
+            if (
+                ticket.loader in self._works
+            ):  # its slot will be another ticket's: no thread shall write into it
                 self._works[ticket.loader].drop(ticket)
             answer = Done(ticket.number)
         except WorkFailed as error:
@@ -190,15 +202,25 @@ class Worker:
             self._send_oversize(answer, oversize, ticket.epoch)
         else:
             self._channel.send(answer)
-        board[base + Field.TICKET] = 0  # after it: an answer that cannot be sent ends this process, and is to blame
+        board[base + Field.TICKET] = (
+            0  # after it: an answer that cannot be sent ends this process, and is to blame
+        )
         fault_points.reach("worker.after_report")
         if ticket.offset < 0:
             self._recorder.note_call(begun_ns, begun_ns + took_ns, 0, CallKind.PROBE)
             return
         has_failed = isinstance(answer, Done) and bool(answer.error)
-        of = self._counted_as.get(ticket.loader, ticket.loader), ticket.run, ticket.epoch, ticket.batch, ticket.batches
+        of = (
+            self._counted_as.get(ticket.loader, ticket.loader),
+            ticket.run,
+            ticket.epoch,
+            ticket.batch,
+            ticket.batches,
+        )
         self._recorder.note_ticket(
-            begun_ns, begun_ns + took_ns, (*of, ticket.start, ticket.stop, ticket.deaths, has_failed)
+            begun_ns,
+            begun_ns + took_ns,
+            (*of, ticket.start, ticket.stop, ticket.deaths, has_failed),
         )
 
     def _look(self, work: Work, ticket: Ticket) -> Found:

@@ -16,7 +16,11 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, type)
 def own_classes(value: Any) -> OwnClasses | None:
     """Return the classes to rebuild values like this one with; None if plain dicts and tuples will do."""
     kind, keys, parts = opened(value)
-    within = {key: own for key, part in zip(keys, parts, strict=True) if (own := own_classes(part)) is not None}
+    within = {
+        key: own
+        for key, part in zip(keys, parts, strict=True)
+        if (own := own_classes(part)) is not None
+    }
     is_own = kind in ("dict", "tuple") and type(value) not in (dict, tuple)
     cls = type(value) if is_own and _can_be_rebuilt(value, kind, keys, parts) else None
     return None if cls is None and not within else OwnClasses(cls, within)
@@ -66,7 +70,11 @@ def _is_alike(mine: Any, its: Any, counterparts: dict[int, Any]) -> bool:
     if type(mine) is not type(its):
         return False
     if isinstance(mine, dict):
-        return mine.keys() == its.keys() and all(_is_alike(mine[key], its[key], counterparts) for key in mine)
+        return mine.keys() == its.keys() and all(
+            _is_alike(mine[key], its[key], counterparts) for key in mine
+        )
     if isinstance(mine, (list, tuple)):
-        return len(mine) == len(its) and all(_is_alike(*pair, counterparts) for pair in zip(mine, its, strict=True))
+        return len(mine) == len(its) and all(
+            _is_alike(*pair, counterparts) for pair in zip(mine, its, strict=True)
+        )
     return mine is its or (isinstance(mine, _PLAIN) and mine == its)

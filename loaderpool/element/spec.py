@@ -64,7 +64,11 @@ class ArraySpec:
 
     @known_names_only
     def __init__(
-        self, shape: Iterable[int | None], dtype: npt.DTypeLike, text: Text | None = None, ragged: bool = False
+        self,
+        shape: Iterable[int | None],
+        dtype: npt.DTypeLike,
+        text: Text | None = None,
+        ragged: bool = False,
     ) -> None:
         sizes = _read_shape(shape)
         numpy_dtype, text_of_dtype = read_dtype(dtype)
@@ -75,12 +79,19 @@ class ArraySpec:
         elif numpy_dtype != OBJECT:
             raise ArgumentError(f"text={brief(text)} needs dtype object, got {numpy_dtype}")
         if numpy_dtype == OBJECT and text is None:
-            raise ArgumentError('dtype object needs text="str" or text="bytes": no other objects can be batched')
+            raise ArgumentError(
+                'dtype object needs text="str" or text="bytes": no other objects can be batched'
+            )
         if not isinstance(ragged, bool):
             raise ArgumentError(f"ragged must be True or False, got {brief(ragged)}")
         if ragged and None not in sizes[1:]:
             raise ArgumentError(f"shape must be (batch, None, ...) with ragged=True, got {sizes}")
-        for name, value in (("shape", sizes), ("dtype", numpy_dtype), ("text", text), ("ragged", ragged)):
+        for name, value in (
+            ("shape", sizes),
+            ("dtype", numpy_dtype),
+            ("text", text),
+            ("ragged", ragged),
+        ):
             object.__setattr__(self, name, value)
 
     def __str__(self) -> str:
@@ -142,11 +153,15 @@ class RaggedArray:
         return self.values[self.row_splits[row] : self.row_splits[row + 1]]
 
     def __repr__(self) -> str:
-        return f"RaggedArray({len(self)} rows, {self.dtype}[{', '.join(map(str, self.values.shape))}])"
+        return (
+            f"RaggedArray({len(self)} rows, {self.dtype}[{', '.join(map(str, self.values.shape))}])"
+        )
 
 
 def _read_shape(shape: Any) -> tuple[int | None, ...]:
-    with contextlib.suppress(TypeError, ValueError):  # ValueError: TensorFlow's, of an unknown number of axes
+    with contextlib.suppress(
+        TypeError, ValueError
+    ):  # ValueError: TensorFlow's, of an unknown number of axes
         sizes = tuple(None if size is None else operator.index(size) for size in shape)
         if all(size is None or size >= 0 for size in sizes):
             return sizes
@@ -166,13 +181,17 @@ def read_spec(given: Any) -> ElementSpec:
     except SpecMismatchError as error:
         raise ArgumentError(str(error)) from None
     leaves = zip(structure.flatten(given), structure.paths, strict=True)
-    return ElementSpec(structure, tuple(_read_array_spec(leaf, f"element_spec{path}") for leaf, path in leaves))
+    return ElementSpec(
+        structure, tuple(_read_array_spec(leaf, f"element_spec{path}") for leaf, path in leaves)
+    )
 
 
 def _read_array_spec(given: Any, name: str) -> ArraySpec:
     if isinstance(given, ArraySpec):
         return given
-    is_spec = hasattr(given, "shape") and hasattr(given, "dtype") and not hasattr(given, "__array__")
+    is_spec = (
+        hasattr(given, "shape") and hasattr(given, "dtype") and not hasattr(given, "__array__")
+    )
     if not is_spec or isinstance(given, type) or type(given).__name__ == "SparseTensorSpec":
         raise ArgumentError(
             f"{name} must be an ArraySpec, tf.TensorSpec or tf.RaggedTensorSpec, got {type(given).__name__}"
@@ -218,10 +237,14 @@ def widened(spec: ElementSpec, other: ElementSpec) -> ElementSpec:
     if spec.structure != other.structure:
         return spec
     pairs = zip(spec.components, other.components, strict=True)
-    return ElementSpec(spec.structure, tuple(_with_open_axes(mine, its.shape) for mine, its in pairs))
+    return ElementSpec(
+        spec.structure, tuple(_with_open_axes(mine, its.shape) for mine, its in pairs)
+    )
 
 
-def sample_spec(sample: Any, given: ElementSpec | None = None, origin: str = "fn returned") -> ElementSpec:
+def sample_spec(
+    sample: Any, given: ElementSpec | None = None, origin: str = "fn returned"
+) -> ElementSpec:
     """Return the spec of exactly this sample: no batch axis, all axes known.
 
     Where an object array has no elements, the user's spec says whether it is str or bytes.
@@ -269,7 +292,11 @@ def mismatch(
     """
     is_text = actual_dtype == OBJECT
     # "string" on both sides: what came may be str or bytes or some of each, and either is taken.
-    wanted = f"string[{', '.join(map(str, expected.shape))}]" if expected.text is not None else str(expected)
+    wanted = (
+        f"string[{', '.join(map(str, expected.shape))}]"
+        if expected.text is not None
+        else str(expected)
+    )
     actual = f"{'string' if is_text else actual_dtype.name}[{', '.join(map(str, actual_shape))}]"
     reasons = ""
     if is_text != (expected.text is not None):
@@ -279,10 +306,14 @@ def mismatch(
         reasons += f". loaderpool does not cast {name} to {target} implicitly. Return x.astype({target!r}), or pass "
         reasons += f"element_spec with {name}"
     if len(actual_shape) != len(expected.shape):
-        reasons += f". The number of axes must always be {len(expected.shape)}: reshape in the function"
+        reasons += (
+            f". The number of axes must always be {len(expected.shape)}: reshape in the function"
+        )
     else:
         pairs = zip(expected.shape, actual_shape, strict=True)
-        varied = [axis for axis, (size, got) in enumerate(pairs) if size is not None and size != got]
+        varied = [
+            axis for axis, (size, got) in enumerate(pairs) if size is not None and size != got
+        ]
         if origin == "length":  # what is shorter is filled up
             varied = [axis for axis in varied if actual_shape[axis] > (expected.shape[axis] or 0)]
         if origin == "rows" and _are_channels(expected.shape, actual_shape, varied):
@@ -294,12 +325,16 @@ def mismatch(
             may_be_ragged = varied == [0]
             ragged_line = "\n    ragged=True: keep the length of each sample" * may_be_ragged
             ragged = " or ragged=True" * may_be_ragged
-            reasons += f". {text.format(axes=axes, ragged_line=ragged_line, ragged=ragged, cure=cure)}"
+            reasons += (
+                f". {text.format(axes=axes, ragged_line=ragged_line, ragged=ragged, cure=cure)}"
+            )
     source = "" if index is None else f" of {item_name(index)}"
     return SpecMismatchError(f"{named(path)}{source}: expected {wanted}, got {actual}{reasons}")
 
 
-def _are_channels(expected: tuple[int | None, ...], actual: tuple[int, ...], varied: list[int]) -> bool:
+def _are_channels(
+    expected: tuple[int | None, ...], actual: tuple[int, ...], varied: list[int]
+) -> bool:
     """Return whether samples are images that differ in their channels alone, which come last."""
     are_images = len(actual) == 3 and varied == [2]
     return are_images and {expected[2], actual[2]} <= {1, 2, 3, 4} and min(actual[:2]) > 4
@@ -352,7 +387,11 @@ def padding_of(pad: Any, structure: Structure, name: str = "pad") -> list[Any]:
         if key not in keys:
             raise SpecMismatchError(f"{name} has [{brief(key)}], {returned}")
     parts = zip(keys, structure.children, strict=True)
-    return [value for key, child in parts for value in padding_of(pad[key], child, f"{name}[{brief(key)}]")]
+    return [
+        value
+        for key, child in parts
+        for value in padding_of(pad[key], child, f"{name}[{brief(key)}]")
+    ]
 
 
 def fill_value(pad: Any, component: ArraySpec, path: str) -> Any:
@@ -365,11 +404,19 @@ def fill_value(pad: Any, component: ArraySpec, path: str) -> Any:
             return text if component.text == "bytes" else text.decode("utf-8", "surrogateescape")
     elif not isinstance(pad, (str, bytes)) and (np.isrealobj(pad) or component.dtype.kind == "c"):
         value = np.asarray(0 if pad is None else pad)
-        may_round = value.dtype.kind in "fc" and can_write(value.dtype, component.dtype)  # 0.1 has no float32
+        may_round = value.dtype.kind in "fc" and can_write(
+            value.dtype, component.dtype
+        )  # 0.1 has no float32
         try:
-            with np.errstate(over="ignore", invalid="ignore"):  # NaN into an int is caught by the comparison
+            with np.errstate(
+                over="ignore", invalid="ignore"
+            ):  # NaN into an int is caught by the comparison
                 cast = value.astype(component.dtype)
-            if cast == value or (value != value and cast != cast) or (may_round and np.isfinite(cast)):
+            if (
+                cast == value
+                or (value != value and cast != cast)
+                or (may_round and np.isfinite(cast))
+            ):
                 return cast
         except (TypeError, ValueError, OverflowError):
             pass

@@ -50,7 +50,16 @@ class Structure:
         unflatten: a value of this structure from its `num_leaves` leaves; a dict comes back as a plain dict.
     """
 
-    __slots__ = ("children", "flatten", "keys", "kind", "namedtuple", "num_leaves", "paths", "unflatten")
+    __slots__ = (
+        "children",
+        "flatten",
+        "keys",
+        "kind",
+        "namedtuple",
+        "num_leaves",
+        "paths",
+        "unflatten",
+    )
 
     def __init__(
         self,
@@ -87,9 +96,14 @@ class Structure:
             return _LEAF
         if not keys:
             name = "dict" if kind == "dict" else "tuple"
-            raise SpecMismatchError(f"{origin} an empty {name}{where}: at least one array is needed")
+            raise SpecMismatchError(
+                f"{origin} an empty {name}{where}: at least one array is needed"
+            )
         paths = [path + _step(kind, key) for key in keys]
-        children = tuple(Structure.of(part, origin=origin, path=at) for part, at in zip(parts, paths, strict=True))
+        children = tuple(
+            Structure.of(part, origin=origin, path=at)
+            for part, at in zip(parts, paths, strict=True)
+        )
         return Structure(kind, keys, children, type(value) if kind == "namedtuple" else None)
 
     def rebuilder(self, classes: OwnClasses | None) -> Callable[[Sequence[Any]], Any]:
@@ -97,7 +111,9 @@ class Structure:
         return self.unflatten if classes is None else _unflattener(self, classes)
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Structure) and self._identity() == other._identity())
+        return self is other or (
+            isinstance(other, Structure) and self._identity() == other._identity()
+        )
 
     def __hash__(self) -> int:
         return hash(self._identity())
@@ -137,14 +153,18 @@ def is_mapping(value: Any) -> bool:
 
 
 def _has_array(value: Any) -> bool:
-    return any(hasattr(value, name) for name in ("__array__", "__array_interface__", "__array_struct__"))
+    return any(
+        hasattr(value, name) for name in ("__array__", "__array_interface__", "__array_struct__")
+    )
 
 
 def _is_of_arrays(values: list[Any]) -> bool:
     """Whether a list is of a class of its own, and all in it are arrays with axes, or built of arrays."""
     if type(values) is list or not values:
         return False
-    return all(getattr(each, "shape", ()) or isinstance(each, tuple) or is_mapping(each) for each in values)
+    return all(
+        getattr(each, "shape", ()) or isinstance(each, tuple) or is_mapping(each) for each in values
+    )
 
 
 def _step(kind: Kind, key: Hashable) -> str:
@@ -159,7 +179,9 @@ def _flattener(structure: Structure) -> Callable[[Any], list[Any]]:
 
     def flatten_or_raise(value: Any) -> list[Any]:
         leaves = flatten(value)
-        return _leaves(structure, value) if leaves is None else leaves  # None: an own class, say, or a mistake
+        return (
+            _leaves(structure, value) if leaves is None else leaves
+        )  # None: an own class, say, or a mistake
 
     return flatten_or_raise
 
@@ -171,12 +193,20 @@ def _quick_flattener(structure: Structure) -> Callable[[Any], list[Any] | None]:
     keys, count = structure.keys, len(structure.children)
     cls = dict if structure.kind == "dict" else structure.namedtuple or tuple
     # itemgetter looks up all keys in one C call, but does not wrap a single one.
-    pick: Any = tuple if cls is not dict else operator.itemgetter(*keys) if count > 1 else lambda d: (d[keys[0]],)
+    pick: Any = (
+        tuple
+        if cls is not dict
+        else operator.itemgetter(*keys)
+        if count > 1
+        else lambda d: (d[keys[0]],)
+    )
     have_leaves, is_flat = _NO_LEAVES.isdisjoint, _is_flat(structure)
     flatteners = [_quick_flattener(child) for child in structure.children]
 
     def flatten(value: Any) -> list[Any] | None:
-        if type(value) is not cls or len(value) != count:  # nor a defaultdict, which would invent a missing key
+        if (
+            type(value) is not cls or len(value) != count
+        ):  # nor a defaultdict, which would invent a missing key
             return None
         try:
             parts = pick(value)
@@ -201,7 +231,9 @@ def _is_flat(structure: Structure) -> bool:
 
 def _leaves(structure: Structure, value: Any, *steps: tuple[Kind, Hashable]) -> list[Any]:
     """Return the leaves of a value, also of subclasses; raise for the first place that is built otherwise."""
-    if structure.kind == "leaf" and not (value is None or isinstance(value, tuple) or is_mapping(value)):
+    if structure.kind == "leaf" and not (
+        value is None or isinstance(value, tuple) or is_mapping(value)
+    ):
         return [value]
     kind, keys, parts = opened(value)
     if kind == structure.kind == "dict" and set(keys) == set(structure.keys):
@@ -223,7 +255,9 @@ def _difference(structure: Structure, value: Any) -> str:
     if kind == structure.kind == "dict":
         missing = [key for key in structure.keys if key not in keys]
         extra = [key for key in keys if key not in structure.keys]
-        parts = [f"without {listed(missing)}"] * bool(missing) + [f"with extra {listed(extra)}"] * bool(extra)
+        parts = [f"without {listed(missing)}"] * bool(missing) + [
+            f"with extra {listed(extra)}"
+        ] * bool(extra)
         expected, got = f"a dict of {listed(structure.keys)}", f"one {' and '.join(parts)}"
     return f"expected {expected}, got {got}; all items must have the same structure"
 
@@ -231,7 +265,9 @@ def _difference(structure: Structure, value: Any) -> str:
 # ---- together ----
 
 
-def _unflattener(structure: Structure, classes: OwnClasses | None = None) -> Callable[[Sequence[Any]], Any]:
+def _unflattener(
+    structure: Structure, classes: OwnClasses | None = None
+) -> Callable[[Sequence[Any]], Any]:
     if structure.kind == "leaf":
         return operator.itemgetter(0)
     own, within = classes or OwnClasses(None, {})
@@ -243,8 +279,14 @@ def _unflattener(structure: Structure, classes: OwnClasses | None = None) -> Cal
     if _is_flat(structure):
         return together
     ends = list(itertools.accumulate((child.num_leaves for child in structure.children), initial=0))
-    inner = [child.rebuilder(within.get(key)) for key, child in zip(keys, structure.children, strict=True)]
-    parts = [(unflatten, slice(*bounds)) for unflatten, bounds in zip(inner, itertools.pairwise(ends), strict=True)]
+    inner = [
+        child.rebuilder(within.get(key))
+        for key, child in zip(keys, structure.children, strict=True)
+    ]
+    parts = [
+        (unflatten, slice(*bounds))
+        for unflatten, bounds in zip(inner, itertools.pairwise(ends), strict=True)
+    ]
     return lambda leaves: together([unflatten(leaves[place]) for unflatten, place in parts])
 
 
@@ -276,7 +318,9 @@ def sketch(value: Any, leaf: Callable[[Any], str] = _class_name, depth: int = 3)
         return "..."
     inner = [sketch(part, leaf, depth - 1) for part in parts]
     if kind == "dict":
-        return "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(keys, inner, strict=True)) + "}"
+        return (
+            "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(keys, inner, strict=True)) + "}"
+        )
     if kind == "namedtuple":
         return f"{_class_name(value)}({', '.join(f'{key}={part}' for key, part in zip(keys, inner, strict=True))})"
     return f"({', '.join(inner)}{',' * (len(inner) == 1)})"
@@ -304,7 +348,9 @@ TEXT_KINDS: dict[str, Text] = {"U": "str", "T": "str", "S": "bytes"}
 OBJECT = np.dtype(object)
 _IN_NONE = "has no counterpart in TensorFlow, JAX or PyTorch"
 _ADVICE = "return arrays, numbers or strings, or a tuple or dict of them"
-_OF_SPARSE = "return a dense array of it, such as matrix.toarray(), or its parts as a dict of arrays"
+_OF_SPARSE = (
+    "return a dense array of it, such as matrix.toarray(), or its parts as a dict of arrays"
+)
 
 
 def convert_leaf(value: Any, path: str) -> npt.NDArray[Any]:
@@ -339,7 +385,9 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
         return np.array(value, np.int64 if value < 2**63 else np.uint64)
     if isinstance(value, np.ndarray):
         if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-            raise SpecMismatchError("a masked array would lose its mask: return .filled(x), or two arrays")
+            raise SpecMismatchError(
+                "a masked array would lose its mask: return .filled(x), or two arrays"
+            )
         return np.asarray(value)
     if isinstance(value, list):
         return _stack(value)
@@ -350,16 +398,22 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
     if isinstance(value, Mapping) and not has_array:  # NumPy would make an array of its keys
         raise SpecMismatchError(f"{kind} is not an array: {_advice(value)}")
     try:
-        array: npt.NDArray[Any] = _small_floats(value) if _is_small_float(value) else np.asarray(value)
+        array: npt.NDArray[Any] = (
+            _small_floats(value) if _is_small_float(value) else np.asarray(value)
+        )
     except SpecMismatchError:
         raise
     except Exception as error:
         if is_of_a_handler(error):
             raise
-        raise SpecMismatchError(f"{kind} cannot be converted to an array ({type(error).__name__}: {error})") from error
+        raise SpecMismatchError(
+            f"{kind} cannot be converted to an array ({type(error).__name__}: {error})"
+        ) from error
     if array.dtype == OBJECT and array.ndim == 0 and array[()] is value:
         raise SpecMismatchError(f"{kind} is not an array: {_advice(value)}")
-    if array.dtype.kind in TEXT_KINDS and not has_array:  # a deque of text, say, and perhaps of numbers
+    if (
+        array.dtype.kind in TEXT_KINDS and not has_array
+    ):  # a deque of text, say, and perhaps of numbers
         return _stack(list(value))
     return array
 
@@ -372,7 +426,11 @@ def _advice(value: Any) -> str:
 def _stack(values: list[Any]) -> npt.NDArray[Any]:
     """A list as one array. Text becomes objects at once: NumPy would turn numbers beside it into text in silence."""
     # Arrays of unlike dtypes are meant as a tuple, as by PyTorch's `default_collate`. Python's numbers may be mixed.
-    dtypes = {str(each.dtype).rpartition(".")[2] for each in values[:_MOST_PARTS] if hasattr(each, "dtype")}
+    dtypes = {
+        str(each.dtype).rpartition(".")[2]
+        for each in values[:_MOST_PARTS]
+        if hasattr(each, "dtype")
+    }
     if len(dtypes) > 1 and len(values) <= _MOST_PARTS:
         raise SpecMismatchError(
             f"a list becomes one array, but its {len(values)} parts have the dtypes {' and '.join(sorted(dtypes))}: "
@@ -421,7 +479,9 @@ _SMALL_FLOATS = ("torch.bfloat16", "torch.float8_")
 
 
 def _is_small_float(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "torch" and str(value.dtype).startswith(_SMALL_FLOATS)
+    return type(value).__module__.partition(".")[0] == "torch" and str(value.dtype).startswith(
+        _SMALL_FLOATS
+    )
 
 
 def _small_floats(tensor: Any) -> npt.NDArray[Any]:
@@ -435,7 +495,9 @@ def _small_floats(tensor: Any) -> npt.NDArray[Any]:
 
         dtype = np.dtype(getattr(ml_dtypes, name))
     except (ImportError, AttributeError):
-        raise SpecMismatchError(f"a tensor of dtype {name} has no NumPy array without ml_dtypes: {advice}") from None
+        raise SpecMismatchError(
+            f"a tensor of dtype {name} has no NumPy array without ml_dtypes: {advice}"
+        ) from None
     bits = tensor.detach().view(torch.int16 if dtype.itemsize == 2 else torch.uint8)
     array: npt.NDArray[Any] = bits.numpy()
     return array.view(dtype)
@@ -459,11 +521,17 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.kind in "mM":
         reason = f"{_IN_NONE}: return for example .astype('{dtype.name.partition('[')[0]}[s]').astype('int64')"
     elif dtype.names is not None:
-        reason = "is structured: return a dict of its fields, {name: a[name] for name in a.dtype.names}"
+        reason = (
+            "is structured: return a dict of its fields, {name: a[name] for name in a.dtype.names}"
+        )
     # Types registered with NumPy by others look like raw bytes (kind V), or have the letters of long doubles; those of
     # ml_dtypes are the ones that TensorFlow knows.
-    elif (dtype.type is np.void or dtype.char in "gG" or module != "numpy") and not module.startswith("ml_dtypes"):
-        reason = f"{_IN_NONE}: return for example .astype('float64'), or .view('uint8') of raw bytes"
+    elif (
+        dtype.type is np.void or dtype.char in "gG" or module != "numpy"
+    ) and not module.startswith("ml_dtypes"):
+        reason = (
+            f"{_IN_NONE}: return for example .astype('float64'), or .view('uint8') of raw bytes"
+        )
     if reason:
         raise ArgumentError(f"dtype {shortened(str(dtype))} {reason}")
     return np.dtype(dtype.newbyteorder("=").str) if module == "numpy" else dtype

@@ -74,7 +74,9 @@ class DataFile:
         """Return whether a part of the file has the same bytes as a range of memory."""
         compare = ctypes.CDLL(None).memcmp
         compare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-        with mmap.mmap(self.descriptor, self.nbytes, mmap.MAP_PRIVATE) as view:  # private, so that its address is had
+        with mmap.mmap(
+            self.descriptor, self.nbytes, mmap.MAP_PRIVATE
+        ) as view:  # private, so that its address is had
             start = ctypes.c_char.from_buffer(view)
             try:
                 return bool(compare(address, ctypes.addressof(start) + offset, nbytes) == 0)
@@ -141,7 +143,9 @@ def place_of(buffer: memoryview, adopts: bool = True) -> tuple[DataFile, int]:
         owner = _owner(buffer)
         # All of it where it is much of it, so that its other parts find it there, too: moving it takes no more memory.
         is_most = 2 * buffer.nbytes >= owner.nbytes
-        file = _adopt(address_of(owner), owner.nbytes) if is_most else _adopt(address, buffer.nbytes)
+        file = (
+            _adopt(address_of(owner), owner.nbytes) if is_most else _adopt(address, buffer.nbytes)
+        )
     file.freeze()
     return file, address - file.address
 
@@ -235,8 +239,12 @@ def share_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
     """
     source = np.asarray(array)
     if source.dtype.hasobject:
-        raise ArgumentError(f"array holds Python objects (dtype {source.dtype}), which processes cannot share")
-    shared: npt.NDArray[Any] = np.ndarray(source.shape, source.dtype, buffer=shared_block(source.nbytes))
+        raise ArgumentError(
+            f"array holds Python objects (dtype {source.dtype}), which processes cannot share"
+        )
+    shared: npt.NDArray[Any] = np.ndarray(
+        source.shape, source.dtype, buffer=shared_block(source.nbytes)
+    )
     np.copyto(shared, source)
     return shared
 

@@ -67,10 +67,14 @@ class ExtentMap:
         size = -(-max(nbytes, 1) // PAGE_BYTES) * PAGE_BYTES
         for at, (offset, free) in enumerate(self._free):
             if free >= size:
-                self._free[at : at + 1] = [Extent(offset + size, free - size)] if free > size else []
+                self._free[at : at + 1] = (
+                    [Extent(offset + size, free - size)] if free > size else []
+                )
                 self.taken_bytes += size
                 return Extent(offset, size)
-        raise MemoryLimitError(f"no free range of {size:,} bytes is left; set a smaller Limits.memory or batch_size")
+        raise MemoryLimitError(
+            f"no free range of {size:,} bytes is left; set a smaller Limits.memory or batch_size"
+        )
 
     def give_back(self, extent: Extent) -> None:
         """Make the extent free again."""
@@ -252,7 +256,9 @@ class Arena(SparseFile):
         if hasattr(mmap, "MADV_DONTDUMP"):
             self.map.madvise(mmap.MADV_DONTDUMP)
         self.board = Board(self.map)
-        self.call_times: memoryview = memoryview(self.map)[BOARD_BYTES : BOARD_BYTES + CALL_TIMES_BYTES].cast("Q")
+        self.call_times: memoryview = memoryview(self.map)[
+            BOARD_BYTES : BOARD_BYTES + CALL_TIMES_BYTES
+        ].cast("Q")
         self.rings = worker_rings(BOARD_BYTES + CALL_TIMES_BYTES, self.nbytes)
         self.extents = ExtentMap(self.rings.stop, self.nbytes)
 

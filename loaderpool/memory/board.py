@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 from loaderpool.config import MAX_WORKERS
 
-_FIELDS_PER_CELL = 16  # 128 bytes: two cache lines, so that neighbours' prefetchers do not fight over one
+_FIELDS_PER_CELL = (
+    16  # 128 bytes: two cache lines, so that neighbours' prefetchers do not fight over one
+)
 # Runs share marks by number modulo this; a mark is reused long after its run ended.
 RUN_MARKS = 2048
 _MARKS_START = MAX_WORKERS * _FIELDS_PER_CELL
@@ -95,10 +97,16 @@ class Board:
             self.numbers[at] = 0
 
     # Written by the supervisor.
-    begun = _Value(_BEGUN)  # 1 once the first one of the pool runs: the executable is a Python with our packages
-    loading = _Value(_LOADING)  # the loader that is loaded, 0: none; who dies then has died of the import
+    begun = _Value(
+        _BEGUN
+    )  # 1 once the first one of the pool runs: the executable is a Python with our packages
+    loading = _Value(
+        _LOADING
+    )  # the loader that is loaded, 0: none; who dies then has died of the import
     cells = _Value(_CELLS)  # that workers have had, from the first on
-    lost = _Value(_LOST)  # workers or nodes that died before they were told to, over all supervisors of the pool
+    lost = _Value(
+        _LOST
+    )  # workers or nodes that died before they were told to, over all supervisors of the pool
     resizes = _Value(_RESIZES)  # messages `Resize` that were read, by all supervisors of the pool
     trials_over = _Value(_TRIALS_OVER)  # number of the latest trial whose result is there
     trial_idle_ns = _Value(_TRIAL_IDLE_NS)  # time of paused workers without a ticket, in all trials
@@ -110,8 +118,14 @@ class Board:
 
     def workers(self) -> list[tuple[int, int, int]]:
         """Return number, pid and cell of each worker that there is."""
-        numbers = self.numbers[Field.NUMBER : self.cells * _FIELDS_PER_CELL : _FIELDS_PER_CELL].tolist()
-        return [(number - 1, self.read(cell, Field.PID), cell) for cell, number in enumerate(numbers) if number]
+        numbers = self.numbers[
+            Field.NUMBER : self.cells * _FIELDS_PER_CELL : _FIELDS_PER_CELL
+        ].tolist()
+        return [
+            (number - 1, self.read(cell, Field.PID), cell)
+            for cell, number in enumerate(numbers)
+            if number
+        ]
 
     def clear_workers(self) -> None:
         """There is no worker any more: their supervisor is gone."""

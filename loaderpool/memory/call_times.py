@@ -60,7 +60,9 @@ class CallTimes(NamedTuple):
     calls: int = 0  # that were counted, of about eight times as many
     sum_ns: int = 0  # how long these took
     slow_ns: int = 0  # of all calls, those of over eight times the median one: how long beyond it
-    buckets: tuple[int, ...] = (0,) * BUCKETS  # how many took less than 2**b ns, and no less than half of it
+    buckets: tuple[int, ...] = (
+        0,
+    ) * BUCKETS  # how many took less than 2**b ns, and no less than half of it
     slowest: tuple[SlowItem, ...] = ()  # the longest one first
 
     def quantile_ns(self, share: float) -> int:
@@ -69,7 +71,9 @@ class CallTimes(NamedTuple):
 
     def since(self, before: CallTimes) -> CallTimes:
         """Return what has come since then; the slowest are those of all the time."""
-        calls, sum_ns, slow_ns = (now - then for now, then in zip(self[:3], before[:3], strict=True))
+        calls, sum_ns, slow_ns = (
+            now - then for now, then in zip(self[:3], before[:3], strict=True)
+        )
         buckets = tuple(now - then for now, then in zip(self.buckets, before.buckets, strict=True))
         return CallTimes(calls, sum_ns, slow_ns, buckets, self.slowest)
 
@@ -85,7 +89,9 @@ class CallClock:
         begins: when each call of this ticket has begun; None: they are not counted.
     """
 
-    def __init__(self, numbers: memoryview, worker_cell: int, loader: int, recorder: WorkerRecorder) -> None:
+    def __init__(
+        self, numbers: memoryview, worker_cell: int, loader: int, recorder: WorkerRecorder
+    ) -> None:
         self._numbers, self.recorder = numbers, recorder
         self._base = _take_cell(numbers, worker_cell, loader)
         self._median_ns, self._slow_from_ns = 0, _NEVER_NS  # until enough is counted
@@ -105,9 +111,16 @@ class CallClock:
             self.keep(now_ns - self.begun_ns, number)
         if self.begins:
             ends = (*self.begins[1:], now_ns)
-            self._count([(end_ns - begun_ns).bit_length() for begun_ns, end_ns in zip(self.begins, ends, strict=True)])
+            self._count(
+                [
+                    (end_ns - begun_ns).bit_length()
+                    for begun_ns, end_ns in zip(self.begins, ends, strict=True)
+                ]
+            )
             self._numbers[self._base + _SUM_NS] += now_ns - self.begins[0]
-            if not self._median_ns or self._tickets % _MEDIAN_AGAIN == 1:  # counted tickets have such numbers
+            if (
+                not self._median_ns or self._tickets % _MEDIAN_AGAIN == 1
+            ):  # counted tickets have such numbers
                 self._find_median()
 
     def note(self, begun_ns: int, ns: int, index: int) -> None:

@@ -17,7 +17,9 @@ from typing import Any
 from loaderpool.system import machine
 
 _lenders: weakref.WeakSet[Any] = weakref.WeakSet()
-_copies: dict[int, dict[int, tuple[Any, bytes]]] = {}  # by forking thread, then by address; keeps what is lent
+_copies: dict[
+    int, dict[int, tuple[Any, bytes]]
+] = {}  # by forking thread, then by address; keeps what is lent
 
 
 def guard(lender: Any) -> None:
@@ -38,7 +40,9 @@ def _register() -> None:
 
 def _before() -> None:
     _copies[threading.get_ident()] = {
-        array.ctypes.data: (array, array.tobytes()) for lender in list(_lenders) for array in lender.arrays()
+        array.ctypes.data: (array, array.tobytes())
+        for lender in list(_lenders)
+        for array in lender.arrays()
     }
 
 

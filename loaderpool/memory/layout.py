@@ -27,7 +27,9 @@ from loaderpool.element.spec import ElementSpec, RaggedArray
 # TensorFlow aliases from 64 on; 128 keeps neighbours' adjacent-line prefetch apart. Smaller would cost a copy.
 ALIGNMENT_BYTES = 128
 _NUMBER_BYTES = 8
-_COUNTS = 3  # at the beginning of a batch's header: its rows, and what `BatchCounts` says of padding
+_COUNTS = (
+    3  # at the beginning of a batch's header: its rows, and what `BatchCounts` says of padding
+)
 
 
 def aligned(nbytes: int) -> int:
@@ -58,7 +60,10 @@ class FixedLayout:
     @functools.cached_property
     def slot_bytes(self) -> int:
         """Bytes of a slot."""
-        return max(ALIGNMENT_BYTES, sum(aligned(row_bytes * self.capacity_rows) for row_bytes in self.row_bytes))
+        return max(
+            ALIGNMENT_BYTES,
+            sum(aligned(row_bytes * self.capacity_rows) for row_bytes in self.row_bytes),
+        )
 
     @functools.cached_property
     def _places(self) -> tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...]:
@@ -113,11 +118,15 @@ class VaryingLayout:
         self._places: list[tuple[int, Block]] = []
         end = aligned((2 + len(batches)) * _NUMBER_BYTES)
         for rows, blocks in batches:
-            padded = [(block.elements, block.unpadded) for block in blocks if block.unpadded is not None]
+            padded = [
+                (block.elements, block.unpadded) for block in blocks if block.unpadded is not None
+            ]
             elements = sum(each for each, _ in padded)
             numbers = [rows, elements, elements - sum(unpadded for _, unpadded in padded)]
             start = end
-            end = aligned(start + _NUMBER_BYTES * (_COUNTS + sum(2 + len(block.shape) for block in blocks)))
+            end = aligned(
+                start + _NUMBER_BYTES * (_COUNTS + sum(2 + len(block.shape) for block in blocks))
+            )
             for block in blocks:
                 numbers += [end, len(block.shape), *block.shape]
                 self._places.append((end, block))
@@ -165,7 +174,9 @@ def read_varying(
         at, blocks = header + _COUNTS, []
         for dtype in block_dtypes:
             offset, ndim = numbers[at : at + 2].tolist()
-            blocks.append(np.ndarray(numbers[at + 2 : at + 2 + ndim].tolist(), dtype, anchor, offset))
+            blocks.append(
+                np.ndarray(numbers[at + 2 : at + 2 + ndim].tolist(), dtype, anchor, offset)
+            )
             at += 2 + ndim
         yield int(numbers[header]), blocks
 
@@ -190,8 +201,12 @@ class BatchForm:
     max_chunk: int  # most batches that one ticket may cover
     can_split: bool  # whether a ticket may cover some rows of a batch
     slot_bytes: int  # bytes of a slot; a varying batch may outgrow it
-    padding: tuple[Any, ...] = ()  # what fills up each component, as `padding_of` has it; False: its rows are alike
-    classes: Any = None  # of the function's own: `OwnClasses` in the trainer, pickled in other processes
+    padding: tuple[
+        Any, ...
+    ] = ()  # what fills up each component, as `padding_of` has it; False: its rows are alike
+    classes: Any = (
+        None  # of the function's own: `OwnClasses` in the trainer, pickled in other processes
+    )
 
     @functools.cached_property
     def rebuild(self) -> Callable[[Sequence[Any]], Any]:
@@ -223,14 +238,20 @@ class BatchForm:
     @functools.cached_property
     def has_plain_rows(self) -> bool:
         """Whether each row has one known shape and size, so that it can be written before the next one is made."""
-        return self.unit == "sample" and _are_plain(self.spec) and all(pad is False for pad in self.padding)
+        return (
+            self.unit == "sample"
+            and _are_plain(self.spec)
+            and all(pad is False for pad in self.padding)
+        )
 
     @functools.cached_property
     def row_bytes(self) -> tuple[int, ...]:
         """Bytes of a plain row in each component."""
         return FixedLayout(*_row_layout(self.spec), 1).row_bytes
 
-    def row_arrays(self, buffer: Any, base: int, rows: int, capacity: int) -> list[npt.NDArray[Any]] | None:
+    def row_arrays(
+        self, buffer: Any, base: int, rows: int, capacity: int
+    ) -> list[npt.NDArray[Any]] | None:
         """Components of a batch of plain rows, not of a fixed form, to be written on a slot; None: it has no room.
 
         Args:
@@ -241,7 +262,10 @@ class BatchForm:
         """
         arrays: list[npt.NDArray[Any]] = []
         shapes, dtypes = _row_layout(self.spec)
-        blocks = [Block((rows, *shape), dtype, arrays.append) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        blocks = [
+            Block((rows, *shape), dtype, arrays.append)
+            for shape, dtype in zip(shapes, dtypes, strict=True)
+        ]
         layout = VaryingLayout([(rows, blocks)])
         if layout.nbytes > capacity:
             return None
@@ -254,7 +278,9 @@ class BatchForm:
             return int(anchor[_NUMBER_BYTES : 2 * _NUMBER_BYTES].view(np.int64)[0])
         return self.fixed.offsets[-1] + self.fixed.row_bytes[-1] * rows
 
-    def read(self, anchor: npt.NDArray[np.uint8], rows: int, count: int) -> Iterator[tuple[int, Sequence[Any]]]:
+    def read(
+        self, anchor: npt.NDArray[np.uint8], rows: int, count: int
+    ) -> Iterator[tuple[int, Sequence[Any]]]:
         """Read the batches in a slot: for each its rows and its components, as views of `anchor` (text is copied out).
 
         Args:
@@ -263,7 +289,10 @@ class BatchForm:
             count: how many batches a fixed slot holds.
         """
         if self.fixed is None:
-            return ((own, self._components(blocks)) for own, blocks in read_varying(anchor, self.block_dtypes))
+            return (
+                (own, self._components(blocks))
+                for own, blocks in read_varying(anchor, self.block_dtypes)
+            )
         arrays = self.fixed.arrays(anchor, 0, rows * count)
         if count == 1:
             return iter([(rows, arrays)])
@@ -328,9 +357,13 @@ def batch_form(
         many = min(_SMALL_CHUNK_BATCHES, _SMALL_CHUNK_BYTES // batch_bytes)
         max_chunk = max(1, few, many)
         fixed = FixedLayout(row_shapes, dtypes, rows * max_chunk)
-        return BatchForm(spec, unit, rows, fixed, max_chunk, not may_replace_rows and rows > 1, fixed.slot_bytes)
+        return BatchForm(
+            spec, unit, rows, fixed, max_chunk, not may_replace_rows and rows > 1, fixed.slot_bytes
+        )
     # Half as much again for batches larger than the one seen, and for headers; what outgrows it still arrives.
-    batch_bytes = aligned(batch_bytes_seen + batch_bytes_seen // 2 + 512 * (1 + len(spec.components)))
+    batch_bytes = aligned(
+        batch_bytes_seen + batch_bytes_seen // 2 + 512 * (1 + len(spec.components))
+    )
     max_chunk = max(1, min(CHUNK_BATCHES, _CHUNK_BYTES // batch_bytes))
     return BatchForm(spec, unit, rows, None, max_chunk, False, batch_bytes * max_chunk, padding)
 

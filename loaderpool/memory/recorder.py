@@ -42,7 +42,9 @@ class RecordKind:
     def __init__(self, capacity: int, **fields: str) -> None:
         self.capacity, self.names = capacity, (*fields, "number")
         self.format = struct.Struct(f"<{''.join(fields.values())}Q")
-        self.ring_bytes = -(-(_HEAD_BYTES + capacity * self.format.size) // _PAGE_BYTES) * _PAGE_BYTES
+        self.ring_bytes = (
+            -(-(_HEAD_BYTES + capacity * self.format.size) // _PAGE_BYTES) * _PAGE_BYTES
+        )
 
 
 # Of a worker: a ticket that is over. Tickets of 8 ms fill the ring in 65 s.
@@ -90,13 +92,17 @@ class RecordRing:
         self._buffer, self._first, self._mask = buffer, at + _HEAD_BYTES, kind.capacity - 1
         self._pack, self._size = form.pack_into, form.size
         self._head = memoryview(buffer)[at : at + 8].cast("Q")
-        self._numbers = itertools.count(self._head[0])  # goes on where the writer before has died; counts in one step
+        self._numbers = itertools.count(
+            self._head[0]
+        )  # goes on where the writer before has died; counts in one step
 
     def write(self, *fields: int) -> None:
         """Add a record; one with a number that its field has no room for is left out."""
         before = next(self._numbers)
         try:
-            self._pack(self._buffer, self._first + (before & self._mask) * self._size, *fields, before + 1)
+            self._pack(
+                self._buffer, self._first + (before & self._mask) * self._size, *fields, before + 1
+            )
         except struct.error:  # and its number is not there
             return
         self._head[0] = before + 1  # SYNC: stored last; pairs with `read_ring`
@@ -122,7 +128,9 @@ class WorkerRecorder:
         """The ticket is over; `place` is all that TICKETS has from the loader on."""
         self._tickets.write(self.pid, self.number, self.ticket & _LOW, began_ns, ended_ns, *place)
 
-    def note_call(self, began_ns: int, ended_ns: int, index: int, kind: int = CallKind.CALL) -> None:
+    def note_call(
+        self, began_ns: int, ended_ns: int, index: int, kind: int = CallKind.CALL
+    ) -> None:
         """A call is over that took a millisecond or longer."""
         self._calls.write(self.pid, self.ticket & _LOW, began_ns, ended_ns, index, kind)
 
@@ -141,6 +149,8 @@ def read_ring(read: ReadBytes, at: int, kind: RecordKind) -> list[Record]:
     before = int.from_bytes(read(at, 8), "little")
     data = read(at + _HEAD_BYTES, min(before, kind.capacity) * kind.format.size)
     after = int.from_bytes(read(at, 8), "little") + 1  # which one is being written
-    records = (dict(zip(kind.names, values, strict=True)) for values in kind.format.iter_unpack(data))
+    records = (
+        dict(zip(kind.names, values, strict=True)) for values in kind.format.iter_unpack(data)
+    )
     whole = (each for each in records if max(0, after - kind.capacity) < each["number"] <= before)
     return sorted(whole, key=operator.itemgetter("number"))

@@ -40,7 +40,9 @@ _KEPT_RESTS = 4
 Start = int | tuple[int, ...]
 
 
-def kept(latest: dict[_Key, _Value], key: _Key, make: Callable[[], _Value], most: int = 2) -> _Value:
+def kept(
+    latest: dict[_Key, _Value], key: _Key, make: Callable[[], _Value], most: int = 2
+) -> _Value:
     """Return what was made for a key, now or as one of the latest; threads may share `latest`."""
     value = latest.get(key)
     if value is None:
@@ -100,7 +102,9 @@ class Plan:
     @cached_property
     def last_rows(self) -> int:
         """Rows of the last batch, which alone may have fewer than `most_rows`, unless rows vary."""
-        return self.rows(0, self.batches_per_epoch - 1) if self.batches_per_epoch else self.most_rows
+        return (
+            self.rows(0, self.batches_per_epoch - 1) if self.batches_per_epoch else self.most_rows
+        )
 
     @property
     def rows_per_epoch(self) -> int:
@@ -155,11 +159,15 @@ class Plan:
         """
         stop = batch + count
         if not 0 <= batch <= stop <= self.batches_per_epoch:
-            raise IndexError(f"batches {batch} to {stop} are not in range({self.batches_per_epoch})")
+            raise IndexError(
+                f"batches {batch} to {stop} are not in range({self.batches_per_epoch})"
+            )
         if not count:
             return np.empty(0, np.int64)
         if self.rows_vary:
-            return np.concatenate([np.arange(*self._span(epoch, each), dtype=np.int64) for each in range(batch, stop)])
+            return np.concatenate(
+                [np.arange(*self._span(epoch, each), dtype=np.int64) for each in range(batch, stop)]
+            )
         first, last = self._span(epoch, batch)[0], self._span(epoch, stop - 1)[1]
         if self.num_shards == 1 or count == 1:
             return np.arange(first, last, dtype=np.int64)
@@ -167,7 +175,11 @@ class Plan:
         rows, step = self._full_rows, self._full_rows * self.num_shards
         starts = np.arange(first, first + full * step, step, dtype=np.int64)
         positions = (starts[:, None] + np.arange(rows, dtype=np.int64)).ravel()
-        return positions if full == count else np.concatenate((positions, self.positions(epoch, stop - 1)))
+        return (
+            positions
+            if full == count
+            else np.concatenate((positions, self.positions(epoch, stop - 1)))
+        )
 
     # ---- within ----
 
@@ -196,7 +208,9 @@ class Plan:
         if 0 < rows < self.num_shards:
             return self.shard_index % rows, 1
         share, longer = divmod(rows, self.num_shards)
-        return self.shard_index * share + min(self.shard_index, longer), share + (self.shard_index < longer)
+        return self.shard_index * share + min(self.shard_index, longer), share + (
+            self.shard_index < longer
+        )
 
     def _span(self, epoch: int, batch: int) -> tuple[int, int]:
         """Return the first position of a batch and the one after its last; its positions are always consecutive."""

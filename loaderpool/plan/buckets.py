@@ -101,7 +101,9 @@ class BucketPlan(Plan):
         if batches >= self.batches_per_epoch:
             return self.buckets.counts
         table = self._epoch(epoch)
-        taken = np.bincount(table.buckets[:batches], table.rows[:batches], len(self.batch_sizes)).astype(np.int64)
+        taken = np.bincount(
+            table.buckets[:batches], table.rows[:batches], len(self.batch_sizes)
+        ).astype(np.int64)
         return tuple((taken + self._taken).tolist())
 
     def positions(self, epoch: int, batch: int, count: int = 1) -> npt.NDArray[np.int64]:
@@ -118,7 +120,9 @@ class BucketPlan(Plan):
     @cached_property
     def _stock(self) -> tuple[tuple[int, int, int], ...]:
         stock = []
-        for rows, count, gone in zip(self.batch_sizes, self.buckets.counts, self._taken, strict=True):
+        for rows, count, gone in zip(
+            self.batch_sizes, self.buckets.counts, self._taken, strict=True
+        ):
             full, rest = divmod(count - gone, rows * self.num_shards)
             stock.append((rows, full, 0 if self.drop_remainder else rest))
         return tuple(stock)
@@ -144,14 +148,20 @@ class BucketPlan(Plan):
         size, numbers = self.order.size, self.buckets.numbers
         if self.order.shuffle and size:
             permuted = permutation(size, self.order.seed, epoch)
-            blocks = (np.arange(start, min(size, start + _BLOCK)) for start in range(0, size, _BLOCK))
+            blocks = (
+                np.arange(start, min(size, start + _BLOCK)) for start in range(0, size, _BLOCK)
+            )
             numbers = np.concatenate([numbers[permuted.take(block)] for block in blocks])
-        positions: Positions = numbers.argsort(kind="stable").astype(np.int64 if size > 1 << 32 else np.uint32)
+        positions: Positions = numbers.argsort(kind="stable").astype(
+            np.int64 if size > 1 << 32 else np.uint32
+        )
         sizes, full, rest = np.array(self._stock, np.int64).T
         firsts = np.array(self.buckets.firsts, np.int64)
         buckets = np.repeat(np.arange(len(full)), full)
         rows = sizes[buckets] * self.num_shards
-        number = np.arange(len(buckets)) - np.repeat(full.cumsum() - full, full)  # of each batch within its bucket
+        number = np.arange(len(buckets)) - np.repeat(
+            full.cumsum() - full, full
+        )  # of each batch within its bucket
         begins = (firsts + self._taken)[buckets] + number * rows
         order = positions[begins + rows - 1].argsort(kind="stable")
         rests = np.flatnonzero(rest)

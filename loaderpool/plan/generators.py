@@ -46,7 +46,10 @@ def is_generator_kind(kind: type) -> bool:
 def is_generator(value: Any) -> bool:
     """Return whether a value is a generator of random numbers that can be seeded."""
     # One of torch that draws on an accelerator is not.
-    return is_generator_kind(type(value)) and getattr(getattr(value, "device", None), "type", "cpu") == "cpu"
+    return (
+        is_generator_kind(type(value))
+        and getattr(getattr(value, "device", None), "type", "cpu") == "cpu"
+    )
 
 
 def number_of_global(generator: Any) -> int | None:
@@ -77,7 +80,11 @@ def seed_of(generator: Any) -> str:
     NumPy draws.
     """
     seed = _adapted(generator).seed()
-    return "" if seed is None else hashlib.blake2b(repr(seed).encode(), digest_size=_SEED_BYTES).hexdigest()
+    return (
+        ""
+        if seed is None
+        else hashlib.blake2b(repr(seed).encode(), digest_size=_SEED_BYTES).hexdigest()
+    )
 
 
 class CapturedGenerators:
@@ -219,7 +226,9 @@ class _Bits(_Adapted):
         bits, number = self.holder, int.from_bytes(digest, "little")
         low, high = number & (1 << 128) - 1, number >> 128
         if bits.seed_seq is not self._seeds:
-            with contextlib.suppress(TypeError):  # NumPy 1 has no such setter: then `spawn` goes on as it was
+            with contextlib.suppress(
+                TypeError
+            ):  # NumPy 1 has no such setter: then `spawn` goes on as it was
                 bits.__setstate__((bits.state, self._seeds))
         self._seeds.entropy, self._seeds.children = number, 0
         if self._name in ("PCG64", "PCG64DXSM"):
@@ -327,7 +336,9 @@ class _Torch(_Adapted):
         return lambda: set_state(state)
 
 
-_LEAST_DRAWN = 1 << 64  # of the 128 bits that NumPy draws for a generator without a seed; torch draws 64
+_LEAST_DRAWN = (
+    1 << 64
+)  # of the 128 bits that NumPy draws for a generator without a seed; torch draws 64
 _TWISTER_WORDS = 624
 _TWISTER_BYTES = 4 * (_TWISTER_WORDS + 1)
 _PROBE = 5489  # any seed, of which torch and NumPy make the same state
@@ -342,7 +353,11 @@ def _adapted(generator: Any) -> _Adapted:
         return _RandomState(generator)
     if issubclass(type(generator), of_numpy.Generator):
         return _Bits(generator.bit_generator)
-    return _Bits(generator) if issubclass(type(generator), of_numpy.BitGenerator) else _Torch(generator)
+    return (
+        _Bits(generator)
+        if issubclass(type(generator), of_numpy.BitGenerator)
+        else _Torch(generator)
+    )
 
 
 class _Twister:

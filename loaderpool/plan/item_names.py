@@ -21,7 +21,9 @@ def generated_item(position: int) -> tuple[int, int] | None:
 
 def item_name(position: int) -> str:
     """Return what messages call what is at a position."""
-    return f"{'source index' if generated_item(position) is None else 'item'} {item_number(position)}"
+    return (
+        f"{'source index' if generated_item(position) is None else 'item'} {item_number(position)}"
+    )
 
 
 def item_number(position: int) -> str:

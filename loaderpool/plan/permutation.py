@@ -149,7 +149,9 @@ def stream_key(purpose: str, seed: int, epoch: int) -> int:
     """
     import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
 
-    digest = hashlib.blake2b(f"{purpose} {seed} {epoch}".encode(), digest_size=16, person=b"loaderpool").digest()
+    digest = hashlib.blake2b(
+        f"{purpose} {seed} {epoch}".encode(), digest_size=16, person=b"loaderpool"
+    ).digest()
     return int.from_bytes(digest, "little")
 
 

@@ -19,7 +19,9 @@ class LanePlaces(NamedTuple):
     def begin_at(self) -> int:
         """The lowest number of a batch that was not taken; where all lanes are over, one after all batches."""
         lanes = len(self.taken)
-        left = [batch * lanes + lane for lane, batch in enumerate(self.taken) if lane not in self.over]
+        left = [
+            batch * lanes + lane for lane, batch in enumerate(self.taken) if lane not in self.over
+        ]
         return min(left) if left else max(self.taken) * lanes
 
 

@@ -76,19 +76,32 @@ class Shares:
                 counts[first] = items
                 continue
             middle = (first + last) // 2
-            left, both = self._ends[middle] - self._ends[first], self._ends[last] - self._ends[first]
-            of_left = (items * (left << _OFFSET_BITS) + self._offsets[middle] * both) // (both << _OFFSET_BITS)
+            left, both = (
+                self._ends[middle] - self._ends[first],
+                self._ends[last] - self._ends[first],
+            )
+            of_left = (items * (left << _OFFSET_BITS) + self._offsets[middle] * both) // (
+                both << _OFFSET_BITS
+            )
             ranges += [(first, middle, of_left), (middle, last, items - of_left)]
         return counts
 
     def longest(self, sizes: Sequence[int]) -> int:
         """Return the most items for which no source is asked for more than its size."""
-        return _last(lambda stop: all(count <= size for count, size in zip(self.counts(stop), sizes, strict=True)))
+        return _last(
+            lambda stop: all(
+                count <= size for count, size in zip(self.counts(stop), sizes, strict=True)
+            )
+        )
 
     def shortest(self, sizes: Sequence[int]) -> int:
         """Return the fewest items for which every source of a weight above 0 has been asked for as many as its size."""
         wanted = [size if weight else 0 for size, weight in zip(sizes, self._weights, strict=True)]
-        return 1 + _last(lambda stop: any(count < size for count, size in zip(self.counts(stop), wanted, strict=True)))
+        return 1 + _last(
+            lambda stop: any(
+                count < size for count, size in zip(self.counts(stop), wanted, strict=True)
+            )
+        )
 
 
 def _last(holds: Callable[[int], bool]) -> int:
@@ -147,12 +160,16 @@ class MixOrder:
         earlier = self._shares.counts(epoch * self._size)
         before, until = (self._of_epoch(epoch, each, earlier) for each in (start, stop))
         count = until - before
-        order = Permutation(stop - start, stream_key("mix", self._seed, number)).take(np.arange(stop - start))
+        order = Permutation(stop - start, stream_key("mix", self._seed, number)).take(
+            np.arange(stop - start)
+        )
         which = np.repeat(np.arange(len(count)), count)[order]
         # A source's places in the block, ascending, one source after the other: they take its items as they come.
         places = which.argsort(kind="stable")
         counts = np.empty(stop - start, np.int64)
-        counts[places] = np.arange(stop - start) + np.repeat(before - (count.cumsum() - count), count)
+        counts[places] = np.arange(stop - start) + np.repeat(
+            before - (count.cumsum() - count), count
+        )
         return which, counts, earlier
 
     def _of_epoch(self, epoch: int, position: int, earlier: list[int]) -> npt.NDArray[np.int64]:

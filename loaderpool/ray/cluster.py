@@ -45,9 +45,18 @@ class Node:
     """A node in the place of a worker: what the loop has of it, and its actor. `cell`: of the board."""
 
     def __init__(self, number: int, cell: int) -> None:
-        self.number, self.cell, self.address, self.workers = number, cell, "", 0  # workers: none before it runs
-        self.orders: collections.deque[Order] = collections.deque()  # one is answered before the next one goes out
-        self.waiting: collections.deque[Ticket] = collections.deque()  # until there is no order any more
+        self.number, self.cell, self.address, self.workers = (
+            number,
+            cell,
+            "",
+            0,
+        )  # workers: none before it runs
+        self.orders: collections.deque[Order] = (
+            collections.deque()
+        )  # one is answered before the next one goes out
+        self.waiting: collections.deque[Ticket] = (
+            collections.deque()
+        )  # until there is no order any more
         self.forms: set[int] = set()  # loaders of which it knows what batches look like
         self.is_busy = False  # with an order
         self.has_answered = False  # its actor runs
@@ -76,10 +85,15 @@ class Cluster:
         self._settings, self._post, self._is_first = settings, post, is_first
         self._on_beat = on_beat
         self._environment = settings.actor_options.get("runtime_env")
-        self._options = {name: value for name, value in settings.actor_options.items() if name != "runtime_env"}
+        self._options = {
+            name: value for name, value in settings.actor_options.items() if name != "runtime_env"
+        }
         asked = {"memory": self._options.get("memory"), "GPU": self._options.get("num_gpus")}
         asked |= self._options.get("resources") or {}
-        self._needs = {"CPU": settings.workers_per_node or 1, **{name: much for name, much in asked.items() if much}}
+        self._needs = {
+            "CPU": settings.workers_per_node or 1,
+            **{name: much for name, much in asked.items() if much},
+        }
         self.nodes: dict[int, Node] = {}  # by number; the loop's, and its threads look at it
         self.gone: collections.deque[Node] = collections.deque()  # whose actors are to be ended
         self.wanted: int = settings.nodes  # 0: all
@@ -108,7 +122,9 @@ class Cluster:
         if nodes:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Ray writes there that actors have ended
             with FailuresIgnored():  # Ray has ended in this process: actors miss its beats
-                concurrent.futures.wait([node.actor.end.remote().future() for node in nodes], _LEAVE_S)
+                concurrent.futures.wait(
+                    [node.actor.end.remote().future() for node in nodes], _LEAVE_S
+                )
 
     # ---- the threads
 
@@ -131,7 +147,11 @@ class Cluster:
             try:
                 self._look()
             except Exception as error:  # where the cluster is lost for good, Ray ends this process
-                print(f"loaderpool: a request to Ray failed and is repeated: {error}", file=sys.stderr, flush=True)
+                print(
+                    f"loaderpool: a request to Ray failed and is repeated: {error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             time.sleep(_LOOK_S)
 
     def _connect(self) -> None:
@@ -141,7 +161,12 @@ class Cluster:
                 address = find_cluster(self._settings.address)
                 import ray
 
-                ray.init(address, runtime_env=self._environment, logging_level=logging.ERROR, log_to_driver=True)
+                ray.init(
+                    address,
+                    runtime_env=self._environment,
+                    logging_level=logging.ERROR,
+                    log_to_driver=True,
+                )
                 self._ray = ray
                 return
             except Exception:  # no raylet on this machine, say: it may be started again
@@ -160,11 +185,21 @@ class Cluster:
         alive = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         me = alive.get(self._ray.get_runtime_context().get_node_id())
         if me is None or not _listens(me):
-            print("loaderpool: the Ray process (raylet) of this machine has ended", file=sys.stderr, flush=True)
+            print(
+                "loaderpool: the Ray process (raylet) of this machine has ended",
+                file=sys.stderr,
+                flush=True,
+            )
             self.leave()
-            os._exit(1)  # to the cluster we are dead: what we ask for is not done, and we are not told
+            os._exit(
+                1
+            )  # to the cluster we are dead: what we ask for is not done, and we are not told
         needs = self._needs.items()
-        fit = {name: has for name, has in alive.items() if all(has["Resources"].get(of, 0) >= n for of, n in needs)}
+        fit = {
+            name: has
+            for name, has in alive.items()
+            if all(has["Resources"].get(of, 0) >= n for of, n in needs)
+        }
         nodes = [*self.nodes.values()]
         for node in nodes:
             if node.id and node.id not in alive:
@@ -174,7 +209,9 @@ class Cluster:
             cpus = {name: int(free.get(name, {}).get("CPU", 0)) for name in fit}
             for node in without:
                 self._start(node, fit, cpus)
-        if wanted := self.wanted or len(fit) or int(not self._has_started):  # one that is asked for may bring a node
+        if (
+            wanted := self.wanted or len(fit) or int(not self._has_started)
+        ):  # one that is asked for may bring a node
             self._post("resize", wanted)
         self._look_for_room()
 
@@ -182,10 +219,14 @@ class Cluster:
         """Start an actor on the node with most free CPUs, if there is one without an actor."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        free = sorted(fit.keys() - {each.id for each in self.nodes.values()}, key=lambda name: -cpus[name])
+        free = sorted(
+            fit.keys() - {each.id for each in self.nodes.values()}, key=lambda name: -cpus[name]
+        )
         # Of a node that has gone Ray knows 15 s later.
         found = next((name for name in free if _listens(fit[name])), "")
-        may_come = self.wanted > 0 if fit else not self._has_started  # an autoscaler brings it to who asks for one
+        may_come = (
+            self.wanted > 0 if fit else not self._has_started
+        )  # an autoscaler brings it to who asks for one
         if not found and (free or not may_come):
             return
         workers = self._settings.workers_per_node or max(1, cpus.get(found, 0))
@@ -193,9 +234,16 @@ class Cluster:
         if found:
             where = NodeAffinitySchedulingStrategy(found, soft=False, _fail_on_unavailable=True)
             node.address = fit[found]["NodeManagerAddress"]
-        ours = {"num_cpus": workers, "scheduling_strategy": where, "max_restarts": 0, "max_task_retries": 0}
+        ours = {
+            "num_cpus": workers,
+            "scheduling_strategy": where,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+        }
         try:
-            actor = self._ray.remote(NodeActor).options(**self._options, **ours, max_concurrency=_MOST_CALLS)
+            actor = self._ray.remote(NodeActor).options(
+                **self._options, **ours, max_concurrency=_MOST_CALLS
+            )
             node.actor = actor.remote(workers, _PATIENCE * self._settings.node_timeout_s)
         except (ValueError, TypeError) as error:  # nor would it tomorrow
             self._post("stop", f"Ray cannot start remote workers with these options: {error}")
@@ -223,12 +271,16 @@ class Cluster:
         try:
             self._post("answered", node, then, future.result())
             node.has_answered = True
-        except self._ray.exceptions.ActorUnschedulableError:  # the CPUs there were taken just now: it is started again
+        except (
+            self._ray.exceptions.ActorUnschedulableError
+        ):  # the CPUs there were taken just now: it is started again
             node.id, node.actor = "", None
         except BaseException as error:
             text, name = str(error).strip() or "no reason given", type(error).__name__
             why = f"{name}: {shortened(text.splitlines()[-1])}"
-            never_starts = getattr(error, "actor_init_failed", False) or name == "RuntimeEnvSetupError"
+            never_starts = (
+                getattr(error, "actor_init_failed", False) or name == "RuntimeEnvSetupError"
+            )
             if never_starts and not self._has_started:
                 self._post("stop", f"Ray could not start any remote workers: {why}")
             else:
@@ -267,7 +319,9 @@ def find_cluster(address: str) -> str:
 def _listens(node: dict[str, Any]) -> bool:
     """Whether a node's raylet does."""
     try:
-        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=_KNOCK_S).close()
+        socket.create_connection(
+            (node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=_KNOCK_S
+        ).close()
     except OSError:
         return False
     return True

@@ -46,9 +46,13 @@ from loaderpool.transport import reports
 from loaderpool.transport.payload.modules import ModuleStore
 from loaderpool.transport.reports import GivenUp, LostReport, describe_failure
 
-_GROUP_BYTES = 16 << 20  # tickets at hand go in one call, up to this; one object of 19 MB is 0.6 of the CPU of four
+_GROUP_BYTES = (
+    16 << 20
+)  # tickets at hand go in one call, up to this; one object of 19 MB is 0.6 of the CPU of four
 _KEPT = 50  # losses of nodes that an error may tell of
-_NO_MEMORY = "The node has no memory for a batch buffer. Set a smaller workers_per_node= or batch_size="
+_NO_MEMORY = (
+    "The node has no memory for a batch buffer. Set a smaller workers_per_node= or batch_size="
+)
 
 
 class Dispatcher(Supervisor):
@@ -69,7 +73,9 @@ class Dispatcher(Supervisor):
         self._modules = ModuleStore(start["modules"])  # nodes import what it has imported
         self._stored: dict[int, Any] = {}  # by loader: its payload in the cluster's stores
         self._losses: collections.deque[tuple[str, str]] = collections.deque(maxlen=_KEPT)
-        self._untold: dict[int, NodeIs] = {}  # by node: the latest, which the main process does not know
+        self._untold: dict[
+            int, NodeIs
+        ] = {}  # by node: the latest, which the main process does not know
         self._posts: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
@@ -125,9 +131,13 @@ class Dispatcher(Supervisor):
     def _order_load(self, node: Node, loader: int) -> None:
         """Have a node load a payload; all nodes get it from the cluster's stores."""
         if loader not in self._stored:
-            pickled, buffers, *_, generators = self._payloads.read(loader, *self._payloads.places[loader])
+            pickled, buffers, *_, generators = self._payloads.read(
+                loader, *self._payloads.places[loader]
+            )
             arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-            self._stored[loader] = self._cluster.put((pickled, arrays, generators, self._modules.frames()))
+            self._stored[loader] = self._cluster.put(
+                (pickled, arrays, generators, self._modules.frames())
+            )
         node.orders.append(("load", loader, self._stored[loader]))
         self._go_on(node)
 
@@ -166,9 +176,14 @@ class Dispatcher(Supervisor):
             places.append((ticket.loader, ticket.run, first, ticket.batches, ticket.rest))
         if group:
             unknown = {ticket.loader for ticket in group if ticket.run} - node.forms
-            forms = [(0, loader, self._forms[loader], self._state.loaders[loader].row_s) for loader in unknown]
+            forms = [
+                (0, loader, self._forms[loader], self._state.loaders[loader].row_s)
+                for loader in unknown
+            ]
             node.forms |= unknown
-            self._cluster.call(node, functools.partial(self._on_group, node, group), "make", places, forms)
+            self._cluster.call(
+                node, functools.partial(self._on_group, node, group), "make", places, forms
+            )
 
     def _on_group(self, node: Node, group: list[Ticket], answers: list[Made]) -> None:
         for ticket, made in zip(group, answers, strict=True):
@@ -248,7 +263,9 @@ class Dispatcher(Supervisor):
 
     def _on_beat(self, node: Node, waited_ns: int) -> None:
         node.heard_s = clock.monotonic_s()
-        self._put(node, Field.WAIT_NS, max(waited_ns, self._arena.board.read(node.cell, Field.WAIT_NS)))
+        self._put(
+            node, Field.WAIT_NS, max(waited_ns, self._arena.board.read(node.cell, Field.WAIT_NS))
+        )
 
     def _on_made(self, node: Node, ticket: Ticket, made: Made) -> None:
         """Take in what a node has made of a ticket: write its bytes into the slot."""
@@ -259,23 +276,34 @@ class Dispatcher(Supervisor):
                 self._state.fail(loader, error)
                 answer = Done(ticket.number, error=error)
             case BatchFailed(error=error):
-                answer = Done(ticket.number, error=error or reports.of_error(MemoryLimitError(_NO_MEMORY)))
+                answer = Done(
+                    ticket.number, error=error or reports.of_error(MemoryLimitError(_NO_MEMORY))
+                )
             case Found():
                 answer = made._replace(ticket=ticket.number)
             case seconds, rows, failed, content:
                 nbytes, oversize = content.nbytes, 0
                 try:
                     if nbytes > ticket.slot_bytes:
-                        descriptors, oversize = [oversize_file(nbytes, lambda view: view.write(content))], nbytes
+                        descriptors, oversize = (
+                            [oversize_file(nbytes, lambda view: view.write(content))],
+                            nbytes,
+                        )
                     else:
                         if ticket.is_fresh:
-                            machine.reserve(self._slots.descriptor, ticket.offset, ticket.slot_bytes)
+                            machine.reserve(
+                                self._slots.descriptor, ticket.offset, ticket.slot_bytes
+                            )
                         self._slots.slot(ticket.offset, nbytes)[:] = content
                     answer = Done(ticket.number, rows, seconds, oversize, failed)
                 except (MemoryError, OSError) as error:  # no memory, or no descriptor
                     failure = describe_failure(error, epoch=ticket.epoch, worker=None)
                     answer = Done(ticket.number, error=reports.of_sample(failure))
-                counts = (Field.BATCHES, ticket.batches), (Field.SAMPLES, rows), (Field.BUSY_NS, int(seconds * 1e9))
+                counts = (
+                    (Field.BATCHES, ticket.batches),
+                    (Field.SAMPLES, rows),
+                    (Field.BUSY_NS, int(seconds * 1e9)),
+                )
                 for field, more in counts:
                     self._put(node, field, self._arena.board.read(node.cell, field) + more)
                 if failed and (text := _unseen(node.address, failed)):
@@ -287,7 +315,11 @@ class Dispatcher(Supervisor):
         if self._nodes.get(node.number) is not node:
             return
         where = node.address or "(not chosen yet)"
-        print(f"loaderpool: lost the remote workers on node {where}: {why}", file=sys.stderr, flush=True)
+        print(
+            f"loaderpool: lost the remote workers on node {where}: {why}",
+            file=sys.stderr,
+            flush=True,
+        )
         self._losses.append((where, why))
         self._end(node, Death(self._error, has_begun=node.workers > 0))
 
@@ -301,11 +333,16 @@ class Dispatcher(Supervisor):
 
     def _error(self, why: GivenUp, deaths: int, ticket: Ticket | None) -> bytes:
         """Return what is said if work is given up."""
-        report = LostReport(why, None, 0, None, None, deaths, max_restarts=self._restarts, nodes=tuple(self._losses))
+        report = LostReport(
+            why, None, 0, None, None, deaths, max_restarts=self._restarts, nodes=tuple(self._losses)
+        )
         if ticket is not None:
             plan = self._payloads.settings[ticket.loader].plan
             plan = plan.after(ticket.rest) if ticket.rest else plan
-            batches = range(0 if ticket.rest else ticket.batch, 0 if ticket.rest else ticket.batch + ticket.batches)
+            batches = range(
+                0 if ticket.rest else ticket.batch,
+                0 if ticket.rest else ticket.batch + ticket.batches,
+            )
             indices = plan.order.indices(
                 ticket.epoch, plan.positions(ticket.epoch, ticket.batch, ticket.batches)[:1000]
             )
@@ -335,7 +372,9 @@ def _unseen(node: str, failed: bytes) -> str:
     """Return what is wrong where samples are missing of which this machine has the files; else ""."""
     for failure in (each.failure for each in pickle.loads(failed)):
         if (path := failure.unseen) and os.path.exists(path):
-            where = f" in {failure.unseen_in}, because the path is relative" * bool(failure.unseen_in)
+            where = f" in {failure.unseen_in}, because the path is relative" * bool(
+                failure.unseen_in
+            )
             return (
                 f"node {node} cannot open {path}{where}, but this machine can. The samples that on_error= skips or "
                 "replaces would depend on the node. Mount the same files at the same absolute paths on all nodes."

@@ -91,7 +91,9 @@ def _text(text: bytes) -> bytes:
 
 
 def _frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
-    return len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
+    return (
+        len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
+    )
 
 
 def _frames(connection: socket.socket, begun_s: float) -> Iterator[_Frame]:
@@ -102,10 +104,21 @@ def _frames(connection: socket.socket, begun_s: float) -> Iterator[_Frame]:
         connection.settimeout(max(0.01, until_s - clock.monotonic_s()))
         more = connection.recv(1 << 16)
         data += more
-        if is_first and data and (len(data) < 4 or data[3] != _SETTINGS) and (not more or len(data) >= 4):
-            raise _OtherAnswerError(brief(data.partition(b"\n")[0].decode("utf-8", "replace").strip(), 60))
-        while len(data) >= _HEAD_BYTES and len(data) >= (end := _HEAD_BYTES + int.from_bytes(data[:3], "big")):
-            frame = _Frame(data[3], data[4], int.from_bytes(data[5:9], "big"), data[_HEAD_BYTES:end])
+        if (
+            is_first
+            and data
+            and (len(data) < 4 or data[3] != _SETTINGS)
+            and (not more or len(data) >= 4)
+        ):
+            raise _OtherAnswerError(
+                brief(data.partition(b"\n")[0].decode("utf-8", "replace").strip(), 60)
+            )
+        while len(data) >= _HEAD_BYTES and len(data) >= (
+            end := _HEAD_BYTES + int.from_bytes(data[:3], "big")
+        ):
+            frame = _Frame(
+                data[3], data[4], int.from_bytes(data[5:9], "big"), data[_HEAD_BYTES:end]
+            )
             yield frame
             is_over = frame.flags & _END_STREAM and frame.kind in (_DATA, _HEADERS)
             if frame.kind in (_RST_STREAM, _GOAWAY) or (frame.stream == _STREAM and is_over):
@@ -118,4 +131,8 @@ def _frames(connection: socket.socket, begun_s: float) -> Iterator[_Frame]:
 def _is_answer(frame: _Frame) -> bool:
     """Return whether a frame has a gRPC message, which begins with a byte that is 0 and its length."""
     length = int.from_bytes(frame.content[1:5], "big")
-    return frame.kind == _DATA and frame.content[:1] == b"\0" and len(frame.content) >= min(5 + length, 6)
+    return (
+        frame.kind == _DATA
+        and frame.content[:1] == b"\0"
+        and len(frame.content) >= min(5 + length, 6)
+    )

@@ -67,7 +67,9 @@ class _Loader(Listener):
 
     def __init__(self, session: Session) -> None:
         self._session, self._loop = session, asyncio.get_running_loop()
-        self._calls: dict[int, asyncio.Future[Received | None]] = {}  # by run, `_LOADING` or `_LOOKING`
+        self._calls: dict[
+            int, asyncio.Future[Received | None]
+        ] = {}  # by run, `_LOADING` or `_LOOKING`
         self.form: Any = None
         self.failed: LoaderFailed | None = None
 
@@ -119,12 +121,16 @@ class NodeActor:
         import ray
 
         process.become("node")
-        os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # or `ray.put` in a function makes each worker a job of the cluster
+        os.environ["RAY_ENABLE_AUTO_CONNECT"] = (
+            "0"  # or `ray.put` in a function makes each worker a job of the cluster
+        )
         self._at = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
         self._workers, self._arena = workers, Arena.create()
         self._loaders: dict[int, _Loader] = {}
         self._sent: dict[int, Sent] = {}  # payloads, by loader
-        self._runs: dict[int, tuple[_Loader, int]] = {}  # one for each ticket under way: the dispatcher's run
+        self._runs: dict[
+            int, tuple[_Loader, int]
+        ] = {}  # one for each ticket under way: the dispatcher's run
         self._numbers = itertools.count(_RUNS)
         self._patience_s = patience_s
         self._heard_s = clock.monotonic_s()  # when the latest beat came
@@ -193,7 +199,9 @@ class NodeActor:
 
     # ---- tickets
 
-    async def make(self, tickets: list[tuple[Any, ...]], forms: list[tuple[Any, ...]]) -> list[Made]:
+    async def make(
+        self, tickets: list[tuple[Any, ...]], forms: list[tuple[Any, ...]]
+    ) -> list[Made]:
         """Make what some tickets ask for (`_make`'s arguments); one call for all costs half as much as one for each.
 
         `forms`: of batches of loaders, as `Found` has them, where this node does not know them yet.
@@ -227,11 +235,15 @@ class NodeActor:
         if isinstance(made, Filled):
             if made.oversize:
                 (descriptor,) = received.descriptors  # type: ignore[union-attr]
-                content = np.frombuffer(map_memory_file(descriptor, made.oversize), np.uint8)[: made.oversize]
+                content = np.frombuffer(map_memory_file(descriptor, made.oversize), np.uint8)[
+                    : made.oversize
+                ]
                 os.close(descriptor)
             else:
                 lent = (made.offset,)
-                slot = self._session.lender.lend(mine, made.ticket, made.offset, made.slot_bytes, {})
+                slot = self._session.lender.lend(
+                    mine, made.ticket, made.offset, made.slot_bytes, {}
+                )
                 content = slot[: loader.form.used_bytes(slot, made.rows)]
             made = (clock.monotonic_s() - began_s) * share, made.rows, made.failures, content
         self._session.send(End(mine, lent))

@@ -50,13 +50,21 @@ class RayPool(Pool):
         actor_options: Mapping[str, Any] | None = None,
         restarts: int | tuple[int, float] | None = _NODES_LOST,
     ) -> None:
-        is_one = isinstance(address, str) and "://" not in address and address.rpartition(":")[2].isdigit()
+        is_one = (
+            isinstance(address, str)
+            and "://" not in address
+            and address.rpartition(":")[2].isdigit()
+        )
         if not is_one and address != "auto":
-            raise ArgumentError(f'address must be "auto" or "host:port" of the cluster (GCS), got {brief(address)}')
+            raise ArgumentError(
+                f'address must be "auto" or "host:port" of the cluster (GCS), got {brief(address)}'
+            )
         wanted = _count("nodes", nodes)
         per_node = _count("workers_per_node", workers_per_node)
         if importlib.util.find_spec("ray") is None:
-            raise ClusterError("RayPool needs Ray, which is not installed. Run: pip install 'loaderpool[ray]'")
+            raise ClusterError(
+                "RayPool needs Ray, which is not installed. Run: pip install 'loaderpool[ray]'"
+            )
         self._settings: dict[str, Any] = {
             "address": address,
             "nodes": wanted,
@@ -65,7 +73,9 @@ class RayPool(Pool):
             "node_timeout_s": _NODE_TIMEOUT_S,
             "no_room_s": _NO_ROOM_S,
         }
-        program = Program("loaderpool.ray.dispatch", "loaderpool-dispatcher", {"cluster": self._settings})
+        program = Program(
+            "loaderpool.ray.dispatch", "loaderpool-dispatcher", {"cluster": self._settings}
+        )
         # Until nodes have told how many workers they have.
         super().__init__((wanted or 1) * (per_node or 1), restarts, _program=program)
 
@@ -82,7 +92,9 @@ class RayPool(Pool):
                 "on this machine, or a source with __len__ and __getitem__"
             )
         if checked.cache is not None:
-            raise ArgumentError("RayPool cannot be combined with cache=. Pass workers=N, or remove it")
+            raise ArgumentError(
+                "RayPool cannot be combined with cache=. Pass workers=N, or remove it"
+            )
 
     def resize(self, nodes: int | Literal["auto"]) -> None:
         """Set the number of nodes, at least 1, or `"auto"`. The batches stay the same."""
@@ -100,7 +112,9 @@ def _count(name: str, value: Any) -> int:
 def _plain(options: Any) -> dict[str, Any]:
     """Return an actor's options in plain values: modules and relative paths as this process has them now."""
     if options is not None and not isinstance(options, Mapping):
-        raise ArgumentError(f"actor_options must be a dict of options of Ray's .options(), got {brief(options)}")
+        raise ArgumentError(
+            f"actor_options must be a dict of options of Ray's .options(), got {brief(options)}"
+        )
     plain = dict(options or {})
     if isinstance(env := plain.get("runtime_env"), Mapping):
         paths = {name: _path_of(env[name]) for name in ("working_dir", "py_modules") if name in env}
@@ -114,4 +128,8 @@ def _path_of(value: Any) -> Any:
         return [*map(_path_of, value)]
     if isinstance(value, ModuleType):
         value = next(iter(getattr(value, "__path__", [value.__file__])))
-    return os.path.abspath(value) if isinstance(value, (str, os.PathLike)) and "://" not in str(value) else value
+    return (
+        os.path.abspath(value)
+        if isinstance(value, (str, os.PathLike)) and "://" not in str(value)
+        else value
+    )

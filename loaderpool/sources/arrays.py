@@ -57,7 +57,11 @@ class SparseRows:
     __slots__ = ("_arrays", "_width")
 
     def __init__(
-        self, starts: npt.NDArray[Any], places: npt.NDArray[Any], values: npt.NDArray[Any], width: int
+        self,
+        starts: npt.NDArray[Any],
+        places: npt.NDArray[Any],
+        values: npt.NDArray[Any],
+        width: int,
     ) -> None:
         self._arrays, self._width = (starts, places, values), width
 
@@ -85,7 +89,11 @@ def has_rows(value: Any) -> bool:
         return False
     try:
         axes = len(value.shape)
-    except (AttributeError, TypeError, ValueError):  # ValueError: TensorFlow's, of an unknown number of axes
+    except (
+        AttributeError,
+        TypeError,
+        ValueError,
+    ):  # ValueError: TensorFlow's, of an unknown number of axes
         return False
     return axes > 0 and (hasattr(type(value), "__getitem__") or is_sparse(value))
 
@@ -105,8 +113,14 @@ def read_rows(array: Any) -> Any:
         return array
     if isinstance(array.shape[0], numbers.Integral):
         return ArrayRows(array)
-    cure = "call source.compute_chunk_sizes() first" if is_lazy else "pass range(n), and index it in fn"
-    raise SourceError(f"source is a {type(array).__name__} of shape {array.shape}, whose length is unknown: {cure}")
+    cure = (
+        "call source.compute_chunk_sizes() first"
+        if is_lazy
+        else "pass range(n), and index it in fn"
+    )
+    raise SourceError(
+        f"source is a {type(array).__name__} of shape {array.shape}, whose length is unknown: {cure}"
+    )
 
 
 def _is_lazy(value: Any) -> bool:

@@ -166,7 +166,9 @@ def _size(stop: Any, shares: Shares, sizes: list[int]) -> int:
         if stop == "all":
             return shares.shortest(sizes)
         raise ArgumentError(f'stop must be "first", "all" or a number of items, got {brief(stop)}')
-    return whole_number("stop", stop, at_least=1, at_most=MAX_SIZE, hint='a number of items, "first" or "all"')
+    return whole_number(
+        "stop", stop, at_least=1, at_most=MAX_SIZE, hint='a number of items, "first" or "all"'
+    )
 
 
 class ZippedSources(Columns):
@@ -205,12 +207,16 @@ def zip_sources(*sources: Any, strict: bool = True) -> ZippedSources:
             )
         kind, keys, values = "dict", tuple(sources[0]), list(sources[0].values())
     if not values:
-        raise ArgumentError("sources is empty: give at least two sources, or a dict of at least one")
+        raise ArgumentError(
+            "sources is empty: give at least two sources, or a dict of at least one"
+        )
     names = [f"sources[{brief(key)}]" for key in keys]
     read = [_named_source(value, name) for value, name in zip(values, names, strict=True)]
     lengths = [len(source) for source in read]
     if strict and (has := unequal(names, lengths)):
-        raise ArgumentError(f"sources must have the same length, but {has} (strict=False ends with the shortest)")
+        raise ArgumentError(
+            f"sources must have the same length, but {has} (strict=False ends with the shortest)"
+        )
     structure = Structure(kind, keys, (Structure("leaf"),) * len(keys))
     return ZippedSources(structure, read, min(lengths))
 

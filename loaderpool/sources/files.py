@@ -17,9 +17,23 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.errors import ArgumentError, LoaderpoolError, SourceError, brief, readable_bytes, shortened
+from loaderpool.errors import (
+    ArgumentError,
+    LoaderpoolError,
+    SourceError,
+    brief,
+    readable_bytes,
+    shortened,
+)
 from loaderpool.hints import known_names_only
-from loaderpool.sources.in_order import Compression, InOrder, ReadFailedError, compression_of, head_of, local_chunks
+from loaderpool.sources.in_order import (
+    Compression,
+    InOrder,
+    ReadFailedError,
+    compression_of,
+    head_of,
+    local_chunks,
+)
 from loaderpool.sources.indexing import position_of
 from loaderpool.sources.remote import is_of_this_process, is_url, remote_chunks
 from loaderpool.sources.stream import ReplicatedSource, checked_lengths
@@ -33,7 +47,9 @@ _SHORT_OFFSETS = 1 << 32
 _MOST_OPEN = 64
 """Files open at once in a process, of all its sources. Fewer: a shuffle over many files opens one for most items. More:
 they would near the 1024 descriptors that many systems allow a process, and each HDF5 file has caches of its own."""
-_ADVICE = "Create the source again. To change a file while it is read, write a new file and rename it."
+_ADVICE = (
+    "Create the source again. To change a file while it is read, write a new file and rename it."
+)
 
 
 class Record(NamedTuple):
@@ -41,7 +57,9 @@ class Record(NamedTuple):
 
     path: str  # Absolute path of the file.
     number: int  # Number of the record in the file, from 0.
-    start: int  # Position of its first byte; `number` again if `index` returned a number of records.
+    start: (
+        int  # Position of its first byte; `number` again if `index` returned a number of records.
+    )
     length: int  # Length in bytes; 1 if `index` returned a number of records.
 
 
@@ -77,7 +95,9 @@ class FileSource:
 
     kind = "data"
     unit = "record"
-    _library = ""  # what reading imports: here, and once in the supervisor, so that workers inherit it
+    _library = (
+        ""  # what reading imports: here, and once in the supervisor, so that workers inherit it
+    )
 
     @known_names_only
     def __init__(
@@ -171,9 +191,13 @@ class FileSource:
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         if self._in_order:
-            raise SourceError(f"{self!r} cannot be indexed, because {self._in_order}. Pass it to a Loader, or iterate")
+            raise SourceError(
+                f"{self!r} cannot be indexed, because {self._in_order}. Pass it to a Loader, or iterate"
+            )
         position = position_of(index, len(self))
-        file = bisect.bisect_right(self._first_records, position) - 1  # of files without records, the one behind them
+        file = (
+            bisect.bisect_right(self._first_records, position) - 1
+        )  # of files without records, the one behind them
         number = position - self._first_records[file]
         start, end = number, number + 1
         if self._starts is not None:
@@ -187,7 +211,9 @@ class FileSource:
         except Exception as error:
             if is_of_a_handler(error):
                 raise
-            raise SourceError(f"{self.where(record)} cannot be read: {type(error).__name__}: {error}") from error
+            raise SourceError(
+                f"{self.where(record)} cannot be read: {type(error).__name__}: {error}"
+            ) from error
 
     def __repr__(self) -> str:
         if self._in_order:
@@ -200,7 +226,11 @@ class FileSource:
 
     @property
     def _described(self) -> str:
-        return self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files from {self.paths[0]} on"
+        return (
+            self.paths[0]
+            if len(self.paths) == 1
+            else f"{len(self.paths)} files from {self.paths[0]} on"
+        )
 
     @property
     def _loaderpool_fingerprint(self) -> str:
@@ -217,7 +247,9 @@ class FileSource:
         """What a loader reads in place of a source that cannot be read by index."""
         if not self._in_order:
             return None
-        source = ReplicatedSource(_ReadInOrder(self), self.paths, None, shard_lengths=self._shard_lengths)
+        source = ReplicatedSource(
+            _ReadInOrder(self), self.paths, None, shard_lengths=self._shard_lengths
+        )
         source.only_here = next((path for path in self.paths if is_of_this_process(path)), None)
         return source
 
@@ -234,7 +266,9 @@ class FileSource:
                 return f"{path} is a URL"
             if can and (found := self.compression_of(head_of(path))) is not None:
                 if found.make is None:
-                    raise ArgumentError(f"paths: {path} is a {found.name} file. Extract it, and pass the result")
+                    raise ArgumentError(
+                        f"paths: {path} is a {found.name} file. Extract it, and pass the result"
+                    )
                 return f"{path} is compressed"
         return ""
 
@@ -242,7 +276,9 @@ class FileSource:
         if options is None:
             return {}
         if not isinstance(options, Mapping):
-            raise ArgumentError(f"storage_options must be a dict of fsspec's options, got {brief(options)}")
+            raise ArgumentError(
+                f"storage_options must be a dict of fsspec's options, got {brief(options)}"
+            )
         if not any(map(is_url, self.paths)):
             raise ArgumentError(f"storage_options needs URLs in paths, got {self.paths[0]}")
         return dict(options)
@@ -257,8 +293,12 @@ class FileSource:
         dtype = np.uint32 if max(sizes) < _SHORT_OFFSETS else np.int64
         counts: list[int] = []
         pieces: list[npt.NDArray[Any]] = []
-        progress = Progress(f"finding {self.unit}s: {{done}} of {readable_bytes(sum(sizes))} were read in {{time}}")
-        for path, stamp, end in zip(self.paths, self._stamps, itertools.accumulate(sizes), strict=True):
+        progress = Progress(
+            f"finding {self.unit}s: {{done}} of {readable_bytes(sum(sizes))} were read in {{time}}"
+        )
+        for path, stamp, end in zip(
+            self.paths, self._stamps, itertools.accumulate(sizes), strict=True
+        ):
             with self._named(path):
                 found = self.index(path)
                 if isinstance(found, (int, np.integer)):
@@ -270,9 +310,13 @@ class FileSource:
                 stamp.check(path)
             if path is not self.paths[-1]:
                 progress.reach(readable_bytes(end))
-        for path, count, stated in zip(self.paths, counts, self._shard_lengths or counts, strict=True):
+        for path, count, stated in zip(
+            self.paths, counts, self._shard_lengths or counts, strict=True
+        ):
             if count != stated:
-                raise SourceError(f"{path} has {count} {self.unit}s, but shard_lengths states {stated}")
+                raise SourceError(
+                    f"{path} has {count} {self.unit}s, but shard_lengths states {stated}"
+                )
         self._first_records = tuple(itertools.accumulate(counts, initial=0))
         self._starts = np.concatenate(pieces) if pieces else None
         if self._starts is not None:
@@ -283,7 +327,12 @@ class FileSource:
         if offsets.shape == (0,):
             return np.zeros(1, np.int64)
         is_list = offsets.ndim == 1 and offsets.dtype.kind in "iu"
-        if not is_list or offsets[0] < 0 or offsets[-1] > size or (offsets[1:] < offsets[:-1]).any():
+        if (
+            not is_list
+            or offsets[0] < 0
+            or offsets[-1] > size
+            or (offsets[1:] < offsets[:-1]).any()
+        ):
             raise SourceError(
                 f"{type(self).__name__}.index must return a number of records, or ascending offsets up to the file "
                 f"size ({size}), got {brief(found)}"
@@ -388,7 +437,11 @@ class Stamp(NamedTuple):
     def check(self, path: str) -> None:
         """Raise SourceError where a file is not as it was."""
         if (now := Stamp.of(path)) != self:
-            sizes = f"was {self.size} bytes, now {now.size}" if now.size != self.size else "same size, another time"
+            sizes = (
+                f"was {self.size} bytes, now {now.size}"
+                if now.size != self.size
+                else "same size, another time"
+            )
             raise SourceError(f"{path} has changed since it was indexed ({sizes}). {_ADVICE}")
 
 
@@ -399,7 +452,9 @@ class _Handles(dict[int, Any]):
         return _Handles, ()
 
 
-_recent: OrderedDict[tuple[int, int], weakref.ref[_Handles]] = OrderedDict()  # the one used last at the end
+_recent: OrderedDict[tuple[int, int], weakref.ref[_Handles]] = (
+    OrderedDict()
+)  # the one used last at the end
 _recent_in = os.getpid()
 
 
@@ -448,7 +503,9 @@ class _OpenFile:
         while len(data) < record.length:  # a signal, a network file system, or the file was cut
             more = read_at(self._descriptor, record.length - len(data), record.start + len(data))
             if not more:
-                raise SourceError(f"{record.path} ends before byte {record.start + record.length}. {_ADVICE}")
+                raise SourceError(
+                    f"{record.path} ends before byte {record.start + record.length}. {_ADVICE}"
+                )
             data += more
         return data
 
@@ -460,7 +517,9 @@ def _checked_paths(paths: Any, kind: str) -> tuple[str, ...]:
     """Absolute, in the order given; no patterns, of which the order is not the same on every machine."""
     given = paths if isinstance(paths, (list, tuple)) else [paths]
     if not given:
-        raise ArgumentError(f"paths is empty: pass at least one {kind} file. If it comes from glob, check the pattern.")
+        raise ArgumentError(
+            f"paths is empty: pass at least one {kind} file. If it comes from glob, check the pattern."
+        )
     return tuple(text if is_url(text) else _checked_path(text) for text in map(os.fsdecode, given))
 
 
@@ -475,7 +534,9 @@ def _checked_path(path: str) -> str:
                 f"sorted(glob.glob({brief(path)}))"
             ) from None
         return os.path.abspath(path)
-    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):  # reading may block for ever
+    if (
+        stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode)
+    ):  # reading may block for ever
         raise ArgumentError(
             f"paths: {shortened(path)} is a pipe, socket or device: write its data to a regular file first"
         )

@@ -48,11 +48,19 @@ class HDF5(FileSource):
         with h5py.File(path, "r") as file:
             datasets = [_dataset(file, name, path) for name in names]
             rows = [len(dataset) for dataset in datasets]
-            chunks = [math.prod(each.chunks) * each.dtype.itemsize for each in datasets if each.chunks is not None]
+            chunks = [
+                math.prod(each.chunks) * each.dtype.itemsize
+                for each in datasets
+                if each.chunks is not None
+            ]
         # For two chunks: where rows are read in pieces by several workers, the end of one and the start of the next.
-        self._cache_bytes = max(self._cache_bytes, min(2 * max(chunks, default=0), _MOST_CACHE_BYTES))
+        self._cache_bytes = max(
+            self._cache_bytes, min(2 * max(chunks, default=0), _MOST_CACHE_BYTES)
+        )
         if has := unequal((brief(name, 60) for name in names), rows):
-            raise ArgumentError(f"keys: the datasets in {path} must have the same number of rows, but {has}")
+            raise ArgumentError(
+                f"keys: the datasets in {path} must have the same number of rows, but {has}"
+            )
         return rows[0]
 
     def open(self, path: str) -> tuple[Any, list[Any]]:
@@ -87,7 +95,9 @@ def _dataset(file: Any, name: str, path: str) -> Any:
     if isinstance(found, h5py.Dataset) and found.shape:
         return found
     names: list[str] = []
-    file.visititems(lambda each, value: names.append(each) if isinstance(value, h5py.Dataset) else None)
+    file.visititems(
+        lambda each, value: names.append(each) if isinstance(value, h5py.Dataset) else None
+    )
     if found is None and name.strip("/") in names:
         return file[name]  # which raises what is wrong with it
     has = f"the file has the datasets {listed(names) or 'none'}"

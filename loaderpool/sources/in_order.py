@@ -30,7 +30,9 @@ class Compression(NamedTuple):
 
     name: str  # "gzip"
     magic: bytes  # its first bytes
-    make: Callable[[], Any] | None  # returns a decompressor with the interface of `bz2.BZ2Decompressor`
+    make: (
+        Callable[[], Any] | None
+    )  # returns a decompressor with the interface of `bz2.BZ2Decompressor`
 
 
 def compression_of(head: bytes) -> Compression | None:
@@ -72,14 +74,21 @@ class InOrder(io.RawIOBase):
     """
 
     def __init__(
-        self, chunks: Iterator[bytes], path: str, compression_of: Callable[[bytes], Compression | None]
+        self,
+        chunks: Iterator[bytes],
+        path: str,
+        compression_of: Callable[[bytes], Compression | None],
     ) -> None:
         self.path = path
         self.keep_from: int | None = None  # bytes from this position on can be read again
         self._data = b""
-        self._start = self._at = 0  # positions of the first byte of `_data`, and of the next one to be read
+        self._start = self._at = (
+            0  # positions of the first byte of `_data`, and of the next one to be read
+        )
         self._chunks = chunks
-        self._fill(16)  # a first read that fails leaves nothing open: a generator that has raised is closed
+        self._fill(
+            16
+        )  # a first read that fails leaves nothing open: a generator that has raised is closed
         self.compression = compression_of(self._data[:16])
         if self.compression is not None:
             raw, self._data = self._data, b""
@@ -110,7 +119,9 @@ class InOrder(io.RawIOBase):
     def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
         """Go to a position, counted from the start; beyond the end, to the end."""
         if whence != io.SEEK_SET or position < self._start:
-            raise io.UnsupportedOperation(f"{self.path} is read from front to back, so it cannot go to {position}")
+            raise io.UnsupportedOperation(
+                f"{self.path} is read from front to back, so it cannot go to {position}"
+            )
         if self.keep_from is not None:
             self._fill(position - self._at)
         while position > self._start + len(self._data) and self._skip():
@@ -143,7 +154,11 @@ class InOrder(io.RawIOBase):
 
     def _fill(self, size: int) -> bool:
         """Have `size` bytes, or all (-1), from the position on; return False if the file has fewer."""
-        keep = self._at - _KEPT_BYTES if self.keep_from is None else min(self.keep_from, self._at - _KEPT_BYTES)
+        keep = (
+            self._at - _KEPT_BYTES
+            if self.keep_from is None
+            else min(self.keep_from, self._at - _KEPT_BYTES)
+        )
         pieces = [self._data[max(keep - self._start, 0) :]]
         self._start = max(keep, self._start)
         missing = size - (self._start + len(pieces[0]) - self._at)
@@ -178,7 +193,9 @@ def _decompressed(chunks: Iterator[bytes], compression: Compression, path: str) 
     """Yield the decompressed bytes of a file, which may be several compressed files joined."""
     make = compression.make
     if make is None:
-        raise ArgumentError(f"paths: {path} is a {compression.name} file. Extract it, and pass the result")
+        raise ArgumentError(
+            f"paths: {path} is a {compression.name} file. Extract it, and pass the result"
+        )
     try:
         decompressor, data, is_over = make(), b"", False
         while True:
@@ -197,7 +214,9 @@ def _decompressed(chunks: Iterator[bytes], compression: Compression, path: str) 
             except (ImportError, MemoryError):
                 raise
             except Exception as error:
-                if not type(error).__module__.startswith(_RAISED_IN) and not isinstance(error, (OSError, EOFError)):
+                if not type(error).__module__.startswith(_RAISED_IN) and not isinstance(
+                    error, (OSError, EOFError)
+                ):
                     raise
                 raise ReadFailedError(
                     f"cannot be read, because the {compression.name} data is damaged ({error})"
@@ -205,14 +224,26 @@ def _decompressed(chunks: Iterator[bytes], compression: Compression, path: str) 
             if found:
                 yield found
             elif is_over and not decompressor.eof:
-                raise ReadFailedError(f"cannot be read, because the {compression.name} file is truncated")
+                raise ReadFailedError(
+                    f"cannot be read, because the {compression.name} file is truncated"
+                )
             data = b""
     finally:
         chunks.close()  # type: ignore[attr-defined]  # a generator
 
 
 # Modules whose errors say that compressed data is damaged; `bz2` raises an OSError.
-_RAISED_IN = ("zlib", "igzip_lib", "isal", "_lzma", "lzma", "zstd", "zstandard", "compression", "_zstd")
+_RAISED_IN = (
+    "zlib",
+    "igzip_lib",
+    "isal",
+    "_lzma",
+    "lzma",
+    "zstd",
+    "zstandard",
+    "compression",
+    "_zstd",
+)
 
 
 class _Limited:
@@ -272,12 +303,15 @@ def _zstd() -> Any:
     for name in ("compression.zstd", "zstandard"):
         try:
             library = importlib.import_module(name)
-        except ModuleNotFoundError:  # the first is in the standard library from Python 3.14 on, in most builds
+        except (
+            ModuleNotFoundError
+        ):  # the first is in the standard library from Python 3.14 on, in most builds
             continue
         inner = library.ZstdDecompressor()
         return _Limited(inner.decompressobj(), _ZSTANDARD_BYTES) if name == "zstandard" else inner
     raise ImportError(
-        "reading files compressed with zstd needs Python 3.14 or zstandard: pip install zstandard", name="zstandard"
+        "reading files compressed with zstd needs Python 3.14 or zstandard: pip install zstandard",
+        name="zstandard",
     )
 
 

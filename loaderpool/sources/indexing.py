@@ -12,5 +12,7 @@ def position_of(index: SupportsIndex, size: int) -> int:
     if position < 0:
         position += size
     if not 0 <= position < size:
-        raise IndexError(f"index {operator.index(index)} is out of range for a source of {size} items")
+        raise IndexError(
+            f"index {operator.index(index)} is out of range for a source of {size} items"
+        )
     return position

@@ -65,7 +65,16 @@ class PackedList(Sequence[Any]):
         wanted_offsets: `int64[items + 1]`, where each item's begin in `wanted`; None where no item has any.
     """
 
-    __slots__ = ("_bytes", "_ends", "_parts", "_size", "_state", "_views", "_wanted", "_wanted_ends")
+    __slots__ = (
+        "_bytes",
+        "_ends",
+        "_parts",
+        "_size",
+        "_state",
+        "_views",
+        "_wanted",
+        "_wanted_ends",
+    )
 
     def __init__(
         self,
@@ -89,7 +98,9 @@ class PackedList(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if type(index) is not int or not 0 <= index < self._size:
             positions = range(self._size)[index]
-            return [self[at] for at in positions] if isinstance(positions, range) else self[positions]
+            return (
+                [self[at] for at in positions] if isinstance(positions, range) else self[positions]
+            )
         ends = self._ends
         pickled = self._bytes[ends[index] : ends[index + 1]]
         wanted_ends = self._wanted_ends
@@ -112,7 +123,9 @@ class PackedList(Sequence[Any]):
         """Return the same items in other memory: `move` returns a copy of each array."""
         pickles, offsets, parts, buffers, wanted, wanted_offsets = self._state
         ends = None if wanted_offsets is None else move(wanted_offsets)
-        return PackedList(move(pickles), move(offsets), parts, list(map(move, buffers)), move(wanted), ends)
+        return PackedList(
+            move(pickles), move(offsets), parts, list(map(move, buffers)), move(wanted), ends
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedList, self._state

@@ -37,7 +37,9 @@ class ParquetRows(FileSource):
     _library = "pyarrow.parquet"
 
     @known_names_only
-    def __init__(self, paths: Paths, columns: Sequence[str] | None = None, row_groups_kept: int = 2) -> None:
+    def __init__(
+        self, paths: Paths, columns: Sequence[str] | None = None, row_groups_kept: int = 2
+    ) -> None:
         self._columns = None if columns is None else _checked_columns(columns)
         self._kept = whole_number("row_groups_kept", row_groups_kept, at_least=1)
         self._group_of = functools.lru_cache(self._kept)(_row_group)
@@ -53,7 +55,9 @@ class ParquetRows(FileSource):
             self._columns = self._makes = in_file
         lacking = [name for name in self._columns if name not in in_file]
         if lacking:
-            raise ArgumentError(f"columns: {path} lacks {listed(lacking)}; it has {listed(in_file)}")
+            raise ArgumentError(
+                f"columns: {path} lacks {listed(lacking)}; it has {listed(in_file)}"
+            )
         return int(rows)
 
     def open(self, path: str) -> tuple[Stamp, list[int]]:
@@ -118,6 +122,10 @@ def _getter(column: Any) -> Callable[[int], Any]:
 
 
 def _checked_columns(columns: Any) -> tuple[str, ...]:
-    if isinstance(columns, str) or not isinstance(columns, Sequence) or not all(isinstance(n, str) for n in columns):
+    if (
+        isinstance(columns, str)
+        or not isinstance(columns, Sequence)
+        or not all(isinstance(n, str) for n in columns)
+    ):
         raise ArgumentError(f"columns must be a list of names, got {brief(columns)}")
     return tuple(columns)

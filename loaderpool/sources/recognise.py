@@ -15,8 +15,20 @@ from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief, warn
 from loaderpool.sources.arrays import ArrayRows, SparseRows, has_rows, is_of, is_sparse, read_rows
 from loaderpool.sources.sequence import BatchSequence
-from loaderpool.sources.stream import StreamSource, is_iterator, kind_of_iterable_dataset, replicated
-from loaderpool.sources.tables import Columns, hdf5_arguments, is_array, is_table, table_columns, unequal
+from loaderpool.sources.stream import (
+    StreamSource,
+    is_iterator,
+    kind_of_iterable_dataset,
+    replicated,
+)
+from loaderpool.sources.tables import (
+    Columns,
+    hdf5_arguments,
+    is_array,
+    is_table,
+    table_columns,
+    unequal,
+)
 from loaderpool.sources.varying import VaryingSource
 from loaderpool.system.interrupts import is_of_a_handler
 
@@ -83,7 +95,9 @@ def as_source(obj: Any) -> Any:
     size = len(source)
     if size == 0:
         kind = type(obj.target if isinstance(obj, BatchSequence) else obj).__name__
-        raise ArgumentError(f"source is empty: a {kind} of length 0. Check the path or filter it comes from.")
+        raise ArgumentError(
+            f"source is empty: a {kind} of length 0. Check the path or filter it comes from."
+        )
     is_ready = type(source) in _READY or isinstance(source, _ALSO_READY)
     return source if is_ready else Sized(source, size)
 
@@ -158,7 +172,10 @@ def _zipped(columns: Any) -> Columns:
         structure = Structure.of(columns, origin="source has")
     except SpecMismatchError as error:
         raise SourceError(str(error)) from None
-    leaves = [_column(leaf, path) for leaf, path in zip(structure.flatten(columns), structure.paths, strict=True)]
+    leaves = [
+        _column(leaf, path)
+        for leaf, path in zip(structure.flatten(columns), structure.paths, strict=True)
+    ]
     lengths = list(map(len, leaves))
     if has := unequal(structure.paths, lengths):
         hint = "; if each is one item, pass list(source)" * isinstance(columns, tuple)
@@ -217,7 +234,9 @@ def _refusal(obj: Any) -> str:
     iterable_dataset = kind_of_iterable_dataset(obj)
     if (is_iterator(obj) or iterable_dataset) and _has_items(obj):
         return ""
-    if is_iterator(obj) or (_has(obj, "__iter__") and not _has(obj, "__getitem__") and not has_rows(obj)):
+    if is_iterator(obj) or (
+        _has(obj, "__iter__") and not _has(obj, "__getitem__") and not has_rows(obj)
+    ):
         return _STREAM
     if iterable_dataset:
         return (

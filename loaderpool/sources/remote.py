@@ -120,7 +120,11 @@ def _close(file: Any) -> None:
 def _cause_of(error: BaseException) -> BaseException:
     """Return the error that says what happened: fsspec calls all that fails when it opens an HTTP file "not found"."""
     cause = error.__cause__
-    is_other = isinstance(error, FileNotFoundError) and cause is not None and _status_of(cause) != _NOT_FOUND
+    is_other = (
+        isinstance(error, FileNotFoundError)
+        and cause is not None
+        and _status_of(cause) != _NOT_FOUND
+    )
     return cause if is_other and cause is not None else error
 
 

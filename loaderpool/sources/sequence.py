@@ -37,7 +37,9 @@ class BatchSequence:
     def __len__(self) -> int:
         batches = self._num_batches()
         if batches is None:
-            raise SourceError(f"{type(self.target).__name__} is endless: its num_batches is None, or it has no length")
+            raise SourceError(
+                f"{type(self.target).__name__} is endless: its num_batches is None, or it has no length"
+            )
         return int(batches)
 
     def _num_batches(self) -> Any:
@@ -50,7 +52,9 @@ class BatchSequence:
         except NotImplementedError as error:
             if has_length:
                 name = type(target).__name__
-                raise SourceError(f"{name} does not report its number of batches: give it a __len__") from error
+                raise SourceError(
+                    f"{name} does not report its number of batches: give it a __len__"
+                ) from error
             return None  # Keras' base class, of which neither was overridden
 
     def __getitem__(self, index: int) -> Any:

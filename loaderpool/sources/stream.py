@@ -152,7 +152,9 @@ def skip(items: Iterator[Any], count: int, what: str) -> int:
         what: names what has the items; "": nothing is reported.
     """
     position, block = 0, 1
-    progress = Progress(f"resuming: {{done}} of {count:,} items of {what} were read again in {{time}}")
+    progress = Progress(
+        f"resuming: {{done}} of {count:,} items of {what} were read again in {{time}}"
+    )
     while position < count:
         started_ns, wanted = clock.monotonic_ns(), min(block, count - position)
         found = sum(1 for _ in itertools.islice(items, wanted))
@@ -192,7 +194,10 @@ class _Turn:
 
 _DEFAULT_CYCLE = 16
 _MOST_ITEMS = 1 << 40  # of a shard: positions of items have 40 bits
-_BY_NAME = ("rng", "worker")  # what a generator is given besides its shard, where it has such parameters
+_BY_NAME = (
+    "rng",
+    "worker",
+)  # what a generator is given besides its shard, where it has such parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,14 +237,22 @@ class ReplicatedSource:
             what = f"a function that returns a generator, got {_got(make_generator)}"
             raise ArgumentError(f"make_generator must be {what}")
         if (count := operator.length_hint(shards)) > MOST_GENERATORS:  # before they are listed
-            raise ArgumentError(f"shards has {count:,} elements, but at most {MOST_GENERATORS:,} are supported")
+            raise ArgumentError(
+                f"shards has {count:,} elements, but at most {MOST_GENERATORS:,} are supported"
+            )
         if cycle_length is not None and shards is None:
-            raise ArgumentError("cycle_length needs shards: it is the number of shards that are open at once")
+            raise ArgumentError(
+                "cycle_length needs shards: it is the number of shards that are open at once"
+            )
         if copies is not None and shards is not None:
-            raise ArgumentError("copies and shards cannot be combined: one generator runs for each shard")
+            raise ArgumentError(
+                "copies and shards cannot be combined: one generator runs for each shard"
+            )
         self.make_generator = make_generator
         if shard_lengths is not None and shards is None:
-            raise ArgumentError("shard_lengths needs shards: it is the number of items of each shard")
+            raise ArgumentError(
+                "shard_lengths needs shards: it is the number of items of each shard"
+            )
         self.shards = None if shards is None else listed("shards", shards)
         self.shard_lengths: tuple[int, ...] | None = None
         if shard_lengths is not None and self.shards is not None:
@@ -248,7 +261,9 @@ class ReplicatedSource:
         self.copies, self.cycle_length = copies, cycle_length
         by_position = 0 if shards is None else 1
         # Which of "rng" and "worker" it is given.
-        self.takes = frozenset(name for name in _BY_NAME if open_parameter(make_generator, name, by_position))
+        self.takes = frozenset(
+            name for name in _BY_NAME if open_parameter(make_generator, name, by_position)
+        )
         check_signature("make_generator", make_generator, "shard" if by_position else "", _BY_NAME)
 
     def lanes(self, workers: int, is_chosen: bool, num_shards: int) -> int:
@@ -303,7 +318,9 @@ def checked_lengths(given: Any, count: int, what: str) -> tuple[int, ...]:
         return (whole_number("shard_lengths", given, at_least=0, at_most=_MOST_ITEMS),) * count
     lengths = listed("shard_lengths", given)
     if len(lengths) != count:
-        raise ArgumentError(f"shard_lengths must have one number for each of {count} {what}, got {len(lengths)}")
+        raise ArgumentError(
+            f"shard_lengths must have one number for each of {count} {what}, got {len(lengths)}"
+        )
     return tuple(
         whole_number(f"shard_lengths[{number}]", length, at_least=0, at_most=_MOST_ITEMS)
         for number, length in enumerate(lengths)
@@ -314,7 +331,9 @@ def replicated(source: Any) -> ReplicatedSource | None:
     """Return the generators that a source consists of, or is read by; None: there are none."""
     if isinstance(source, ReplicatedSource):
         return source
-    has_some = hasattr(type(source), "_loaderpool_generators")  # files that are compressed or remote
+    has_some = hasattr(
+        type(source), "_loaderpool_generators"
+    )  # files that are compressed or remote
     return source._loaderpool_generators if has_some else None
 
 
@@ -348,7 +367,9 @@ class Interleave:
         self.files = listed("files", files)
         check_signature("open_fn", open_fn, "file", may_take=())
         self.open_fn = open_fn
-        self.cycle_length = whole_number("cycle_length", cycle_length, at_least=1, hint="files that are open at once")
+        self.cycle_length = whole_number(
+            "cycle_length", cycle_length, at_least=1, hint="files that are open at once"
+        )
         self.block_length = whole_number(
             "block_length", block_length, at_least=1, hint="records that a file yields in its turn"
         )
@@ -386,7 +407,9 @@ class Interleave:
 
 def listed(name: str, value: Any) -> list[Any]:
     """Return the files, ranges or the like that the user gave: a sequence, in an order that each process has."""
-    is_other = isinstance(value, (str, bytes, set, frozenset, Mapping)) or not hasattr(type(value), "__len__")
+    is_other = isinstance(value, (str, bytes, set, frozenset, Mapping)) or not hasattr(
+        type(value), "__len__"
+    )
     if is_other or getattr(value, "shape", None) == () or not len(value):
         raise ArgumentError(
             f"{name} must be a sequence of at least one file, range or the like, in a fixed order such as "

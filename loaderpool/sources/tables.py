@@ -43,7 +43,10 @@ class Columns:
 
     def user_parts(self) -> list[tuple[str, Any]]:
         """Return the columns with their paths, for messages (`walk.parts_of`)."""
-        return [(f"{self.part} {path}", each) for path, each in zip(self._structure.paths, self._columns, strict=True)]
+        return [
+            (f"{self.part} {path}", each)
+            for path, each in zip(self._structure.paths, self._columns, strict=True)
+        ]
 
     @property
     def present_size(self) -> int:
@@ -52,7 +55,10 @@ class Columns:
 
     def map(self, function: Callable[[Any, str], Any]) -> Columns:
         """Other columns of as many rows: the function's results for each, which it gets with its path."""
-        columns = [function(column, path) for column, path in zip(self._columns, self._structure.paths, strict=True)]
+        columns = [
+            function(column, path)
+            for column, path in zip(self._columns, self._structure.paths, strict=True)
+        ]
         return Columns(self._structure, columns, self._size)
 
 
@@ -88,7 +94,12 @@ def import_extra(module: str, needed_by: str, extra: str = "files") -> Any:
 
 # ---- tables, recognised by name: importing a library for it would cost more than all of loaderpool ----
 
-_TABLES = {("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table"), ("pyarrow", "RecordBatch")}
+_TABLES = {
+    ("pandas", "DataFrame"),
+    ("polars", "DataFrame"),
+    ("pyarrow", "Table"),
+    ("pyarrow", "RecordBatch"),
+}
 _COLUMNS = {
     ("pandas", "Series"), ("pandas", "Index"), ("polars", "Series"), ("pyarrow", "ChunkedArray"), ("pyarrow", "Array"),
 }  # fmt: skip
@@ -123,13 +134,19 @@ def table_columns(table: Any, name: str) -> Any:
         return table.to_numpy() if library == "pandas" else _arrow_rows(table, name)
     labels: list[Hashable] = list(table.schema.names if library == "pyarrow" else table.columns)
     if len(set(labels)) < len(labels):
-        raise ArgumentError(f"{name} is a {kind} with several columns of one name: rename them, got {brief(labels)}")
+        raise ArgumentError(
+            f"{name} is a {kind} with several columns of one name: rename them, got {brief(labels)}"
+        )
     if library == "pandas":
         columns = [table.iloc[:, position].to_numpy() for position in range(len(labels))]
     else:
         column_at = table.column if library == "pyarrow" else table.to_series
-        columns = [_arrow_rows(column_at(at), f"{name}[{brief(label)}]") for at, label in enumerate(labels)]
-    return Columns(Structure("dict", tuple(labels), (Structure("leaf"),) * len(labels)), columns, len(table))
+        columns = [
+            _arrow_rows(column_at(at), f"{name}[{brief(label)}]") for at, label in enumerate(labels)
+        ]
+    return Columns(
+        Structure("dict", tuple(labels), (Structure("leaf"),) * len(labels)), columns, len(table)
+    )
 
 
 # ---- columns of polars and pyarrow: by the trainer's pyarrow into arrays, from which workers make rows ----
@@ -147,7 +164,9 @@ class PiecesColumn:
 
     __slots__ = ("_make", "_missing", "_offsets", "_state", "_values")
 
-    def __init__(self, kind: str, offsets: npt.NDArray[Any], values: npt.NDArray[Any], missing: Any) -> None:
+    def __init__(
+        self, kind: str, offsets: npt.NDArray[Any], values: npt.NDArray[Any], missing: Any
+    ) -> None:
         self._state = (kind, offsets, values, missing)
         self._make = _MAKE_ROW[kind]
         # Of a memoryview a number is a Python int, which takes a third of the time.
@@ -204,7 +223,9 @@ def _rows_of(pa: Any, column: Any, name: str) -> Any:
     if types.is_fixed_size_list(kind) and not column.null_count:
         values = _rows_of(pa, column.flatten(), name)
         is_numeric = isinstance(values, np.ndarray) and values.dtype.kind in "iufb"
-        return values.reshape(len(column), kind.list_size, *values.shape[1:]) if is_numeric else None
+        return (
+            values.reshape(len(column), kind.list_size, *values.shape[1:]) if is_numeric else None
+        )
     if not (_is_number(types, kind) or types.is_boolean(kind) or types.is_timestamp(kind)):
         return None
     if column.null_count and types.is_integer(kind):
@@ -218,7 +239,10 @@ def _rows_of(pa: Any, column: Any, name: str) -> Any:
 
 
 def _is_number(types: Any, kind: Any) -> bool:
-    return any(is_kind(kind) for is_kind in (types.is_integer, types.is_floating, types.is_date, types.is_duration))
+    return any(
+        is_kind(kind)
+        for is_kind in (types.is_integer, types.is_floating, types.is_date, types.is_duration)
+    )
 
 
 def _pieces_of(column: Any, kind: str) -> PiecesColumn | None:

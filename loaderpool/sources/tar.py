@@ -82,20 +82,26 @@ class TarSamples(FileSource):
             if problem := _problem_at_end(at, file.read(_LOOK_BYTES)):
                 raise _damaged(path, at, problem)
         if at and not key:
-            raise ArgumentError(f"paths: found no samples in {path}: no member has a dot in its name")
+            raise ArgumentError(
+                f"paths: found no samples in {path}: no member has a dot in its name"
+            )
         return np.array([*starts, end], np.int64)
 
     def read(self, handle: Any, record: Record) -> dict[str, Any]:
         """Return one sample as a dict of its members."""
         sample, end = _sample_of(handle.read(record), self.where(record))
         if end != record.length:  # a damaged header ends the reading as the end of a file does
-            raise SourceError(f"{self.where(record)}: the header at byte {record.start + end} is damaged")
+            raise SourceError(
+                f"{self.where(record)}: the header at byte {record.start + end} is damaged"
+            )
         return sample
 
     def read_records(self, file: InOrder, path: str) -> Iterator[dict[str, Any]]:
         """Yield each sample as a dict of its members."""
         key, number, at, end = "", 0, 0, 0
-        members: list[tuple[str, tarfile.TarInfo]] = []  # of the sample that is read, with their fields
+        members: list[
+            tuple[str, tarfile.TarInfo]
+        ] = []  # of the sample that is read, with their fields
 
         def sample() -> dict[str, Any]:
             where = f"sample {number} of {path} (at byte {file.keep_from})"
@@ -192,15 +198,21 @@ def _problem_at_end(at: int, found: bytes) -> str:
 
 def _damaged_in_order(path: str, number: int, at: int, what: str) -> SourceError:
     advice = ". " + _SEPARATE if what == _JOINED else ""
-    return SourceError(f"{path} is truncated or damaged at byte {at}, in or after sample {number} ({what}){advice}")
+    return SourceError(
+        f"{path} is truncated or damaged at byte {at}, in or after sample {number} ({what}){advice}"
+    )
 
 
-_SEPARATE = "If cat joined several files, pass them one by one, or join them with tar --concatenate."
+_SEPARATE = (
+    "If cat joined several files, pass them one by one, or join them with tar --concatenate."
+)
 
 
 def _damaged(path: str, at: int, what: str) -> SourceError:
     if what == _JOINED:
-        return SourceError(f"{path} has data after its end-of-archive marker, at byte {at}. {_SEPARATE}")
+        return SourceError(
+            f"{path} has data after its end-of-archive marker, at byte {at}. {_SEPARATE}"
+        )
     return SourceError(
         f"{path} is truncated or damaged at byte {at} ({what}), or is no tar file. The data after this byte cannot "
         "be read."

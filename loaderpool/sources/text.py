@@ -35,12 +35,16 @@ class TextLines(FileSource):
     kind, unit = "text", "line"
 
     @known_names_only
-    def __init__(self, paths: Paths, encoding: str = "utf-8", strip: bool = True, errors: str = "strict") -> None:
+    def __init__(
+        self, paths: Paths, encoding: str = "utf-8", strip: bool = True, errors: str = "strict"
+    ) -> None:
         try:
             newline = "\n".encode(encoding)
             codecs.lookup_error(errors)
         except (LookupError, TypeError, ValueError) as error:
-            raise ArgumentError(f"encoding and errors must be valid for open(): {shortened(str(error))}") from None
+            raise ArgumentError(
+                f"encoding and errors must be valid for open(): {shortened(str(error))}"
+            ) from None
         if newline.removeprefix(codecs.BOM_UTF8) != b"\n":
             raise ArgumentError(
                 f"encoding must write a line end as byte 10, got {brief(encoding)}. "
@@ -92,8 +96,12 @@ def _line_starts(path: str, skip_blank: bool = False) -> Iterator[npt.NDArray[np
     r"""Where lines begin, and last where the file ends; "\n" and "\r\n" alone are blank lines."""
     refuse_compressed(path, "a line")
     buffer = np.empty(_CHUNK_BYTES, np.uint8)
-    begin = at = before = 0  # where the line begins that has no end yet, bytes read so far, and the last of them
-    with open(path, "rb", buffering=0) as file:  # never mapped: to touch a page of a file that was cut ends a process
+    begin = at = before = (
+        0  # where the line begins that has no end yet, bytes read so far, and the last of them
+    )
+    with open(
+        path, "rb", buffering=0
+    ) as file:  # never mapped: to touch a page of a file that was cut ends a process
         while size := file.readinto(buffer.data):
             chunk = buffer[:size]
             newlines = np.flatnonzero(chunk == _NEWLINE)

@@ -80,7 +80,9 @@ class TFRecords(FileSource):
                     raise _cut(path, len(starts), at, size, "the checksum of its length is wrong")
                 end = at + length + _AROUND
                 if end > size:
-                    raise _cut(path, len(starts), at, size, f"its length of {length} exceeds the file")
+                    raise _cut(
+                        path, len(starts), at, size, f"its length of {length} exceeds the file"
+                    )
                 starts.append(at)
                 at = file.seek(end)
         starts.append(at)
@@ -91,7 +93,10 @@ class TFRecords(FileSource):
         data: bytes = handle.read(record)
         payload = data[_HEADER.size : -_FOOTER_BYTES]
         if self._check_crc:
-            found, stored = _masked(_checksum()(payload)), int.from_bytes(data[-_FOOTER_BYTES:], "little")
+            found, stored = (
+                _masked(_checksum()(payload)),
+                int.from_bytes(data[-_FOOTER_BYTES:], "little"),
+            )
             if found != stored:
                 raise SourceError(
                     f"{self.where(record)} is damaged: {_wrong_checksum(payload, found, stored)}. Choose one:\n"
@@ -112,7 +117,9 @@ class TFRecords(FileSource):
                 latest, length = header, unpack(header)[0]
             data = read(length + _FOOTER_BYTES)
             if len(data) < length + _FOOTER_BYTES:
-                raise _cut_in_order(file, path, number, at, f"its length of {length} exceeds the file")
+                raise _cut_in_order(
+                    file, path, number, at, f"its length of {length} exceeds the file"
+                )
             payload = data[:length]
             if checksum is not None:
                 found, stored = _masked(checksum(payload)), int.from_bytes(data[length:], "little")
@@ -140,7 +147,9 @@ class TFRecords(FileSource):
         found = compression_of(head)
         if found is None and head[:1] == ZLIB.magic and int.from_bytes(head[:2], "big") % 31 == 0:
             found = ZLIB
-        if found is not None and _masked(_slow_checksum(head[:8])) == int.from_bytes(head[8:12], "little"):
+        if found is not None and _masked(_slow_checksum(head[:8])) == int.from_bytes(
+            head[8:12], "little"
+        ):
             return None  # a sound record, whose length begins so
         return found
 
@@ -161,11 +170,15 @@ def _cut(path: str, number: int, at: int, size: int, what: str) -> SourceError:
             f"{path}: record {number + 1} (at byte {at}) is truncated or damaged: {what}. The data after byte {at} of "
             f"{size} cannot be read. To keep the records before it, run: head -c {at} {shortened(path)} > NEW"
         )
-    return SourceError(f"{path}: record 1 (at byte 0) is truncated or damaged: {what}. Is this a TFRecord file?")
+    return SourceError(
+        f"{path}: record 1 (at byte 0) is truncated or damaged: {what}. Is this a TFRecord file?"
+    )
 
 
 def _cut_in_order(file: InOrder, path: str, number: int, at: int, what: str) -> SourceError:
-    return SourceError(f"record {number} of {path} (at byte {at}{_of_what(file)}) is truncated or damaged: {what}")
+    return SourceError(
+        f"record {number} of {path} (at byte {at}{_of_what(file)}) is truncated or damaged: {what}"
+    )
 
 
 def _of_what(file: InOrder) -> str:
@@ -188,8 +201,14 @@ def _slow_checksum(data: bytes) -> int:
 
 # ---- tf.train.Example ----
 
-_MANY_FLOATS = 24  # from here on, it is quicker to serialize a list of floats than to read one by one
-_LISTS = {np.dtype(bytes): "bytes_list", np.dtype(np.float32): "float_list", np.dtype(np.int64): "int64_list"}
+_MANY_FLOATS = (
+    24  # from here on, it is quicker to serialize a list of floats than to read one by one
+)
+_LISTS = {
+    np.dtype(bytes): "bytes_list",
+    np.dtype(np.float32): "float_list",
+    np.dtype(np.int64): "int64_list",
+}
 _DTYPES = {"bytes_list": "bytes", "float_list": "float32", "int64_list": "int64"}
 
 
@@ -212,12 +231,16 @@ def parse_example(record: bytes, features: Mapping[str, Any]) -> dict[str, Any]:
         ArgumentError: If a feature is missing or has another type or number of values, or if this is not an Example.
     """
     if not isinstance(record, (bytes, bytearray, memoryview)):
-        raise ArgumentError(f"record must be the bytes of a tf.train.Example, got {type(record).__name__}")
+        raise ArgumentError(
+            f"record must be the bytes of a tf.train.Example, got {type(record).__name__}"
+        )
     parse, error = _parser()
     try:
         found = parse(bytes(record)).features.feature
     except error:
-        raise ArgumentError(f"record: these {len(record):,} bytes are not a valid tf.train.Example") from None
+        raise ArgumentError(
+            f"record: these {len(record):,} bytes are not a valid tf.train.Example"
+        ) from None
     return {name: _value(name, what, found) for name, what in features.items()}
 
 
@@ -233,13 +256,23 @@ def _parser() -> tuple[Callable[[bytes], Any], type[Exception]]:
     )
 
     def one(name: str, number: int, of: str, **more: Any) -> dict[str, Any]:
-        return {"name": name, "number": number, "type": "TYPE_MESSAGE", "type_name": f".loaderpool.{of}", **more}
+        return {
+            "name": name,
+            "number": number,
+            "type": "TYPE_MESSAGE",
+            "type_name": f".loaderpool.{of}",
+            **more,
+        }
 
     lists = {"bytes_list": "TYPE_BYTES", "float_list": "TYPE_FLOAT", "int64_list": "TYPE_INT64"}
     value = {"name": "value", "number": 1, "label": "LABEL_REPEATED"}
     kinds = [one(name, number, name, oneof_index=0) for number, name in enumerate(lists, 1)]
     key = {"name": "key", "number": 1, "type": "TYPE_STRING"}
-    entry = {"name": "FeatureEntry", "field": [key, one("value", 2, "Feature")], "options": {"map_entry": True}}
+    entry = {
+        "name": "FeatureEntry",
+        "field": [key, one("value", 2, "Feature")],
+        "options": {"map_entry": True},
+    }
     entries = one("feature", 1, "Features.FeatureEntry", label="LABEL_REPEATED")
     messages = [
         *({"name": name, "field": [{**value, "type": kind}]} for name, kind in lists.items()),
@@ -250,7 +283,9 @@ def _parser() -> tuple[Callable[[bytes], Any], type[Exception]]:
     file = descriptor_pb2.FileDescriptorProto(
         name="example.proto", package="loaderpool", syntax="proto3", message_type=messages
     )
-    pool = descriptor_pool.DescriptorPool()  # of its own: TensorFlow has an Example in the one for all
+    pool = (
+        descriptor_pool.DescriptorPool()
+    )  # of its own: TensorFlow has an Example in the one for all
     pool.AddSerializedFile(file.SerializeToString())
     example: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName("loaderpool.Example"))
     return example.FromString, message.DecodeError
@@ -282,7 +317,11 @@ def _value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
     """Return the value of a feature: quickly if it is as described, else by `_checked_value`, which finds out why."""
     try:
         kind, made, number, is_open, shape = _described(what)
-    except (LookupError, TypeError, ValueError):  # it has a default, or cannot be hashed, or is wrong
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+    ):  # it has a default, or cannot be hashed, or is wrong
         return _checked_value(name, what, found)
     if name not in found:
         return _checked_value(name, what, found)
@@ -297,12 +336,18 @@ def _converted(values: Any, count: int, made: np.dtype[Any], shape: tuple[Any, .
     """Return a list of an Example as one value, or as an array."""
     if not shape:
         return values.value[0] if made.hasobject else made.type(values.value[0])
-    if made == np.float32 and count >= _MANY_FLOATS:  # serialized, they are in a row, after tag and length
+    if (
+        made == np.float32 and count >= _MANY_FLOATS
+    ):  # serialized, they are in a row, after tag and length
         data = values.SerializeToString()
         array = np.frombuffer(data, "<f4", count, len(data) - 4 * count).astype(np.float32)
     else:
         array = np.array(list(values.value) if made.hasobject else values.value, made)
-    return array if len(shape) == 1 else array.reshape(tuple(-1 if size is None else size for size in shape))
+    return (
+        array
+        if len(shape) == 1
+        else array.reshape(tuple(-1 if size is None else size for size in shape))
+    )
 
 
 def _checked_value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
@@ -329,11 +374,15 @@ def _checked_value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
             + "Pass a default, as in (shape, dtype, default), or the shape (None,) if the feature may be empty."
         )
     if kind != wanted:
-        raise ArgumentError(f"features[{brief(name)}]: expected {_DTYPES[wanted]}, but the record has {_DTYPES[kind]}")
+        raise ArgumentError(
+            f"features[{brief(name)}]: expected {_DTYPES[wanted]}, but the record has {_DTYPES[kind]}"
+        )
     values = getattr(feature, kind)
     count = len(values.value)
     if count % number if is_open else count != number:
-        takes = f"a multiple of {number}" if is_open else f"{number} (shape (None,) takes any number)"
+        takes = (
+            f"a multiple of {number}" if is_open else f"{number} (shape (None,) takes any number)"
+        )
         raise ArgumentError(
             f"features[{brief(name)}]: the record has {count} {_DTYPES[kind]} values, but shape {shape} takes {takes}"
         )
@@ -348,5 +397,7 @@ def _default(name: str, default: Any, shape: tuple[int, ...], made: np.dtype[Any
         if made.hasobject and not all(isinstance(value, bytes) for value in values.flat):
             raise TypeError("it is not bytes")
     except (TypeError, ValueError) as error:
-        raise ArgumentError(f"features[{brief(name)}]: the default {brief(default)} does not fit: {error}") from None
+        raise ArgumentError(
+            f"features[{brief(name)}]: the default {brief(default)} does not fit: {error}"
+        ) from None
     return values.copy() if shape else values[()]

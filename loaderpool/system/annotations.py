@@ -107,7 +107,9 @@ def signature_of(function: Any, *, follow_wrapped: bool) -> inspect.Signature | 
 
     From Python 3.14 on, its annotations are text, or missing if they cannot be read.
     """
-    options: dict[str, Any] = {"annotation_format": 4} if _ARE_LAZY else {}  # annotationlib.Format.STRING
+    options: dict[str, Any] = (
+        {"annotation_format": 4} if _ARE_LAZY else {}
+    )  # annotationlib.Format.STRING
     for find in (lambda: function, lambda: _without_annotations(function, follow_wrapped)):
         try:
             return inspect.signature(find(), follow_wrapped=follow_wrapped, **options)

@@ -43,7 +43,9 @@ def openmp_binding() -> str:
     if min(others) < 2:
         return ""
     values = {name: os.environ.get(name, "").strip() for name in OPENMP_BINDING}
-    if values["OMP_PROC_BIND"].lower() == "false":  # which the others do not undo, but that of Intel's and LLVM's
+    if (
+        values["OMP_PROC_BIND"].lower() == "false"
+    ):  # which the others do not undo, but that of Intel's and LLVM's
         values = {"KMP_AFFINITY": values["KMP_AFFINITY"]}
     if {"none", "disabled"} & set(values["KMP_AFFINITY"].lower().split(",")):
         del values["KMP_AFFINITY"]
@@ -62,7 +64,9 @@ def openmp_advice() -> str:
 
 
 def _cpuset(path: str) -> str:
-    return (read_file(f"{path}/cpuset.cpus.effective") or read_file(f"{path}/cpuset.effective_cpus")).strip()
+    return (
+        read_file(f"{path}/cpuset.cpus.effective") or read_file(f"{path}/cpuset.effective_cpus")
+    ).strip()
 
 
 def _count_of(cpus: str) -> int:
@@ -77,7 +81,9 @@ def cgroup_cpu_quota() -> float | None:
     for path in _cgroup_directories("cpu"):
         for names in ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"):
             with contextlib.suppress(ValueError):  # "max", or none of these files
-                quota, period = map(int, " ".join(read_file(f"{path}/{name}") for name in names).split())
+                quota, period = map(
+                    int, " ".join(read_file(f"{path}/{name}") for name in names).split()
+                )
                 if quota > 0:
                     quotas.append(quota / period)
     return min(quotas, default=None)
@@ -92,7 +98,9 @@ def available_memory_bytes() -> int:
         used = _number(f"{path}/memory.current") or _number(f"{path}/memory.usage_in_bytes")
         if limit is not None and used is not None:
             counts = _counts(f"{path}/memory.stat")
-            free.append(max(0, limit - used + max(counts["inactive_file"], counts["total_inactive_file"])))
+            free.append(
+                max(0, limit - used + max(counts["inactive_file"], counts["total_inactive_file"]))
+            )
     return int(fault_points.setting("available_bytes", min(free)))
 
 
@@ -110,7 +118,11 @@ def private_bytes(pid: int) -> int:
 
 def oom_kill_count() -> int:
     """Return how many processes the kernel has killed for memory, as cgroups (v2, v1) and the machine count."""
-    paths = [f"{path}/memory.{file}" for path in _cgroup_directories("memory") for file in ("events", "oom_control")]
+    paths = [
+        f"{path}/memory.{file}"
+        for path in _cgroup_directories("memory")
+        for file in ("events", "oom_control")
+    ]
     return sum(_counts(path)["oom_kill"] for path in ("/proc/vmstat", *paths))
 
 
@@ -162,7 +174,13 @@ def _cgroup_directories(controller: str) -> Iterator[str]:
 def _counts(path: str) -> Counter[str]:
     """The numbers in a file of lines that each have a name and one; 0 of all other names."""
     lines = [line.split() for line in read_file(path).splitlines()]
-    return Counter({words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()})
+    return Counter(
+        {
+            words[0].rstrip(":"): int(words[1])
+            for words in lines
+            if len(words) > 1 and words[1].isdigit()
+        }
+    )
 
 
 def _number(path: str) -> int | None:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 monotonic_ns = time.monotonic_ns  # comparable between processes of one machine (CLOCK_MONOTONIC)
 monotonic_s = time.monotonic
-wall_s = time.time  # for people and other programs' files: it may jump, so that nothing is measured with it
+wall_s = (
+    time.time
+)  # for people and other programs' files: it may jump, so that nothing is measured with it
 wall_ns = time.time_ns
 process_cpu_ns = time.process_time_ns
 thread_cpu_ns = time.thread_time_ns  # of the calling thread: what other processes do does not count

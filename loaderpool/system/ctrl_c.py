@@ -21,7 +21,9 @@ _PATIENCE_S = 5.0
 
 descriptor: int | None = None
 """What becomes readable with a signal; None: nothing does."""
-_latest: tuple[int, object] | None = None  # when a Ctrl-C came that only Python's own handler will meet, and `_main_at`
+_latest: tuple[int, object] | None = (
+    None  # when a Ctrl-C came that only Python's own handler will meet, and `_main_at`
+)
 
 
 def _main_at() -> object:
@@ -66,7 +68,9 @@ def check_patience(before: object) -> None:
     patience_ns = fault_points.setting("ctrl_c_patience_s", _PATIENCE_S) * 1e9
     came_ns, main_at = _latest
     if clock.monotonic_ns() - came_ns > patience_ns and main_at == _main_at():
-        raise KeyboardInterrupt("Ctrl-C, while the main thread was waiting for a batch that did not arrive")
+        raise KeyboardInterrupt(
+            "Ctrl-C, while the main thread was waiting for a batch that did not arrive"
+        )
 
 
 def note_signals() -> object:

@@ -53,7 +53,10 @@ def setting(name: str, value: float) -> float:
     """Return the value, or the one that a test wants instead."""
     directory = os.environ.get(_VARIABLE)
     if directory is not None:
-        with contextlib.suppress(OSError), open(os.path.join(directory, name), encoding="utf-8") as file:
+        with (
+            contextlib.suppress(OSError),
+            open(os.path.join(directory, name), encoding="utf-8") as file,
+        ):
             return float(file.read())
     return value
 

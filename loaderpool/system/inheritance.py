@@ -22,7 +22,10 @@ from typing import Any, NamedTuple
 
 from loaderpool.system import process
 
-_PACKAGES = ("multiprocessing", "multiprocess")  # the second one is a copy with keys and trackers of its own
+_PACKAGES = (
+    "multiprocessing",
+    "multiprocess",
+)  # the second one is a copy with keys and trackers of its own
 
 
 class Bequest(NamedTuple):
@@ -45,7 +48,9 @@ def bequeath() -> dict[str, Bequest]:
         module = sys.modules.get(f"{package}.process")
         if module is not None:
             found[package] = Bequest(bytes(module.current_process().authkey))
-            with contextlib.suppress(KeyError, AttributeError, TypeError, OSError):  # there is no tracker
+            with contextlib.suppress(
+                KeyError, AttributeError, TypeError, OSError
+            ):  # there is no tracker
                 descriptor = sys.modules[f"{package}.resource_tracker"]._resource_tracker._fd
                 inode, pipe = os.fstat(descriptor).st_ino, f"/proc/{os.getpid()}/fd/{descriptor}"
                 found[package] = found[package]._replace(pipe=pipe, inode=inode)
@@ -110,7 +115,9 @@ def _set_authkey(package: str, module: Any) -> None:
 def _settle_tracker(package: str, module: Any) -> None:
     tracker = module._resource_tracker
     tracker._send = functools.partial(_send, package, tracker)
-    module.ensure_running = tracker.ensure_running = functools.partial(_ensure_running, package, tracker)
+    module.ensure_running = tracker.ensure_running = functools.partial(
+        _ensure_running, package, tracker
+    )
 
 
 _SETTLE: Mapping[str, Callable[[Any], None]] = {
@@ -139,7 +146,9 @@ def _send(package: str, tracker: Any, command: str, name: str, kind: str) -> Non
         _registered.add(name)
     elif name not in _registered:  # another process's
         return
-    if getattr(sys, "frozen", False):  # its executable is no Python, and would run the user's program
+    if getattr(
+        sys, "frozen", False
+    ):  # its executable is no Python, and would run the user's program
         return
     tracker.ensure_running()
     type(tracker)._send(tracker, command, name, kind)
@@ -196,7 +205,9 @@ def _launch(package: str) -> int:
     try:
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         code = f"from {package}.resource_tracker import main; main({read})"
-        launched = subprocess.Popen([sys.executable, *flags, "-c", code], pass_fds=[read], start_new_session=True)
+        launched = subprocess.Popen(
+            [sys.executable, *flags, "-c", code], pass_fds=[read], start_new_session=True
+        )
         launched.returncode = 0  # it outlives this process, and nobody waits for it
     finally:
         os.close(read)

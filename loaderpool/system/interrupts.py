@@ -32,7 +32,9 @@ from loaderpool.system import machine
 # The functions of `signal` look numbers and handlers up in enums, which costs ten times what the calls beneath them do.
 _handler_of: Callable[[int], Any] = _signal.getsignal
 _SIGINT = int(signal.SIGINT)
-_ALL = list(map(int, signal.valid_signals()))  # the call itself takes longer than all looks at handlers
+_ALL = list(
+    map(int, signal.valid_signals())
+)  # the call itself takes longer than all looks at handlers
 _main_thread = threading.main_thread().ident  # of this process
 
 # After this a finalizer has returned. Shorter: it may still run, and the signal is sent once more; longer is only felt.
@@ -191,7 +193,9 @@ def _tell() -> None:
 def _after_fork() -> None:
     global _main_thread, _depth
     before, _main_thread = _main_thread, _thread.get_ident()
-    if before != _main_thread:  # a thread has forked, in whose child no main thread is there to leave the block
+    if (
+        before != _main_thread
+    ):  # a thread has forked, in whose child no main thread is there to leave the block
         _depth = 0
         _due.clear()
 
@@ -209,9 +213,15 @@ def checkpoint() -> None:
 # In these functions, and in what they call, an exception is dropped: by others, or by Python in finalizers.
 DROPPED_IN = {
     ("keras.src.utils.python_utils", "pythonify_logs"),  # `except: pass`, after each step of a fit
-    ("tensorflow.python.framework.tensor_shape", "__getitem__"),  # called from C++, which may crash, too
+    (
+        "tensorflow.python.framework.tensor_shape",
+        "__getitem__",
+    ),  # called from C++, which may crash, too
     ("tensorflow.python.framework.tensor_shape", "__len__"),
-    ("importlib._bootstrap_external", "find_spec"),  # `except OSError`, which a TimeoutError is, too
+    (
+        "importlib._bootstrap_external",
+        "find_spec",
+    ),  # `except OSError`, which a TimeoutError is, too
     ("importlib._bootstrap_external", "get_code"),
     ("_weakrefset", "_remove"),
     ("weakref", "__call__"),  # of `finalize`

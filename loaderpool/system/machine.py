@@ -75,7 +75,9 @@ def create_memory_file(name: str) -> int:
     except OSError as error:
         if error.errno not in REFUSALS:
             raise
-        text = f"this system refuses memfd_create ({error.strerror}). To use it, {ALLOW_MEMORY_FILES}"
+        text = (
+            f"this system refuses memfd_create ({error.strerror}). To use it, {ALLOW_MEMORY_FILES}"
+        )
         raise OSError(error.errno, text) from None
 
 
@@ -125,7 +127,9 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
 def return_pages(descriptor: int, offset: int, nbytes: int) -> None:
     """Give the pages of a range back to the machine; the range reads as zeros afterwards. Best effort."""
     if LINUX:
-        _c("fallocate", _INT, _INT, _OFFSET, _OFFSET)(descriptor, _FALLOC_KEEP_SIZE_PUNCH_HOLE, offset, nbytes)
+        _c("fallocate", _INT, _INT, _OFFSET, _OFFSET)(
+            descriptor, _FALLOC_KEEP_SIZE_PUNCH_HOLE, offset, nbytes
+        )
 
 
 def file_identity(descriptor: int | None) -> tuple[int, int] | None:
@@ -242,14 +246,19 @@ def raise_descriptor_limit() -> None:
 
 def raise_oom_score() -> None:
     """Ask the kernel's OOM killer to take this process before all others. Best effort."""
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/self/oom_score_adj", "w", encoding="ascii") as file,
+    ):
         file.write("1000")
 
 
 def thread_ids() -> frozenset[int]:
     """Ids of this process's threads beside the main one, those of C libraries too; none where the kernel lists none."""
     with contextlib.suppress(OSError):
-        return frozenset(map(int, os.listdir("/proc/self/task"))) - {os.getpid()}  # that of the main thread
+        return frozenset(map(int, os.listdir("/proc/self/task"))) - {
+            os.getpid()
+        }  # that of the main thread
     return frozenset()
 
 
@@ -314,7 +323,9 @@ def _mapped(address: int | None) -> int:
 def map_file(address: int | None, nbytes: int, flags: int, descriptor: int, offset: int) -> int:
     """Map a part of a file, to be read and written, with mmap's flags; returns where. May raise OSError."""
     call = _c("mmap", *_MMAP_ARGUMENTS, result=_POINTER)
-    return _mapped(call(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, offset))
+    return _mapped(
+        call(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, offset)
+    )
 
 
 def unmapping(address: int, nbytes: int) -> Callable[[], object]:
@@ -331,7 +342,9 @@ _LARGEST_THRESHOLD = 32 << 20
 _HEADER_BYTES = 16  # of a block: the size of the block before it, and its own size with flags
 
 
-def keep_freed_blocks(largest_bytes: int = _LARGEST_THRESHOLD, heap_bytes: int = 2 * _LARGEST_THRESHOLD) -> None:
+def keep_freed_blocks(
+    largest_bytes: int = _LARGEST_THRESHOLD, heap_bytes: int = 2 * _LARGEST_THRESHOLD
+) -> None:
     """Have glibc's malloc keep what is freed for the next block, which else is mapped again: a fault for each page.
 
     Larger blocks have mappings of their own; of the heap's end no more bytes stay free. Holds for good.
@@ -355,7 +368,9 @@ class _MappedHeader(NamedTuple):
         before, size = _header_words(address)
         length = size - self.excess
         spare = length - _HEADER_BYTES - nbytes
-        return before == self.before and length % mmap.PAGESIZE == 0 and 0 <= spare < 2 * mmap.PAGESIZE
+        return (
+            before == self.before and length % mmap.PAGESIZE == 0 and 0 <= spare < 2 * mmap.PAGESIZE
+        )
 
 
 # Sizes of the blocks whose headers are read. Smaller: freeing one would raise the threshold from
@@ -404,7 +419,11 @@ def _probe(nbytes: int) -> _MappedHeader | None:
     follows = _is_mapped(start + length)
     _free(address)
     is_gone = not _is_mapped(start) and not _is_mapped(start + length - mmap.PAGESIZE)
-    return _MappedHeader(before, size - length) if is_gone and _is_mapped(start + length) == follows else None
+    return (
+        _MappedHeader(before, size - length)
+        if is_gone and _is_mapped(start + length) == follows
+        else None
+    )
 
 
 def _allocate(nbytes: int) -> int:
@@ -416,7 +435,9 @@ def _free(address: int) -> None:
 
 
 def _header_words(address: int) -> tuple[int, int]:
-    before, size = (int.from_bytes(ctypes.string_at(address - at, 8), sys.byteorder) for at in (16, 8))
+    before, size = (
+        int.from_bytes(ctypes.string_at(address - at, 8), sys.byteorder) for at in (16, 8)
+    )
     return before, size
 
 
@@ -440,7 +461,9 @@ def write_memory(descriptor: int, offset: int, address: int, nbytes: int) -> Non
         done += os.pwrite(descriptor, memory[done:], offset + done)
 
 
-def map_over(address: int, nbytes: int, descriptor: int, offset: int, view: int | None = None) -> bool:
+def map_over(
+    address: int, nbytes: int, descriptor: int, offset: int, view: int | None = None
+) -> bool:
     """Have a part of a file take the place of this process's own memory, in one step; writes to it stay private.
 
     Raises OSError where it cannot; the memory is what it was.
@@ -485,7 +508,9 @@ def why_not_replaceable(address: int, nbytes: int, known: str) -> str | None:
         return header
     if not header.is_of(address, nbytes):
         return "it shares memory pages with other data"
-    status, maps = ([*filter(None, read_file(f"/proc/self/{name}").split("\n"))] for name in ("status", "maps"))
+    status, maps = (
+        [*filter(None, read_file(f"/proc/self/{name}").split("\n"))] for name in ("status", "maps")
+    )
     if not status or not maps:
         return "/proc cannot be read"
     if any(line.startswith(("VmLck:", "VmPin:")) and line.split()[1] != "0" for line in status):

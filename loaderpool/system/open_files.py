@@ -24,7 +24,9 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _LINKS = "/proc/self/fd"
-_MOST_DESCRIPTORS = 4096  # without /proc, numbers up to here are tried one by one, in a millisecond or two
+_MOST_DESCRIPTORS = (
+    4096  # without /proc, numbers up to here are tried one by one, in a millisecond or two
+)
 _ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 _PATH_ONLY = getattr(os, "O_PATH", 0)
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
@@ -91,11 +93,17 @@ def find(numbers: Iterable[int]) -> list[OpenFile]:
     for number in numbers:
         try:
             status = os.fstat(number)
-            if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or stat.S_ISBLK(status.st_mode)):
+            if not (
+                stat.S_ISREG(status.st_mode)
+                or stat.S_ISDIR(status.st_mode)
+                or stat.S_ISBLK(status.st_mode)
+            ):
                 continue
             flags = fcntl.fcntl(number, fcntl.F_GETFL)
             position = os.lseek(number, 0, os.SEEK_CUR)
-        except OSError:  # closed since, as that of the listing is; or it has no position, as some files of /proc
+        except (
+            OSError
+        ):  # closed since, as that of the listing is; or it has no position, as some files of /proc
             continue
         if flags & _PATH_ONLY or (flags & _ACCESS == os.O_RDWR and _is_ours(number, status)):
             continue
@@ -173,14 +181,20 @@ def reopen(files: Iterable[OpenFile]) -> None:
 
 def is_locked(descriptor: int) -> bool:
     """Return whether this process has locked the file, by flock(2) or fcntl(2)."""
-    with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as file:
+    with (
+        contextlib.suppress(OSError),
+        open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as file,
+    ):
         return "\nlock:" in file.read()
     return False
 
 
 def mapped_paths() -> set[str]:
     """Return the paths of the files that are mapped into memory, as `path_of` gives them."""
-    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file,
+    ):
         return {parts[5].rstrip("\n") for line in file if len(parts := line.split(maxsplit=5)) == 6}
     return set()
 

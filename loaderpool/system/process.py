@@ -23,7 +23,9 @@ def become(new_role: Role, on_node: str | None = None) -> None:
     global _role, _node
     _role = new_role
     _node = _node if on_node is None else on_node
-    os.environ["LOADERPOOL_ROLE"] = new_role  # seen by users' setup hooks, and by processes they start
+    os.environ["LOADERPOOL_ROLE"] = (
+        new_role  # seen by users' setup hooks, and by processes they start
+    )
 
 
 def role() -> Role:
@@ -97,7 +99,11 @@ def why_not_apart(path: str | Path, is_ours: Callable[[str], object]) -> str:
     except OSError as error:
         return f"{brief(str(path))} cannot be used ({error.strerror})"
     cure = "Pass a separate directory; it is created if it does not exist."
-    return f"the directory {brief(str(path))} has other files ({', '.join(others[:3])}). {cure}" if others else ""
+    return (
+        f"the directory {brief(str(path))} has other files ({', '.join(others[:3])}). {cure}"
+        if others
+        else ""
+    )
 
 
 class RestartLimit:
@@ -106,7 +112,9 @@ class RestartLimit:
     def __init__(self, max_restarts: tuple[int, float] | None) -> None:
         self._most = max_restarts[0] if max_restarts else None
         self._window_ns = int(max_restarts[1] * 1e9) if max_restarts else 0
-        self._deaths: collections.deque[int] = collections.deque()  # when; kept only where there is a limit
+        self._deaths: collections.deque[int] = (
+            collections.deque()
+        )  # when; kept only where there is a limit
 
     @property
     def count(self) -> int:

@@ -34,7 +34,9 @@ def local_count() -> int:
     counts = [_number(name) for name in _LOCAL_SIZES]
     if "CROSS_SIZE" in os.environ:  # DeepSpeed
         counts.append(_number("LOCAL_SIZE"))
-    if _is_here(os.environ.get("MASTER_ADDR", "")):  # processes of torch that no launcher has started
+    if _is_here(
+        os.environ.get("MASTER_ADDR", "")
+    ):  # processes of torch that no launcher has started
         counts.append(_number("WORLD_SIZE"))
     return max(1, *counts, _slurm_tasks(), _jax_processes())
 
@@ -57,9 +59,13 @@ def memory_bytes() -> int:
 
 def _cpus_of_all() -> int:
     """Return the number of CPUs that the processes have together: those of the launcher, which is not bound."""
-    cpus = _number("SLURM_CPUS_ON_NODE") if _slurm_tasks() > 1 else 0  # its launcher may use all of the machine
+    cpus = (
+        _number("SLURM_CPUS_ON_NODE") if _slurm_tasks() > 1 else 0
+    )  # its launcher may use all of the machine
     if not cpus:
-        with contextlib.suppress(OSError, AttributeError):  # it has ended, or the system has no such call
+        with contextlib.suppress(
+            OSError, AttributeError
+        ):  # it has ended, or the system has no such call
             cpus = len(os.sched_getaffinity(os.getppid()))
     return min(cpus, os.cpu_count() or 1, int((capacity.cgroup_cpu_quota() or cpus) + 0.5))
 

@@ -22,7 +22,9 @@ from loaderpool.system.process import is_library
 _MOST_ENTERED = 20_000
 # Items of a container that is entered. A longer one is data; its items are not looked at one by one.
 _MOST_ITEMS = 1000
-_PLAIN = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), range, slice, types.CodeType})
+_PLAIN = frozenset(
+    {str, bytes, bytearray, int, float, complex, bool, type(None), range, slice, types.CodeType}
+)
 CONTAINERS = (list, tuple, set, frozenset, collections.deque)
 LruCacheWrapper: Any = type(functools.lru_cache(lambda: None))
 # Stands for what `lazy import` names in Python 3.15, until code uses the name.
@@ -44,7 +46,9 @@ class Part(NamedTuple):
     label: str  # in words, such as "closure variable 'records' of function load"
     name: str  # as code writes it: "records"; behind that of the holder: ".records", "['records']"; "": as the holder
     value: Any
-    is_hidden: bool = False  # a step within a wrapper of ours, which users never made: paths leave it out
+    is_hidden: bool = (
+        False  # a step within a wrapper of ours, which users never made: paths leave it out
+    )
 
 
 class Found(NamedTuple):
@@ -58,7 +62,9 @@ class Found(NamedTuple):
     tail: str = ""  # from the base on, as code would write it: ".settings.size"
 
 
-def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool], most_entered: int = _MOST_ENTERED) -> Iterator[Found]:
+def walk(
+    roots: Mapping[str, Any], enters: Callable[[Any], bool], most_entered: int = _MOST_ENTERED
+) -> Iterator[Found]:
     """The roots, and all that they lead to, nearest first; each way to a value comes, but it is entered only once.
 
     Args:
@@ -69,7 +75,8 @@ def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool], most_entered: 
     """
     entered: dict[int, Any] = {}  # holds them, so that no id comes twice
     waiting = collections.deque(
-        Found((name,), name, value, value, f"the object that you pass as {name}") for name, value in roots.items()
+        Found((name,), name, value, value, f"the object that you pass as {name}")
+        for name, value in roots.items()
     )
     while waiting and len(entered) < most_entered:
         found = waiting.popleft()
@@ -110,8 +117,13 @@ def parts_of(value: Any) -> Iterator[Part]:
             yield Part(f"the object of the method {value.__name__}", "", value.__self__)
     elif issubclass(kind, functools.partial):
         yield Part("the function of the partial", "", value.func)
-        yield from (Part(f"argument {at} of the partial", "", each) for at, each in enumerate(value.args))
-        yield from (Part(f"argument {key!r} of the partial", key, each) for key, each in value.keywords.items())
+        yield from (
+            Part(f"argument {at} of the partial", "", each) for at, each in enumerate(value.args)
+        )
+        yield from (
+            Part(f"argument {key!r} of the partial", key, each)
+            for key, each in value.keywords.items()
+        )
     elif issubclass(kind, WRAPPERS):
         what = "the cached function" if issubclass(kind, LruCacheWrapper) else "the function"
         for name in ("__wrapped__", "fget", "fset", "fdel", "func"):
@@ -120,7 +132,9 @@ def parts_of(value: Any) -> Iterator[Part]:
                 yield Part(f"{what} {getattr(function, '__qualname__', '')}", "", function)
     elif issubclass(kind, type):
         name = value.__qualname__
-        yield from (Part(f"base of class {name}", base.__qualname__, base) for base in value.__bases__)
+        yield from (
+            Part(f"base of class {name}", base.__qualname__, base) for base in value.__bases__
+        )
         for key, each in vars(value).items():
             if key not in _NOT_THE_AUTHORS:
                 yield Part(f"attribute .{key} of class {name}", f"{name}.{key}", each)
@@ -133,7 +147,12 @@ def parts_of(value: Any) -> Iterator[Part]:
                 for label, each in value.user_parts():
                     yield Part(label, "", each, is_hidden=not label)
             for key, each in attributes_of(value):
-                yield Part(f"attribute .{key} of {kind.__qualname__}", "" if is_ours else f".{key}", each, is_wrapper)
+                yield Part(
+                    f"attribute .{key} of {kind.__qualname__}",
+                    "" if is_ours else f".{key}",
+                    each,
+                    is_wrapper,
+                )
             yield Part(f"class {kind.__qualname__}", kind.__qualname__, kind, is_wrapper)
 
 
@@ -173,12 +192,22 @@ def _of_function(function: types.FunctionType) -> Iterator[Part]:
     code, name = function.__code__, function.__qualname__
     for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # not set yet
-            yield Part(f"closure variable {variable!r} of function {name}", variable, cell.cell_contents)
+            yield Part(
+                f"closure variable {variable!r} of function {name}", variable, cell.cell_contents
+            )
     for variable in internals._extract_code_globals(code):  # of functions inside, too
         if variable in function.__globals__:
-            yield Part(f"global {variable!r} used by {name}", variable, function.__globals__[variable])
+            yield Part(
+                f"global {variable!r} used by {name}", variable, function.__globals__[variable]
+            )
     defaults = function.__defaults__ or ()
-    named = dict(zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True))
+    named = dict(
+        zip(
+            code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount],
+            defaults,
+            strict=True,
+        )
+    )
     for variable, value in {**named, **(function.__kwdefaults__ or {})}.items():
         yield Part(f"default of {variable!r} of {name}", variable, value)
     for key, value in vars(function).items():  # such as __wrapped__

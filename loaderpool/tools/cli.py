@@ -14,7 +14,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("click", "rich"):
             raise
-        print(f"loaderpool: {error.name} is not installed. Run: pip install 'loaderpool[cli]'", file=sys.stderr)
+        print(
+            f"loaderpool: {error.name} is not installed. Run: pip install 'loaderpool[cli]'",
+            file=sys.stderr,
+        )
         return 1
     from loaderpool.errors import LoaderpoolError
     from loaderpool.tools.commands import cli

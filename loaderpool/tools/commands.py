@@ -21,7 +21,9 @@ from loaderpool.errors import brief
 class _Seconds(click.FloatRange):
     """A range that has no nan in it."""
 
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> float:
         seconds: float = super().convert(value, parameter, context)
         if math.isnan(seconds):
             self.fail("nan is no number of seconds.", parameter, context)
@@ -35,7 +37,9 @@ def numbers(least: int, most: int) -> Callable[..., tuple[int, ...]]:
     """Return the reader of an option such as 1,2,4: whole numbers within bounds, ascending, each once."""
     kind: Any = click.IntRange(least, most)
 
-    def read(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    def read(
+        context: click.Context, parameter: click.Parameter, value: str | None
+    ) -> tuple[int, ...]:
         parts = value.split(",") if value is not None else ()
         return tuple(sorted({kind.convert(part, parameter, context) for part in parts}))
 
@@ -60,7 +64,9 @@ def results() -> Console:
     """The console for results, on stdout."""
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = 1 << 16  # a file has no width; what is cut or wrapped at 80 columns would be of no use there
+        console.width = (
+            1 << 16
+        )  # a file has no width; what is cut or wrapped at 80 columns would be of no use there
     return console
 
 
@@ -88,7 +94,9 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, epilog=_EPILOG, context_settings=_SETTINGS)
-@click.version_option(loaderpool.__version__, prog_name="loaderpool", message="%(prog)s %(version)s")
+@click.version_option(
+    loaderpool.__version__, prog_name="loaderpool", message="%(prog)s %(version)s"
+)
 def cli() -> None:
     """Benchmark, tune and diagnose loaders.
 

@@ -42,13 +42,16 @@ def describe_machine() -> dict[str, str]:
     cpus, free = capacity.usable_cpu_count(), capacity.available_memory_bytes()
     needed = _DESCRIPTORS + _WORKER_DESCRIPTORS * cpus
     one = "; workers overlap waiting for files and network with training, but computing gets no faster"
-    little = "; stop other programs, give the container more memory, or set a small Limits(memory=...)"
+    little = (
+        "; stop other programs, give the container more memory, or set a small Limits(memory=...)"
+    )
     few = f"; {counted(cpus, 'worker')} may need {needed}: ulimit -n {max(1024, needed)}"
     return {
         "CPUs": describe_cpus() + one * (cpus == 1),
         "memory": f"{readable_bytes(free)} free" + little * (free < _GOOD_MEMORY),
         # RLIM_INFINITY is -1
-        "file descriptors": f"soft limit {soft:,}, hard limit {hard:,}" + few * (0 <= soft < needed),
+        "file descriptors": f"soft limit {soft:,}, hard limit {hard:,}"
+        + few * (0 <= soft < needed),
         "large arrays": describe_large_arrays(),
     }
 
@@ -56,7 +59,11 @@ def describe_machine() -> dict[str, str]:
 def describe_large_arrays() -> str:
     """Return how a large array reaches the workers here: shared in place, or copied, and why."""
     reason = why_copied(np.zeros(_LARGE_BYTES, np.uint8).data)
-    return "shared with the workers in place" if reason is None else f"copied for the workers: {reason}"
+    return (
+        "shared with the workers in place"
+        if reason is None
+        else f"copied for the workers: {reason}"
+    )
 
 
 def crash_test() -> tuple[bool, str]:
@@ -72,11 +79,17 @@ def crash_test() -> tuple[bool, str]:
         except Exception as error:
             return False, f"{type(error).__name__}: {error}"
         if not died.exists() or not restarts:
-            return False, f"the crash of a worker was not detected (killed: {died.exists()}, replaced: {restarts})"
+            return (
+                False,
+                f"the crash of a worker was not detected (killed: {died.exists()}, replaced: {restarts})",
+            )
         with loader.replace(workers=0) as calm:  # none dies a second time
             if batches != _batches(calm):
                 return False, "batches differ after a worker crashed"
-    return True, f"a worker was killed by SIGKILL and replaced; all {len(batches)} batches are bit-identical"
+    return (
+        True,
+        f"a worker was killed by SIGKILL and replaced; all {len(batches)} batches are bit-identical",
+    )
 
 
 def _batches(loader: Loader) -> list[bytes]:

@@ -21,10 +21,14 @@ from loaderpool.tools.tune import bursts_of
 _FORMATS = {".svg": "flamegraph", ".json": "speedscope", ".txt": "raw"}
 
 
-@click.command(epilog="Example:  loaderpool profile train:make_loader --idle --seconds 30 -o profile.json")
+@click.command(
+    epilog="Example:  loaderpool profile train:make_loader --idle --seconds 30 -o profile.json"
+)
 @click.argument("target")
 @click.option("--seconds", metavar="N", type=SECONDS, default=10, help="Seconds to record.")
-@click.option("--idle", is_flag=True, help="Also record threads that wait for data, a server or a lock.")
+@click.option(
+    "--idle", is_flag=True, help="Also record threads that wait for data, a server or a lock."
+)
 @click.option(
     "-o", "--output", "path", metavar="FILE", callback=output(*_FORMATS), default="profile.svg",
     help=".svg: flame graph; .json: for https://www.speedscope.app; .txt: stacks with counts.",
@@ -37,7 +41,9 @@ def profile(target: str, seconds: float, idle: bool, path: str) -> None:
 
     Stacks with your code begin with your function.
     """
-    py_spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    py_spy = shutil.which(
+        "py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    )
     if py_spy is None:
         raise click.ClickException("py-spy is not installed. Run: pip install 'loaderpool[cli]'")
     load_target(target).close()  # what is wrong with it is said here, in a sentence
@@ -45,7 +51,14 @@ def profile(target: str, seconds: float, idle: bool, path: str) -> None:
         is_over = Path(folder, "is-over")
         program = [sys.executable, "-m", __name__, target, str(seconds), str(is_over)]
         # A kernel lets a process read its descendants' memory, and often no other one's: so py-spy starts the program.
-        command = [py_spy, "record", "--nonblocking", "--subprocesses", "--format", _FORMATS[Path(path).suffix]]
+        command = [
+            py_spy,
+            "record",
+            "--nonblocking",
+            "--subprocesses",
+            "--format",
+            _FORMATS[Path(path).suffix],
+        ]
         # Ctrl-C ends the recording: py-spy hears it, too, and writes what it has.
         signal.signal(signal.SIGINT, lambda *_: is_over.touch())
         status = subprocess.call([*command, *["--idle"] * idle, "--output", path, "--", *program])
@@ -55,15 +68,22 @@ def profile(target: str, seconds: float, idle: bool, path: str) -> None:
             cure = "In a container, it needs docker run --cap-add SYS_PTRACE"
             raise click.ClickException(f"py-spy exited with status {status}. {cure}")
         click.echo(
-            "Errors are samples that py-spy could not read, because it does not stop the processes for them.", err=True
+            "Errors are samples that py-spy could not read, because it does not stop the processes for them.",
+            err=True,
         )
         if not is_over.exists():
-            raise click.ClickException(f"{target} failed, as shown above. {path} contains what was recorded before.")
+            raise click.ClickException(
+                f"{target} failed, as shown above. {path} contains what was recorded before."
+            )
 
 
 def _run(target: str, seconds: str, is_over: str) -> None:
     loader = load_target(target)
-    with contextlib.suppress(KeyboardInterrupt), loader, contextlib.closing(bursts_of(loader)) as times:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        loader,
+        contextlib.closing(bursts_of(loader)) as times,
+    ):
         until_s = next(times) + float(seconds)
         while next(times) < until_s:
             pass

@@ -25,8 +25,16 @@ _MOST_SHOWN = 2000  # characters of a result: bytes of an image, say, would fill
 
 @click.command(epilog="Example:  loaderpool replay train:make_loader --index 1234 --epoch 2 --pdb")
 @click.argument("target")
-@click.option("--index", metavar="I", type=int, required=True, help="Source index of the sample, as in error messages.")
-@click.option("--epoch", metavar="E", type=click.IntRange(0), default=0, help="Epoch of the sample.")
+@click.option(
+    "--index",
+    metavar="I",
+    type=int,
+    required=True,
+    help="Source index of the sample, as in error messages.",
+)
+@click.option(
+    "--epoch", metavar="E", type=click.IntRange(0), default=0, help="Epoch of the sample."
+)
 @click.option("--pdb", "debug", is_flag=True, help="Open the debugger where the error is raised.")
 def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     """Load one sample of TARGET again, with its random numbers.
@@ -48,7 +56,9 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     where = f"position {wanted.position:,}, batch {wanted.batch}, row {wanted.row}"
     console.print(f"Replaying {which}: {where}", style="bold")
     if loader._core.tracker.has_hooks and epoch:
-        console.print("Note: on_epoch_begin and on_epoch_end are not called, so the data is that of epoch 0.")
+        console.print(
+            "Note: on_epoch_begin and on_epoch_end are not called, so the data is that of epoch 0."
+        )
     console.file.flush()  # a crash would take it along
     started_s = clock.monotonic_s()
     try:
@@ -66,8 +76,12 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     console.print(shortened(repr(result), _MOST_SHOWN))
     table = Table("component", "type", "min", "max", "", box=None, pad_edge=False)
     structure = spec.structure
-    for leaf, path, component in zip(structure.flatten(result), structure.paths, spec.components, strict=True):
-        table.add_row(path or "(whole sample)", str(component), *_summary(convert_leaf(leaf, path).ravel()))
+    for leaf, path, component in zip(
+        structure.flatten(result), structure.paths, spec.components, strict=True
+    ):
+        table.add_row(
+            path or "(whole sample)", str(component), *_summary(convert_leaf(leaf, path).ravel())
+        )
     console.print(table)
     gave = counted(structure.num_leaves, "component")
     console.print(f"It took {readable_s(elapsed_s)} and returned {gave}", style="dim")

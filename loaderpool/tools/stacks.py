@@ -27,7 +27,9 @@ _NOT_USERS = {
     "pyarrow",
 }
 _PROCESS = re.compile(r"process (\d+):", re.DOTALL)
-_IS_CODE = re.compile(r"(?!process \d+:).* \(.+\)$")  # else a line of a process' command, in flame graphs
+_IS_CODE = re.compile(
+    r"(?!process \d+:).* \(.+\)$"
+)  # else a line of a process' command, in flame graphs
 _ROLES = ("main process", "supervisor", "worker")  # from the first process to its children
 _FRAME = re.compile(
     r"<g><title>(?P<name>[^<]*) \([\d,]+ samples, [^<]*</title><rect [^>]*y=\"(?P<y>\d+)\"[^>]*"
@@ -40,7 +42,11 @@ _CHARACTERS = 1180 / 7  # of text, in the whole width
 def rewrite(path: Path, title: str) -> None:
     """Rewrite a file of `py-spy record`. One of an unknown form stays as it is."""
     text = path.read_text(encoding="utf-8")
-    forms: dict[str, Callable[[str, str], str]] = {".txt": _raw, ".json": _speedscope, ".svg": _flame_graph}
+    forms: dict[str, Callable[[str, str], str]] = {
+        ".txt": _raw,
+        ".json": _speedscope,
+        ".svg": _flame_graph,
+    }
     path.write_text(forms[path.suffix](text, title), encoding="utf-8")
 
 
@@ -57,7 +63,10 @@ def shown(frames: list[str]) -> list[str]:
 
 def _is_users(frame: str) -> bool:
     file = frame.rpartition(" (")[2]
-    return not file.startswith(("<frozen", "<string>")) and re.split(r"[/.:)]", file)[0] not in _NOT_USERS
+    return (
+        not file.startswith(("<frozen", "<string>"))
+        and re.split(r"[/.:)]", file)[0] not in _NOT_USERS
+    )
 
 
 def _raw(text: str, _: str) -> str:
@@ -70,10 +79,16 @@ def _raw(text: str, _: str) -> str:
 
 def _speedscope(text: str, _: str) -> str:
     content = json.loads(text)
-    names = [f"{frame['name']} ({frame['file']}:{frame['line']})" for frame in content["shared"]["frames"]]
+    names = [
+        f"{frame['name']} ({frame['file']}:{frame['line']})"
+        for frame in content["shared"]["frames"]
+    ]
     for profile in content["profiles"]:
         stacks = profile["samples"]
-        profile["samples"] = [stack[-len(shown([names[at] for at in stack])) :] if stack else stack for stack in stacks]
+        profile["samples"] = [
+            stack[-len(shown([names[at] for at in stack])) :] if stack else stack
+            for stack in stacks
+        ]
     return json.dumps(content)
 
 
@@ -88,7 +103,13 @@ class _Drawn(NamedTuple):
 def _flame_graph(text: str, title: str) -> str:
     """Draw the frames anew; all else of py-spy's file stays, such as its script for zooming."""
     drawn = sorted(
-        _Drawn(int(each["y"]), int(each["x"]), int(each["w"]), html.unescape(each["name"]), each["fill"])
+        _Drawn(
+            int(each["y"]),
+            int(each["x"]),
+            int(each["w"]),
+            html.unescape(each["name"]),
+            each["fill"],
+        )
         for each in _FRAME.finditer(text)
     )
     if not drawn or text.count("<g><title>") != len(drawn):
@@ -103,7 +124,9 @@ def _flame_graph(text: str, title: str) -> str:
     new = height + (tree.depth - 1) * _LEVEL - (bottom - top)
     head = head.replace(f'height="{height}"', f'height="{new}"').replace(f' {height}"', f' {new}"')
     head = head.replace(f'y="{height - 11}.00"', f'y="{new - 11}.00"')
-    head = re.sub(r'(<text id="title"[^>]*>)[^<]*', lambda found: found[1] + html.escape(title), head)
+    head = re.sub(
+        r'(<text id="title"[^>]*>)[^<]*', lambda found: found[1] + html.escape(title), head
+    )
     return head + "".join(lines) + body[body.rindex("</g>") + len("</g>") :]
 
 
@@ -147,7 +170,9 @@ def _draw(node: _Node, x: int, y: int, whole: int, fill_of: Callable[[str], str]
     for name, inner in sorted(node.inner.items()):
         share, text = 100 * inner.count / whole, html.escape(name)
         room = int(_CHARACTERS * share / 100)
-        fits = text if len(name) <= room else html.escape(f"{name[: room - 2]}..") if room > 4 else ""
+        fits = (
+            text if len(name) <= room else html.escape(f"{name[: room - 2]}..") if room > 4 else ""
+        )
         place = f'x="{100 * x / whole:.4f}%" y="{y}" width="{share:.4f}%" height="{_LEVEL - 1}"'
         yield (
             f"<g><title>{text} ({inner.count:,} samples, {share:.2f}%)</title>"

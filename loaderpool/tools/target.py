@@ -34,15 +34,25 @@ def load_target(target: str, of_part: bool = False) -> Loader:
             would import the module again.
     """
     module_name, _, name = target.partition(":")
-    if not name or module_name.endswith(".py") or not all(map(str.isidentifier, module_name.split("."))):
-        raise _wrong(target, "must have the form package.module:name, without .py, such as train:make_loader")
+    if (
+        not name
+        or module_name.endswith(".py")
+        or not all(map(str.isidentifier, module_name.split(".")))
+    ):
+        raise _wrong(
+            target, "must have the form package.module:name, without .py, such as train:make_loader"
+        )
     # The script's own folder is in front when `loaderpool` is run, the current one only under `python -m`.
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     module = _imported(module_name, name if of_part else "")
     _name_in_errors(target)
     if not hasattr(module, name):
-        usable = [key for key, value in vars(module).items() if callable(value) or isinstance(value, Loader)]
+        usable = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) or isinstance(value, Loader)
+        ]
         near = nearest(name, usable)
         meant = f". Did you mean {near}?" * bool(near)
         raise _wrong(target, f"was not found: module {module_name} has no {brief(name)}{meant}")
@@ -105,7 +115,9 @@ def _users_code(what: str) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         frame = error.__traceback__
-        while frame and frame.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_USERS:
+        while (
+            frame and frame.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_USERS
+        ):
             frame = frame.tb_next
         told = traceback.TracebackException(type(error), error, frame)
         if isinstance(error, LoaderpoolError):  # where in our code it was raised helps nobody
@@ -113,8 +125,12 @@ def _users_code(what: str) -> Iterator[None]:
             told.stack = traceback.StackSummary.from_list(theirs)
         text = "".join(told.format()).rstrip()
         said = shortened(str(error).partition("\n")[0])
-        raise click.ClickException(f"{what} raised {type(error).__name__}: {said}\n\n{text}") from error
+        raise click.ClickException(
+            f"{what} raised {type(error).__name__}: {said}\n\n{text}"
+        ) from error
 
 
 def _wrong(target: str, what: str) -> click.UsageError:
-    return click.UsageError(f"TARGET {brief(target)} {what}", click.get_current_context(silent=True))
+    return click.UsageError(
+        f"TARGET {brief(target)} {what}", click.get_current_context(silent=True)
+    )

@@ -59,7 +59,9 @@ def read_pages(pid: int) -> dict[str, dict[str, Any]]:
     found = {}
     for path in memory_files(pid, NAME):
         with contextlib.suppress(FileNotFoundError):
-            told = read_page(read_at(path, 0, PAGE_BYTES)) or read_page(read_at(path, 0, PAGE_BYTES))  # whole by then
+            told = read_page(read_at(path, 0, PAGE_BYTES)) or read_page(
+                read_at(path, 0, PAGE_BYTES)
+            )  # whole by then
             if told is not None and told["pid"] == pid:
                 found[path] = told
     return dict(sorted(found.items(), key=lambda each: int(each[1]["loaders"][0]["number"])))
@@ -72,7 +74,11 @@ def _of_process(pid: int) -> dict[str, Any]:
         return {}
     loaders = [loader for page in pages for loader in page["loaders"]]
     process = shortened(printable(pages[-1].get("process", "")))
-    return {**max(pages, key=lambda each: float(each["now_s"])), "process": process, "loaders": loaders}
+    return {
+        **max(pages, key=lambda each: float(each["now_s"])),
+        "process": process,
+        "loaders": loaders,
+    }
 
 
 def read_training(pid: int) -> dict[str, Any]:
@@ -132,7 +138,10 @@ def top(pid: int | None, as_json: bool) -> None:
         console.print(_draw(training))
     else:
         try:
-            with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+            with (
+                contextlib.suppress(KeyboardInterrupt),
+                Live(console=console, screen=True, auto_refresh=False) as live,
+            ):
                 while True:
                     live.update(_draw(training), refresh=True)
                     time.sleep(_LOOK_S)
@@ -144,16 +153,28 @@ def top(pid: int | None, as_json: bool) -> None:
 
 def _draw(training: Mapping[str, Any]) -> Group:
     """Return the screen. Nothing is told by color alone; colors stand out on a light and on a dark ground."""
-    parts: list[Text | Table] = [Text.assemble((training["process"] or "?", "bold"), f"  (pid {training['pid']})")]
+    parts: list[Text | Table] = [
+        Text.assemble((training["process"] or "?", "bold"), f"  (pid {training['pid']})")
+    ]
     loaders = training["loaders"]
     for number, loader in enumerate(loaders, 1):
-        explanation = loader["explanation"] or {"headline": "the first steps are running", "wait_share": 0.0}
-        share, place = explanation["wait_share"], f"[{number} of {len(loaders)}] " if len(loaders) > 1 else ""
+        explanation = loader["explanation"] or {
+            "headline": "the first steps are running",
+            "wait_share": 0.0,
+        }
+        share, place = (
+            explanation["wait_share"],
+            f"[{number} of {len(loaders)}] " if len(loaders) > 1 else "",
+        )
         color = "red" if share >= _MUCH else "magenta" if share >= _SOME else "green"
         table = Table.grid(padding=(0, 1))
         for label, text in _rows(loader, explanation):
             table.add_row(Text(label, style="dim"), Text(printable(text)))
-        parts += [Text(), Text(place + printable(explanation["headline"]), style=f"bold {color}"), table]
+        parts += [
+            Text(),
+            Text(place + printable(explanation["headline"]), style=f"bold {color}"),
+            table,
+        ]
     pools = {str(each["arena"]): each["workers"] for each in loaders}  # which loaders may share
     parts += [part for workers in pools.values() if workers for part in (Text(), _workers(workers))]
     advice = f"To see the line that each process is running: py-spy dump --subprocesses --pid {training['pid']}"
@@ -161,21 +182,36 @@ def _draw(training: Mapping[str, Any]) -> Group:
 
 
 def _rows(loader: Mapping[str, Any], explanation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield from ((label, explanation[label]) for label in ("why", "change", "expect") if explanation.get(label))
+    yield from (
+        (label, explanation[label])
+        for label in ("why", "change", "expect")
+        if explanation.get(label)
+    )
     yield "now", _now(loader)
     if shares := loader["wait_shares"]:
         marks = "".join(_MARKS[min(len(_MARKS) - 1, int(each * len(_MARKS)))] for each in shares)
         yield "waited", f"{marks} {shares[-1]:.0%} of the last seconds"
     if loader["steps_per_s"]:
-        steps, samples = readable_number(loader["steps_per_s"]), readable_number(loader["samples_per_s"])
-        yield "rate", f"{steps} steps/s, {samples} samples/s, {readable_bytes(loader['bytes_per_s'])}/s"
+        steps, samples = (
+            readable_number(loader["steps_per_s"]),
+            readable_number(loader["samples_per_s"]),
+        )
+        yield (
+            "rate",
+            f"{steps} steps/s, {samples} samples/s, {readable_bytes(loader['bytes_per_s'])}/s",
+        )
     if loader.get("call_s"):
-        times = ", ".join(f"{name} {readable_s(seconds)}" for name, seconds in loader["call_s"].items())
+        times = ", ".join(
+            f"{name} {readable_s(seconds)}" for name, seconds in loader["call_s"].items()
+        )
         yield "calls", f"{times} for each {loader['calls_of']}"
     if loader["buffers"]:
         size = readable_bytes(loader["buffer_bytes"])
         used, ready = loader["buffers_in_use"], loader["buffers_ready"]
-        yield "memory", f"{loader['buffers']} batch buffers of {size}: {used} used by training, {ready} ready"
+        yield (
+            "memory",
+            f"{loader['buffers']} batch buffers of {size}: {used} used by training, {ready} ready",
+        )
     if decision := loader["decision"]:
         at = datetime.datetime.fromtimestamp(decision["time_s"]).strftime("%H:%M:%S")
         change = f"{decision['workers_before']} → {decision['workers']} workers"
@@ -202,7 +238,9 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
     shown = sorted(workers, key=lambda each: -(each["item_s"] or 0.0))[:_MOST_ROWS]
     for each in sorted(shown, key=lambda each: int(each["number"])):
         own = capacity.private_bytes(each["pid"]) if each["pid"] else 0
-        shares = ("-" if share is None else f"{share:.0%}" for share in (each["busy_share"], each["cpus"]))
+        shares = (
+            "-" if share is None else f"{share:.0%}" for share in (each["busy_share"], each["cpus"])
+        )
         memory = readable_bytes(own) if own else "-"
         table.add_row(f"{each['number']}", f"{each['pid'] or '-'}", *shares, memory, _state(each))
     if len(workers) > len(shown):

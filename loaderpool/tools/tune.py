@@ -54,7 +54,10 @@ class Measurement:
 
 
 def measure_all(
-    loader: Loader, settings: Sequence[Setting], seconds: float, on_round: Callable[[Measurement, int], None]
+    loader: Loader,
+    settings: Sequence[Setting],
+    seconds: float,
+    on_round: Callable[[Measurement, int], None],
 ) -> list[Measurement]:
     """Measure each setting in two rounds, forth and back, so that a machine that gets busier favors none.
 
@@ -69,7 +72,10 @@ def measure_all(
         on_round(rounds[setting][-1], len(rounds[setting]))
     pairs = [sorted(pair, key=lambda each: each.samples_per_s) for pair in rounds.values()]
     # Whatever else runs on the machine only ever makes a round slower.
-    return [dataclasses.replace(best, spread=1 - other.samples_per_s / best.samples_per_s) for other, best in pairs]
+    return [
+        dataclasses.replace(best, spread=1 - other.samples_per_s / best.samples_per_s)
+        for other, best in pairs
+    ]
 
 
 def _measure(loader: Loader, setting: Setting, seconds: float) -> Measurement:
@@ -87,7 +93,9 @@ def _measure(loader: Loader, setting: Setting, seconds: float) -> Measurement:
         while (end_s := next(bursts)) - start_s < seconds:
             pass
         after = _counts(loader)
-    samples, nbytes, cpus, all_cpus = ((new - old) / (end_s - start_s) for old, new in zip(before, after, strict=True))
+    samples, nbytes, cpus, all_cpus = (
+        (new - old) / (end_s - start_s) for old, new in zip(before, after, strict=True)
+    )
     return Measurement(setting, samples, nbytes, cpus, max(0.0, all_cpus - cpus))
 
 
@@ -126,17 +134,25 @@ def default_counts(cpus: int) -> list[int]:
 def choose(measurements: Sequence[Measurement], cpus: int) -> tuple[Measurement, str]:
     """Return the smallest setting whose rate is within 5 % of the best one, and why. They are measured ascending."""
     best = max(measurements, key=lambda each: each.samples_per_s)
-    chosen = next(each for each in measurements if each.samples_per_s >= (1 - _TOLERANCE) * best.samples_per_s)
+    chosen = next(
+        each for each in measurements if each.samples_per_s >= (1 - _TOLERANCE) * best.samples_per_s
+    )
     first, last = measurements[0], measurements[-1]
     gain = f"{chosen.samples_per_s / first.samples_per_s:.2f} times the rate of {first.setting}"
-    end = f"{gain}, and " * (chosen is not first) + f"no setting is more than {_TOLERANCE:.0%} faster"
+    end = (
+        f"{gain}, and " * (chosen is not first) + f"no setting is more than {_TOLERANCE:.0%} faster"
+    )
     if len(measurements) == 1:
         reason = "it is the only setting that was measured"
     elif chosen is last:
         more = "--threads" if first.setting.threads < last.setting.threads else "--workers"
-        reason = f"it is the largest setting and the fastest ({gain}); try larger numbers with {more}"
+        reason = (
+            f"it is the largest setting and the fastest ({gain}); try larger numbers with {more}"
+        )
     elif best.cpus + best.other_cpus >= _FULL * cpus:
-        others = f", {best.other_cpus:.1f} by other programs" if best.other_cpus >= _BUSY * cpus else ""
+        others = (
+            f", {best.other_cpus:.1f} by other programs" if best.other_cpus >= _BUSY * cpus else ""
+        )
         reason = f"{end}, because all CPUs are in use ({counted(cpus, 'CPU')}{others})"
     elif chosen is first and not chosen.setting.workers:
         reason = f"{end}: transferring batches costs as much, or what workers share is the limit"
@@ -166,7 +182,9 @@ def describe_cpus() -> str:
 
 @click.command(epilog="Example:  loaderpool tune train:make_loader --workers 1,2 --threads 1,4,16")
 @click.argument("target")
-@click.option("--seconds", metavar="N", type=SECONDS, default=3, help="Seconds to measure each setting.")
+@click.option(
+    "--seconds", metavar="N", type=SECONDS, default=3, help="Seconds to measure each setting."
+)
 @click.option(
     "--workers", "counts", metavar="N,N,...", callback=numbers(0, MAX_WORKERS),
     help="Numbers of workers to measure.  [default: 0, 1, 2, 4, ... up to twice the CPUs]",
@@ -175,8 +193,16 @@ def describe_cpus() -> str:
     "--threads", metavar="N,N,...", callback=numbers(1, MAX_THREADS),
     help="Numbers of threads per worker to measure.  [default: as TARGET]",
 )  # fmt: skip
-@click.option("--json", "json_to", metavar="FILE", callback=output(".json"), help="Write the rates as JSON.")
-def tune(target: str, seconds: float, counts: tuple[int, ...], threads: tuple[int, ...], json_to: str | None) -> None:
+@click.option(
+    "--json", "json_to", metavar="FILE", callback=output(".json"), help="Write the rates as JSON."
+)
+def tune(
+    target: str,
+    seconds: float,
+    counts: tuple[int, ...],
+    threads: tuple[int, ...],
+    json_to: str | None,
+) -> None:
     """Measure numbers of workers and threads, and recommend one.
 
     TARGET is package.module:name: a Loader, or a function without arguments that returns one. Each setting is measured
@@ -189,10 +215,17 @@ def tune(target: str, seconds: float, counts: tuple[int, ...], threads: tuple[in
     if has_cache := loader._core.arguments["cache"] is not None:
         loader = loader.replace(cache=None, workers=0)
     threads = threads or (loader.config.threads,)
-    settings = {Setting(count, each if count else 1) for count in counts or default_counts(cpus) for each in threads}
+    settings = {
+        Setting(count, each if count else 1)
+        for count in counts or default_counts(cpus)
+        for each in threads
+    }
 
     def say(done: Measurement, number: int) -> None:
-        click.echo(f"round {number} of 2, {done.setting}: {readable_number(done.samples_per_s)} samples/s", err=True)
+        click.echo(
+            f"round {number} of 2, {done.setting}: {readable_number(done.samples_per_s)} samples/s",
+            err=True,
+        )
 
     measurements = measure_all(loader, sorted(settings), seconds / 2, say)
     chosen, reason = choose(measurements, cpus)
@@ -200,17 +233,24 @@ def tune(target: str, seconds: float, counts: tuple[int, ...], threads: tuple[in
     console = results()
     console.print(f"{target}, batch_size={loader.config.batch_size}", style="bold")
     console.print(_table(measurements, chosen))
-    console.print(f"{describe_cpus()}. Rates: the faster round. Spread: how much slower the other was.\n", style="dim")
+    console.print(
+        f"{describe_cpus()}. Rates: the faster round. Spread: how much slower the other was.\n",
+        style="dim",
+    )
     is_reliable = is_clear(measurements, chosen)
     if is_reliable:
         console.print(f"Use {chosen.setting}: {reason}.", style="bold")
     else:
         differ = f"the rounds differ by up to {max(each.spread for each in measurements):.0%}"
         advice = "Stop other programs or increase --seconds, and measure again."
-        console.print(f"Use {chosen.setting} as a first guess only, because {differ}. {advice}", style="bold")
+        console.print(
+            f"Use {chosen.setting} as a first guess only, because {differ}. {advice}", style="bold"
+        )
         console.print(f"By these rates {reason}.")
     if has_cache:
-        console.print("Note: measured without the loader's cache, as in the first epoch. Later epochs are faster.")
+        console.print(
+            "Note: measured without the loader's cache, as in the first epoch. Later epochs are faster."
+        )
     if json_to is not None:
         data = {
             "format": 2,  # raised when a key changes its meaning or goes away
@@ -228,7 +268,9 @@ def _table(measurements: Sequence[Measurement], chosen: Measurement) -> Table:
     """One row for each setting; the recommended one is marked."""
     speed_up = f"speed-up over {measurements[0].setting.workers}"
     headings = ("workers", "threads", "samples/s", "spread", "MB/s", "CPUs", speed_up)
-    table = Table(*(Column(each, justify="right") for each in headings), "", box=None, pad_edge=False)
+    table = Table(
+        *(Column(each, justify="right") for each in headings), "", box=None, pad_edge=False
+    )
     for each in measurements:
         table.add_row(
             f"{each.setting.workers}", f"{each.setting.threads}", readable_number(each.samples_per_s),

@@ -90,7 +90,9 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
         )
     fn, augment, batch_fn = arguments["fn"], arguments["augment"], arguments["batch_fn"]
     functions = {"fn": fn, "augment": augment, "batch_fn": batch_fn}
-    takes_rng = frozenset(name for name, function in functions.items() if open_parameter(function, "rng") is not None)
+    takes_rng = frozenset(
+        name for name, function in functions.items() if open_parameter(function, "rng") is not None
+    )
     # The last one that is called for each batch may write into it.
     writer = augment if augment is not None else fn if cache is None else None
     payload = WorkerPayload(
@@ -102,34 +104,51 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
         given_spec=given_spec,
         takes_rng=takes_rng,
         # Generators, too: to have a look at them again means to run them again.
-        needs_numpy_random=bool(takes_rng) or config.seed_globals is True or isinstance(source, ReplicatedSource),
+        needs_numpy_random=bool(takes_rng)
+        or config.seed_globals is True
+        or isinstance(source, ReplicatedSource),
         takes_out=config.batch_size is not None and open_parameter(writer, "out") is not None,
     )
     stream = source if isinstance(source, StreamSource) else None
     hooks = arguments["_hooks"]
     has_epoch_begin = hooks is not None and "on_epoch_begin" in hooks.overridden
-    return CheckedArguments(config, plan, payload.unit, given_spec, stream, payload, cache, has_epoch_begin)
+    return CheckedArguments(
+        config, plan, payload.unit, given_spec, stream, payload, cache, has_epoch_begin
+    )
 
 
 def _check_functions(arguments: dict[str, Any], is_cached: bool, config: LoaderConfig) -> None:
     """Check the functions alone, together and against the settings; one without a readable signature passes."""
     fn, augment, batch_fn = arguments["fn"], arguments["augment"], arguments["batch_fn"]
     if fn is not None and batch_fn is not None:
-        raise ArgumentError("fn and batch_fn cannot be combined: fn returns a sample, batch_fn a whole batch. Pass one")
+        raise ArgumentError(
+            "fn and batch_fn cannot be combined: fn returns a sample, batch_fn a whole batch. Pass one"
+        )
     for name, example, *may_take in _CALLS:
         function = arguments[name]
         if function is not None and not callable(function):
-            are_labels = name == "fn" and hasattr(type(function), "__len__") and not isinstance(function, (str, bytes))
-            advice = ". To load arrays of features and labels, pass one source: Loader((x, y))" * are_labels
+            are_labels = (
+                name == "fn"
+                and hasattr(type(function), "__len__")
+                and not isinstance(function, (str, bytes))
+            )
+            advice = (
+                ". To load arrays of features and labels, pass one source: Loader((x, y))"
+                * are_labels
+            )
             is_of = f"{brief(function)} of type {type(function).__name__}"
             raise ArgumentError(f"{name} must be callable, got {is_of}{advice}")
         if function is not None:
             check_signature(name, function, example, (*may_take,))
     if batch_fn is not None:
         if config.batch_size is None:
-            raise ArgumentError("batch_fn requires batch_size, the number of items per call, got None")
+            raise ArgumentError(
+                "batch_fn requires batch_size, the number of items per call, got None"
+            )
         if config.pad is not False or config.ragged:
-            raise ArgumentError("pad and ragged do not apply to batch_fn, which builds the batch itself")
+            raise ArgumentError(
+                "pad and ragged do not apply to batch_fn, which builds the batch itself"
+            )
         if augment is not None:
             raise ArgumentError(
                 "augment is called for each sample and cannot be combined with batch_fn. Augment the batch in batch_fn "
@@ -143,7 +162,9 @@ def _check_functions(arguments: dict[str, Any], is_cached: bool, config: LoaderC
     if not is_cached:
         return
     if fn is None:
-        raise ArgumentError("cache stores the results of fn, but no fn was given. Pass fn, or remove cache=")
+        raise ArgumentError(
+            "cache stores the results of fn, but no fn was given. Pass fn, or remove cache="
+        )
     if open_parameter(fn, "rng") is not None:
         raise ArgumentError(
             "fn takes `rng`, but with cache= it is called only once per item, so all epochs would have the same random "
@@ -160,10 +181,14 @@ _CALLS = (
 )
 
 
-def _check_unindexed(source: StreamSource | ReplicatedSource, cache: Cache | None, config: LoaderConfig) -> None:
+def _check_unindexed(
+    source: StreamSource | ReplicatedSource, cache: Cache | None, config: LoaderConfig
+) -> None:
     """Whether a stream or generators can be read in the order, and by the rules, that are asked for."""
     if config.buckets is not None:
-        raise ArgumentError(f"buckets needs a source with __len__ and __getitem__, got {source.kind}")
+        raise ArgumentError(
+            f"buckets needs a source with __len__ and __getitem__, got {source.kind}"
+        )
     if config.shuffle and isinstance(source, StreamSource):
         raise ArgumentError(
             f"shuffle=True needs a source with __len__ and __getitem__, got a stream ({source.kind}). Set shuffle=n to "
@@ -207,10 +232,16 @@ def _generators(
         plan = dataclasses.replace(plan, stated_batches=stated_batches(plan, source.shard_lengths))
         if not plan.stated_batches:
             reason = "drop_remainder=True leaves no batches, or " * config.drop_remainder
-            raise ArgumentError(f"{reason}shard_lengths states no items for this loader: {sum(source.shard_lengths)}")
+            raise ArgumentError(
+                f"{reason}shard_lengths states no items for this loader: {sum(source.shard_lengths)}"
+            )
     shuffle = source.shards is not None and (config.shuffle or window > 0)
     made = source.make_generator, source.takes, source.shards
-    return config, plan, LaneItems(*made, plan, shuffle, window, config.seed_globals, source.shard_lengths)
+    return (
+        config,
+        plan,
+        LaneItems(*made, plan, shuffle, window, config.seed_globals, source.shard_lengths),
+    )
 
 
 def _plan_settings(config: LoaderConfig) -> dict[str, Any]:
@@ -229,7 +260,10 @@ def _indexed_plan(size: int, config: LoaderConfig, given: Buckets | None) -> Pla
         plan: Plan = Plan(order, **settings)
         rows = f"batch_size={config.batch_size}"
     else:
-        from loaderpool.plan.buckets import BucketPlan, ItemBuckets  # which `import loaderpool` shall not wait for
+        from loaderpool.plan.buckets import (
+            BucketPlan,
+            ItemBuckets,
+        )  # which `import loaderpool` shall not wait for
 
         lengths, sizes = _lengths(given.by, size), config.buckets.batch_sizes
         buckets = ItemBuckets.of(lengths, config.buckets.boundaries)
@@ -255,5 +289,7 @@ def _lengths(by: Any, size: int) -> npt.NDArray[Any]:
             f"axis, got {got}"
         )
     if size and lengths.min() < 0:
-        raise ArgumentError(f"Buckets.by[{lengths.argmin()}] is {lengths.min()}; lengths must be at least 0")
+        raise ArgumentError(
+            f"Buckets.by[{lengths.argmin()}] is {lengths.min()}; lengths must be at least 0"
+        )
     return lengths

@@ -71,10 +71,17 @@ class Autotuner:
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most
-        self._begun: Snapshot | None = None  # where the window begins: all workers are there; it ends when it is whole
-        self._least_steps = FIRST_STEPS + 1  # that the loader has when one may begin: the first ones compile
+        self._begun: Snapshot | None = (
+            None  # where the window begins: all workers are there; it ends when it is whole
+        )
+        self._least_steps = (
+            FIRST_STEPS + 1
+        )  # that the loader has when one may begin: the first ones compile
         self._had = 0  # workers, in the latest snapshot
-        self.wanted, self.seen_s = 0, 0.0  # workers that it needs, 0: not known yet; when it was looked at last
+        self.wanted, self.seen_s = (
+            0,
+            0.0,
+        )  # workers that it needs, 0: not known yet; when it was looked at last
         self._before: Window | None = None  # before a change whose effect is not known yet,
         self._tried = 0  # which was to so many workers
         # Fewer were too few, and more were no faster, in a training like in this window.
@@ -105,7 +112,9 @@ class Autotuner:
             self._begun = now if is_settled else None
             return None
         # What was tried in vain is known here, too, and only for as long as the training stays as it was then.
-        seen = dataclasses.replace(window_of([begun, now], math.inf), autotuned=Autotuned(), tried=None)
+        seen = dataclasses.replace(
+            window_of([begun, now], math.inf), autotuned=Autotuned(), tried=None
+        )
         if is_whole(seen):
             self._begun = now
         return seen if seen.steps >= LEAST_STEPS else None
@@ -120,7 +129,9 @@ class Autotuner:
             if not has_helped:
                 return self._go_back(before, seen, now_s)
             self._in_vain = 0
-            if seen.workers < before.workers and before.steady_wait_share > _WAITS:  # the others were of no use
+            if (
+                seen.workers < before.workers and before.steady_wait_share > _WAITS
+            ):  # the others were of no use
                 self._ceiling, self._like = seen.workers, seen
         self._before = None  # or others had their way
         proposal = self._propose(seen)
@@ -140,18 +151,28 @@ class Autotuner:
         self._in_vain += 1
         self._paused_until_s = now_s + _PAUSE_S * 2**self._in_vain
         step, step_before = readable_s(seen.step_s), readable_s(before.step_s)
-        reason = f"steps of {step} were {than} with {counted(before.workers, 'worker')} ({step_before})"
+        reason = (
+            f"steps of {step} were {than} with {counted(before.workers, 'worker')} ({step_before})"
+        )
         return Proposal(before.workers, reason)
 
     # -- what to try
 
     def _propose(self, seen: Window) -> Proposal | None:
         if self._like is not None and not _are_like(self._like, seen):
-            self._floor, self._ceiling, self._like = self._least, self._most, None  # it may be in vain no more
+            self._floor, self._ceiling, self._like = (
+                self._least,
+                self._most,
+                None,
+            )  # it may be in vain no more
             self._in_vain, self._paused_until_s = 0, 0.0
         if seen.steady_wait_share > (_WAITS if is_whole(seen) else _WAITS_MUCH):
             return self._when_waiting(seen)
-        return self._fewer(seen, seen.enough_workers, "data was always ready") if is_whole(seen) else None
+        return (
+            self._fewer(seen, seen.enough_workers, "data was always ready")
+            if is_whole(seen)
+            else None
+        )
 
     def _when_waiting(self, seen: Window) -> Proposal | None:
         verdict, enough = find_verdict(seen, waits_above=_WAITS).verdict, seen.least_workers
@@ -224,7 +245,11 @@ class PoolWorkers:
             proposal = tuner.look(now, workers)
             if proposal is None:
                 return None
-            wanted = max(each.wanted for each in self._loaders.values() if tuner.seen_s - each.seen_s < _IDLE_S)
+            wanted = max(
+                each.wanted
+                for each in self._loaders.values()
+                if tuner.seen_s - each.seen_s < _IDLE_S
+            )
             if wanted > workers:
                 wanted = max(workers, min(wanted, workers + self._more_in_memory(now)))
             if wanted == workers:
@@ -237,5 +262,8 @@ class PoolWorkers:
 
     def _more_in_memory(self, now: Snapshot) -> int:
         """How many more workers there is memory for, where each takes as much of its own as those that there are."""
-        own = max((capacity.private_bytes(each.pid) for each in now.by_worker.values() if each.pid), default=0)
+        own = max(
+            (capacity.private_bytes(each.pid) for each in now.by_worker.values() if each.pid),
+            default=0,
+        )
         return int(ranks.memory_bytes() * _MEMORY_SHARE) // own if own else self._most

@@ -114,13 +114,17 @@ class PassLog:
             return Position(self.epoch, self.plan.start_after(self.epoch, consumed))
         if consumed < self._forgotten:
             back = self.delivered - consumed
-            raise StateError(f"That is {back} batches back; for generators only the last {_KEPT} positions are kept.")
+            raise StateError(
+                f"That is {back} batches back; for generators only the last {_KEPT} positions are kept."
+            )
         taken = [*self._numbers][: consumed - self._forgotten]
         if not self._lanes:
             had = self.place.taken.union(taken)  # in which there may be gaps
             first = next(number for number in itertools.count() if number not in had)
             start = self.plan.start_after(self.epoch, first)
-            return Position(self.epoch, start, frozenset(number - first for number in had if number > first))
+            return Position(
+                self.epoch, start, frozenset(number - first for number in had if number > first)
+            )
         counts = list(self._lanes)
         for number in taken:
             counts[number % len(counts)] += 1
@@ -133,7 +137,9 @@ class IterationLog:
 
     def __init__(self) -> None:
         self.passes: collections.deque[PassLog] = collections.deque(maxlen=_MOST_PASSES)
-        self.reader: weakref.ref[Any] | None = None  # the `LoaderIterator` that has begun; None: there is none
+        self.reader: weakref.ref[Any] | None = (
+            None  # the `LoaderIterator` that has begun; None: there is none
+        )
         self.is_dataset = False  # `tf.data` has begun to read it
 
     def add(self, log: PassLog) -> None:
@@ -156,13 +162,18 @@ class IterationLog:
             if batches_taken >= log.given_before:
                 return log.position(log.past(batches_taken - log.given_before))
         if self.passes:
-            raise StateError(f"batches_taken={batches_taken} is too long ago: only {_MOST_PASSES} iterations are kept.")
+            raise StateError(
+                f"batches_taken={batches_taken} is too long ago: only {_MOST_PASSES} iterations are kept."
+            )
         return None
 
 
 def _without_frames(error: BaseException) -> BaseException:
     """A copy of the same class, arguments, text and attributes; a plain error of that text where that fails."""
-    from loaderpool.transport.reports import original_of, rebuild  # which `import loaderpool` shall not wait for
+    from loaderpool.transport.reports import (
+        original_of,
+        rebuild,
+    )  # which `import loaderpool` shall not wait for
 
     with FailuresIgnored():  # of the user's class
         copy = rebuild(type(error), original_of(error))
@@ -189,12 +200,16 @@ class Counters:
         self.on_mark: Callable[[int], None] | None = None
         self._steps = self._steps_ns = self._wait_ns = self._ready_steps = self._ready_steps_ns = 0
         self._epochs = self._epoch_starts_ns = self._start_ns = 0
-        self._step_ns = self._batches = 0  # when the latest batches were handed over, and how many; 0: a pass begins
+        self._step_ns = self._batches = (
+            0  # when the latest batches were handed over, and how many; 0: a pass begins
+        )
         self._mark_ns = 0
         self.passes = self.batches = self.samples = self.nbytes = self.errors = 0
         self.first_ns = self.last_ns = 0
         self.first_samples = 0  # of the first delivery: they came before the clock ran
-        self.padded = self.padding = 0  # elements of padded components that were delivered; those that are padding
+        self.padded = self.padding = (
+            0  # elements of padded components that were delivered; those that are padding
+        )
         self.skipped: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
         self.replaced: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
 
@@ -205,7 +220,12 @@ class Counters:
 
     def note(self, delivery: Delivery) -> None:
         """Batches are handed over, and consumed one by one until the next wait. Who takes them apart counts them."""
-        now_ns, waited_ns, last_ns, asked_ns = clock.monotonic_ns(), delivery.waited_ns, self._step_ns, self.asked_ns
+        now_ns, waited_ns, last_ns, asked_ns = (
+            clock.monotonic_ns(),
+            delivery.waited_ns,
+            self._step_ns,
+            self.asked_ns,
+        )
         if self._makes_here or not last_ns:  # a pass's beginning is waited for, too
             waited_ns = now_ns - asked_ns
         self.asked_ns = 0
@@ -275,21 +295,31 @@ class EpochTracker:
 
     refusal: ClassVar[Callable[[], Exception] | None] = None
 
-    def __init__(self, engine: Callable[[], Engine], config: LoaderConfig, plan: Plan, hooks: Any) -> None:
+    def __init__(
+        self, engine: Callable[[], Engine], config: LoaderConfig, plan: Plan, hooks: Any
+    ) -> None:
         self.engine, self.config, self.plan, self.hooks = engine, config, plan, hooks
         self.has_hooks = hooks is not None
         self.counters = Counters(makes_here=config.workers == 0)
-        self.last_error: BaseException | None = None  # a copy of what ended a pass, which keeps no frames alive
+        self.last_error: BaseException | None = (
+            None  # a copy of what ended a pass, which keeps no frames alive
+        )
         self._parked: tuple[Run, Position] | None = None  # a subscription, and where it stands
         self._was_whole = False  # a pass was, so that the next ones may be followed, too
         self.next_place = Position(0)  # where the next pass begins
-        self.lost_at: Position | None = None  # where the iterator stood that was told that the cluster is lost
+        self.lost_at: Position | None = (
+            None  # where the iterator stood that was told that the cluster is lost
+        )
         self.latest = IterationLog()  # of the latest iterator that has begun
         self.iterations = 0  # that have begun
         self.times_placed = 0  # by `resume_at`, so that what was begun before can tell
         self.at_end: Callable[[], None] | None = None  # called when a pass is over; may warn
-        self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
-        self.live: dict[int, IterationLog] = {}  # of iterators that have begun and are not at their end, by its id
+        self.is_backed_up = (
+            False  # a first epoch may be shorter than a dataset's others, whenever it was made
+        )
+        self.live: dict[
+            int, IterationLog
+        ] = {}  # of iterators that have begun and are not at their end, by its id
         self._lock = threading.RLock()  # a signal's handler may begin a pass
         # Held while the user's hooks run, and while the user's objects are compared with what workers have. A pass may
         # begin on one thread while another, tf.data's prefetch, still runs the hook of the epoch before: its batches
@@ -408,7 +438,12 @@ class EpochTracker:
         self._was_whole = True
         with self._lock:
             has_more = not log.plan.is_open  # generators make one epoch at a time
-            if has_more and self._parked is None and self.next_place == place and log.plan is self.plan:
+            if (
+                has_more
+                and self._parked is None
+                and self.next_place == place
+                and log.plan is self.plan
+            ):
                 self._parked = (subscription, place)
                 return
         subscription.end()

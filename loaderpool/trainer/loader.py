@@ -139,7 +139,9 @@ class Loader:
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self._core.tracker.resume_at(Position(whole_number("epoch", epoch, at_least=0, at_most=MAX_EPOCH)))
+        self._core.tracker.resume_at(
+            Position(whole_number("epoch", epoch, at_least=0, at_most=MAX_EPOCH))
+        )
 
     @property
     def last_error(self) -> BaseException | None:
@@ -238,7 +240,9 @@ class Loader:
             100
         """
         if cycle_length is not None:
-            cycle_length = whole_number("cycle_length", cycle_length, at_least=1, hint="shards open at once")
+            cycle_length = whole_number(
+                "cycle_length", cycle_length, at_least=1, hint="shards open at once"
+            )
         if copies is not None:
             copies = whole_number("copies", copies, at_least=1, hint="replicas of the generator")
         source = ReplicatedSource(make_generator, shards, cycle_length, copies, shard_lengths)
@@ -248,7 +252,9 @@ class Loader:
         """Return a new loader with these arguments changed. An iterator that was read needs a new `source`."""
         arguments = self._core.arguments
         stream = self._core.stream
-        is_read = stream is not None and (stream.was_opened or self._core.pool is not None)  # a pool's at once
+        is_read = stream is not None and (
+            stream.was_opened or self._core.pool is not None
+        )  # a pool's at once
         if stream is not None and stream.is_one_shot and is_read and "source" not in changes:
             raise SourceError(
                 f"source is a {stream.kind}, which can be read only once, and this loader has read "
@@ -329,7 +335,9 @@ class Loader:
         return as_distributed_dataset(self._core, strategy, epochs=epochs, prefetch=prefetch)
 
     @known_names_only
-    def for_keras(self, epochs: int | None = 1, class_weight: Mapping[int, float] | None = None) -> Any:
+    def for_keras(
+        self, epochs: int | None = 1, class_weight: Mapping[int, float] | None = None
+    ) -> Any:
         """Return what `fit`, `evaluate` and `predict` of Keras 3.7 or later accept, on TensorFlow, JAX or PyTorch.
 
         Args:
@@ -404,7 +412,9 @@ class Loader:
         observer, tracing = core.observer, None
         with contextlib.suppress(ClosedError):
             tracing = observer.tracing()
-        file.write_bytes(document(observer.observed(math.inf), self.statistics(), settings, tracing).encode())
+        file.write_bytes(
+            document(observer.observed(math.inf), self.statistics(), settings, tracing).encode()
+        )
 
     def trace(self, path: str | os.PathLike[str], seconds: float | None = 30.0) -> None:
         """Write a timeline of the workers and the training, for https://ui.perfetto.dev.
@@ -435,7 +445,9 @@ class Loader:
         core = self._core
         core.check_usable()
         if core.pool is None:
-            raise ArgumentError("a loader with workers=0 cannot be resized. Use replace(workers=...)")
+            raise ArgumentError(
+                "a loader with workers=0 cannot be resized. Use replace(workers=...)"
+            )
         core.pool.resize(workers)
 
     def close(self) -> None:

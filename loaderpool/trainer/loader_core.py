@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from loaderpool.errors import ClosedError, closed_error, counted, foreign_error
 from loaderpool.plan.places import Position
 from loaderpool.system import process
-from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, gate_handlers, is_of_a_handler
+from loaderpool.system.interrupts import (
+    InterruptsAllowed,
+    InterruptsHeld,
+    Undoing,
+    gate_handlers,
+    is_of_a_handler,
+)
 from loaderpool.trainer.arguments import check_arguments
 from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.pool import Pool, first_workers, shared_pool
@@ -53,7 +59,12 @@ class LoaderCore:
         self._end_passes: Callable[[], None] | None = None  # of an engine in this process
         self._undoing: Undoing | None = None  # ends what other processes or files have of it
         checked = check_arguments(arguments)
-        self.config, self.plan, self.stream, self._unit = checked.config, checked.plan, checked.stream, checked.unit
+        self.config, self.plan, self.stream, self._unit = (
+            checked.config,
+            checked.plan,
+            checked.stream,
+            checked.unit,
+        )
         # The tracker outlives the core in its iterators' finalizers, so it must not keep it alive.
         engine = functools.partial(_call, weakref.ref(self), LoaderCore.running_engine)
         self.tracker = EpochTracker(engine, self.config, self.plan, arguments["_hooks"])
@@ -61,9 +72,14 @@ class LoaderCore:
         if not process.is_trainer():
             return
         gate_handlers()
-        with InterruptsHeld(), contextlib.ExitStack() as undo:  # what can go wrong in the caller's line goes wrong here
+        with (
+            InterruptsHeld(),
+            contextlib.ExitStack() as undo,
+        ):  # what can go wrong in the caller's line goes wrong here
             own_pool = None
-            has_workers = _workers_are_allowed and (self.pool is not None or self.config.workers != 0)
+            has_workers = _workers_are_allowed and (
+                self.pool is not None or self.config.workers != 0
+            )
             if has_workers and self.pool is None:
                 self.pool = own_pool = Pool(self.config.workers, self.config.limits.restarts)
                 undo.callback(own_pool.close)
@@ -73,7 +89,9 @@ class LoaderCore:
                 assert self.engine is not None
                 self._undoing = Undoing(self, functools.partial(_end, self.engine, own_pool))
 
-    def _start(self, checked: CheckedArguments, has_workers: bool, undo: contextlib.ExitStack) -> None:
+    def _start(
+        self, checked: CheckedArguments, has_workers: bool, undo: contextlib.ExitStack
+    ) -> None:
         """Start the engine, in the background."""
         cache = checked.cache
         if self.pool is not None:
@@ -87,7 +105,9 @@ class LoaderCore:
             undo.callback(shared.close)
             self.tracker.at_end = shared.warn
         if self.pool is not None and has_workers:
-            workers = self.pool.worker_pool  # first: its supervisor begins while this process imports and pickles
+            workers = (
+                self.pool.worker_pool
+            )  # first: its supervisor begins while this process imports and pickles
             from loaderpool.core.engine import PoolEngine
 
             self.engine = PoolEngine(workers, checked, shared)
@@ -100,7 +120,9 @@ class LoaderCore:
     @functools.cached_property
     def fingerprint(self) -> dict[str, Any]:
         """What a saved state must have, too, to be of this loader. Takes some hundred microseconds."""
-        from loaderpool.trainer.saved_state import fingerprint  # few loaders are asked for their state
+        from loaderpool.trainer.saved_state import (
+            fingerprint,
+        )  # few loaders are asked for their state
 
         return fingerprint(self.arguments, self.config, self.plan)
 
@@ -108,7 +130,9 @@ class LoaderCore:
     def observer(self) -> Observer:
         """What was seen of it lately."""
         from loaderpool.trainer.explain.window import Autotuned
-        from loaderpool.trainer.observer import Observer  # which `import loaderpool` shall not wait for
+        from loaderpool.trainer.observer import (
+            Observer,
+        )  # which `import loaderpool` shall not wait for
 
         calls_of: Literal["sample", "batch"] = "sample" if self._unit == "sample" else "batch"
         autotuned = Autotuned if self.pool is None else self.pool._autotuned
@@ -139,7 +163,13 @@ class LoaderCore:
     def description(self) -> str:
         """What a `repr` says of the loader, its views and iterators."""
         plan = self.plan
-        items = "generators" if plan.lanes else "a stream" if plan.is_open else f"{plan.order.size:,} items"
+        items = (
+            "generators"
+            if plan.lanes
+            else "a stream"
+            if plan.is_open
+            else f"{plan.order.size:,} items"
+        )
         items = "an endless sequence" if plan.is_endless else items
         where = "closed" if self.is_closed else counted(self.workers, "worker")
         return f"{items}, batch_size={self.config.batch_size}, {where}"
@@ -151,14 +181,22 @@ class LoaderCore:
             TypeError: unknown, as `on_error="skip"` may leave batches out, or the source is a stream or endless.
         """
         if self.plan.is_endless:
-            raise TypeError("an endless sequence has no length. Pass steps_per_epoch to fit, or break out of the loop")
+            raise TypeError(
+                "an endless sequence has no length. Pass steps_per_epoch to fit, or break out of the loop"
+            )
         stated = self.plan.stated_batches
         if self.plan.is_open and stated is None:
             what = "generators" if self.plan.lanes else "a stream"
-            advice = ". Pass shard_lengths= to state the number of items of each shard" * (self.plan.lanes > 0)
-            raise TypeError(f"the number of batches is unknown, because the source is {what}{advice}")
+            advice = ". Pass shard_lengths= to state the number of items of each shard" * (
+                self.plan.lanes > 0
+            )
+            raise TypeError(
+                f"the number of batches is unknown, because the source is {what}{advice}"
+            )
         if self.config.on_error.action == "skip":
-            raise TypeError('the number of batches is unknown with on_error="skip", which may drop whole batches')
+            raise TypeError(
+                'the number of batches is unknown with on_error="skip", which may drop whole batches'
+            )
         return self.plan.batches_per_epoch if stated is None else stated
 
     def state_at(self, position: Position) -> dict[str, Any]:

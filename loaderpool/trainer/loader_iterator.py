@@ -15,7 +15,13 @@ from loaderpool.core.delivery import Delivery, data_bytes
 from loaderpool.errors import ClosedError, ClusterError, LoaderpoolError, counted
 from loaderpool.plan.places import Position
 from loaderpool.system import clock
-from loaderpool.system.interrupts import InterruptsHeld, Undoing, gate_handlers, is_of_a_handler, wait_for_the_end
+from loaderpool.system.interrupts import (
+    InterruptsHeld,
+    Undoing,
+    gate_handlers,
+    is_of_a_handler,
+    wait_for_the_end,
+)
 from loaderpool.trainer.epoch_tracker import EpochTracker, IterationLog, PassLog, failed_indices
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 
@@ -57,7 +63,9 @@ class Pass:
         convert: opens a delivery: what the consumer gets.
     """
 
-    def __init__(self, tracker: EpochTracker, iteration: IterationLog, convert: Conversion = as_arrays) -> None:
+    def __init__(
+        self, tracker: EpochTracker, iteration: IterationLog, convert: Conversion = as_arrays
+    ) -> None:
         self._tracker, self._iteration, self._convert = tracker, iteration, convert
         self._counters, self._has_hooks = tracker.counters, tracker.has_hooks
         self._run: Run | None = None
@@ -66,7 +74,9 @@ class Pass:
         self._is_end_owed = False  # hooks were told that the last batch is handed over
         self._errors = 0  # samples that failed
         # Makes a new error each time: a kept exception would keep, through its traceback, all its frames.
-        self._make_error: Callable[[], LoaderpoolError] | None = None  # the next batch has one failure too many
+        self._make_error: Callable[[], LoaderpoolError] | None = (
+            None  # the next batch has one failure too many
+        )
         self.is_over = False
         self._delivery: Delivery | None = None  # whose batches are in front
         self._batches = _NONE  # of it
@@ -95,12 +105,16 @@ class Pass:
                     self._batches, self._assemble = self._convert(delivery)
                     self._delivery, self.left = delivery, delivery.count
                     fixed = delivery.form.fixed
-                    self._batch_bytes = None if fixed is None else delivery.rows * sum(fixed.row_bytes)
+                    self._batch_bytes = (
+                        None if fixed is None else delivery.rows * sum(fixed.row_bytes)
+                    )
                     del delivery
             elif self._batches is _NONE and self._delivery is not None:  # a step was broken off
                 with InterruptsHeld():
                     batches, self._assemble = self._convert(self._delivery)
-                    self._batches = itertools.islice(batches, self._delivery.count - self.left, None)
+                    self._batches = itertools.islice(
+                        batches, self._delivery.count - self.left, None
+                    )
             try:
                 # A Ctrl-C may come after any call.
                 for rows, parts in self._batches:
@@ -119,7 +133,9 @@ class Pass:
                     counters.nbytes += nbytes
                     self.consumed += 1
                     self.left -= 1
-                    if self.left < 1:  # else the last batch's slot would be lent until the next one is asked for
+                    if (
+                        self.left < 1
+                    ):  # else the last batch's slot would be lent until the next one is asked for
                         self._delivery, self._batches = None, _NONE
                     return batch
             except BaseException:
@@ -224,7 +240,9 @@ class Pass:
         for number, failures in enumerate(delivery.failures()):
             self._errors += sum(len(failed_indices(failure)) for failure in failures)
             if failures and not policy.allows(self._errors, self._tracker.plan.rows_per_epoch):
-                from loaderpool.core.failures import sample_error  # which `import loaderpool` shall not wait for
+                from loaderpool.core.failures import (
+                    sample_error,
+                )  # which `import loaderpool` shall not wait for
 
                 allowed = f"more than on_error=({policy.action!r}, {policy.budget}) allows"
                 preface = f"{counted(self._errors, 'sample')} failed in this epoch, {allowed}. The last one:\n"
@@ -253,7 +271,11 @@ class Pass:
     def _owe_end(self, count: int) -> None:
         """Note, once, that an epoch's end is due where so many batches in front are its last: they are handed over."""
         with InterruptsHeld():
-            if self.log is not None and self.consumed + count == self.log.batches and not self._is_end_owed:
+            if (
+                self.log is not None
+                and self.consumed + count == self.log.batches
+                and not self._is_end_owed
+            ):
                 self._is_end_owed = True
                 self._tracker.owe_end()
 
@@ -309,7 +331,10 @@ class LoaderIterator(Iterator[Any]):
     """
 
     def __init__(
-        self, core: LoaderCore, convert: Conversion | None = None, iteration: IterationLog | None = None
+        self,
+        core: LoaderCore,
+        convert: Conversion | None = None,
+        iteration: IterationLog | None = None,
     ) -> None:
         self._core = core  # keeps the pool alive
         self._turn = threading.RLock()
@@ -354,12 +379,18 @@ class LoaderIterator(Iterator[Any]):
     def _begin(self) -> None:
         """Note the pass, and what ends it. Runs in: a block of `InterruptsHeld`."""
         gate_handlers()  # of signals that each batch does not look at
-        if "observer" not in vars(self._core):  # the loader's first hand-over, which is awaited now, has use for it
-            with contextlib.suppress(OSError):  # no descriptors are left: then it is imported when it is needed
+        if "observer" not in vars(
+            self._core
+        ):  # the loader's first hand-over, which is awaited now, has use for it
+            with contextlib.suppress(
+                OSError
+            ):  # no descriptors are left: then it is imported when it is needed
                 import loaderpool.trainer.observer  # noqa: F401
 
         tracker, one_pass = self._core.tracker, self._pass
-        self._undoing = Undoing(self, functools.partial(_abandon, tracker, self.iteration, one_pass))
+        self._undoing = Undoing(
+            self, functools.partial(_abandon, tracker, self.iteration, one_pass)
+        )
         tracker.note_iteration(self.iteration, self)
 
     def _end(self) -> None:
@@ -425,7 +456,9 @@ class AheadIterator(LoaderIterator):
     def __init__(self, core: LoaderCore, convert: Conversion, ahead: int) -> None:
         super().__init__(core, convert)
         self._ahead = ahead
-        self._taken: collections.deque[tuple[Any, int]] = collections.deque()  # and where the pass stands after it
+        self._taken: collections.deque[tuple[Any, int]] = (
+            collections.deque()
+        )  # and where the pass stands after it
         self._given = 0
         self._error: Exception | None = None  # that ended the pass, after what was taken
 

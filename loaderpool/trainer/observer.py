@@ -75,21 +75,29 @@ class Observer:
         function_and_source: Callable[[], Hashable],
     ) -> None:
         self._tracker, self._counters, self._engine = tracker, tracker.counters, engine
-        config, plan, has_cache = tracker.config, tracker.plan, engine is not None and engine.cache is not None
+        config, plan, has_cache = (
+            tracker.config,
+            tracker.plan,
+            engine is not None and engine.cache is not None,
+        )
         self.autotuned = autotuned
         self.tries_fewer = True
         self._function_and_source = function_and_source
         self._trials: TrialLog | None = None  # there once a trial was due for any loader
         self._trial = 0  # the number of the one that is under way; 0: none is
         self._tried_from: Snapshot | None = None  # when it was requested
-        can_have_cache = calls_of == "sample" and not plan.is_open and config.threads == 1 and not has_cache
+        can_have_cache = (
+            calls_of == "sample" and not plan.is_open and config.threads == 1 and not has_cache
+        )
         self.constants: dict[str, Any] = {
             "threads": config.threads,
             "calls_of": calls_of,
             "items_to_cache": plan.rows_per_epoch if can_have_cache else 0,
             "deterministic": config.deterministic,
             "is_stream": plan.is_open and not plan.lanes,
-            "cpus": min(float(capacity.usable_cpu_count()), capacity.cgroup_cpu_quota() or math.inf),
+            "cpus": min(
+                float(capacity.usable_cpu_count()), capacity.cgroup_cpu_quota() or math.inf
+            ),
             "machine_cpus": float(os.cpu_count() or 1),
             "cpu_advice": capacity.openmp_advice(),
             "lanes": plan.lanes,
@@ -149,7 +157,9 @@ class Observer:
         if begun is None or trials is None or board.trials_over < self._trial:
             return
         if board.trials_over == self._trial:
-            trials.note_result((id(board), self._trial), board.trial_result(), window_of([begun, now], math.inf))
+            trials.note_result(
+                (id(board), self._trial), board.trial_result(), window_of([begun, now], math.inf)
+            )
         self._trial, self._tried_from = 0, None
 
     def close(self) -> None:
@@ -196,7 +206,11 @@ class Observer:
 
     def since(self, begun: Snapshot) -> Window:
         """Return what was measured since then."""
-        first = [each for each in list(self._latest) if each.now_ns > begun.now_ns and each.steps <= FIRST_STEPS]
+        first = [
+            each
+            for each in list(self._latest)
+            if each.now_ns > begun.now_ns and each.steps <= FIRST_STEPS
+        ]
         return window_of([begun, *first, self.now()], math.inf)
 
     def tracing(self) -> Tracing:
@@ -205,9 +219,13 @@ class Observer:
 
         page = self._page
         if self._is_closed:
-            raise ClosedError("This Loader is closed, and its records are gone. Call trace() before close().")
+            raise ClosedError(
+                "This Loader is closed, and its records are gone. Call trace() before close()."
+            )
         told = self._told(self.latest())
-        tracing = Tracing(os.getpid(), " ".join(sys.argv), True, clock.monotonic_ns(), clock.wall_ns())
+        tracing = Tracing(
+            os.getpid(), " ".join(sys.argv), True, clock.monotonic_ns(), clock.wall_ns()
+        )
         if _is_pooled(self._engine):
             arena = self._engine.pool.arena
             tracing.add_pool(lambda at, nbytes: arena.map[at : at + nbytes], arena.nbytes)
@@ -217,7 +235,9 @@ class Observer:
 
     @property
     def _is_taking(self) -> bool:
-        is_fresh = self._counters.asked_ns or clock.monotonic_ns() - self._counters.last_ns < _FRESH_NS
+        is_fresh = (
+            self._counters.asked_ns or clock.monotonic_ns() - self._counters.last_ns < _FRESH_NS
+        )
         return bool(is_fresh) and not self._is_closed
 
     def _at(self, now_ns: int) -> Snapshot:

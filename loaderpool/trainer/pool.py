@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 def first_workers(workers: int | Auto) -> int:
     """A number of workers to begin with."""
-    return workers.first(ranks.usable_cpu_count(), ranks.local_count()) if isinstance(workers, Auto) else workers
+    return (
+        workers.first(ranks.usable_cpu_count(), ranks.local_count())
+        if isinstance(workers, Auto)
+        else workers
+    )
 
 
 def shared_pool(arguments: Mapping[str, Any]) -> Pool | None:
@@ -60,7 +64,10 @@ class Pool:
         _program: Program | None = None,
     ) -> None:
         checked = check_workers(workers, of_pool=True)
-        self._workers, self._auto = first_workers(checked), checked if isinstance(checked, Auto) else None
+        self._workers, self._auto = (
+            first_workers(checked),
+            checked if isinstance(checked, Auto) else None,
+        )
         self._restarts = check_restarts("restarts", restarts)
         if start not in ("fork", "spawn", None):
             raise ArgumentError(f'start must be "fork", "spawn" or None, got {brief(start)}')
@@ -80,8 +87,14 @@ class Pool:
         """Raise if workers shall be forked, which cannot be; warn if they are spawned only because of a refusal."""
         refusal = abilities.memory_file_refusal()
         if start == "fork":
-            lacks = f"which this system refuses ({refusal})" if refusal else "which this Python lacks"
-            fix = f"{machine.ALLOW_MEMORY_FILES.capitalize()}, or remove start=" if refusal else "Remove start="
+            lacks = (
+                f"which this system refuses ({refusal})" if refusal else "which this Python lacks"
+            )
+            fix = (
+                f"{machine.ALLOW_MEMORY_FILES.capitalize()}, or remove start="
+                if refusal
+                else "Remove start="
+            )
             raise ArgumentError(f'start="fork" needs os.fork and os.memfd_create, {lacks}. {fix}')
         if start is None and refusal:
             warn(
@@ -91,7 +104,9 @@ class Pool:
             )
 
     def __reduce__(self) -> Any:
-        raise UnpicklableError("a Pool cannot be pickled, because it owns processes. Create it where it is used")
+        raise UnpicklableError(
+            "a Pool cannot be pickled, because it owns processes. Create it where it is used"
+        )
 
     @property
     def workers(self) -> int:
@@ -157,9 +172,13 @@ class Pool:
         if auto is None:
             return
         if self._autotune is None:
-            from loaderpool.trainer.autotune import PoolWorkers  # not before the first batch is there
+            from loaderpool.trainer.autotune import (
+                PoolWorkers,
+            )  # not before the first batch is there
 
-            self._autotune = PoolWorkers(*auto.bounds(ranks.usable_cpu_count(), ranks.local_count()))
+            self._autotune = PoolWorkers(
+                *auto.bounds(ranks.usable_cpu_count(), ranks.local_count())
+            )
         workers = self._autotune.look(loader, now, self._workers)
         if workers is not None:
             with InterruptsHeld(), self._turn():
@@ -173,7 +192,9 @@ class Pool:
 
     def _autotuned(self) -> Autotuned:
         """Return what "auto" has changed."""
-        from loaderpool.trainer.explain.window import Autotuned  # which `import loaderpool` shall not wait for
+        from loaderpool.trainer.explain.window import (
+            Autotuned,
+        )  # which `import loaderpool` shall not wait for
 
         found = Autotuned() if self._autotune is None else self._autotune.autotuned
         return found if self._auto is not None else found._replace(most=0)
@@ -183,7 +204,10 @@ class Pool:
         with InterruptsHeld():
             with self._turn():  # a start that is under way is closed, too
                 self._is_closed = True
-                found, self._worker_pool = self._worker_pool, None  # so that a closed pool holds no memory
+                found, self._worker_pool = (
+                    self._worker_pool,
+                    None,
+                )  # so that a closed pool holds no memory
             if found is not None:
                 self._undoing.now()
 

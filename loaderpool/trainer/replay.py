@@ -70,14 +70,23 @@ class Replay:
 
     def __init__(self, loader: Loader, index: int, epoch: int = 0) -> None:
         # "auto" draws what True draws. Without the cache: who replays a sample wants to see its function called.
-        here = {"workers": 0, "threads": 1, "seed_globals": bool(loader.config.seed_globals), "cache": None}
+        here = {
+            "workers": 0,
+            "threads": 1,
+            "seed_globals": bool(loader.config.seed_globals),
+            "cache": None,
+        }
         own = loader._core.engine
         generators = None if own is None else own.generators
-        engine = self._engine = LocalEngine(check_arguments({**loader._core.arguments, **here}), None, generators)
+        engine = self._engine = LocalEngine(
+            check_arguments({**loader._core.arguments, **here}), None, generators
+        )
         plan, self.epoch = engine.plan, whole_number("epoch", epoch, at_least=0, at_most=MAX_EPOCH)
         if plan.is_open and not plan.is_endless:
             what = "generators, which have" if plan.lanes else "a stream, which has"
-            raise ArgumentError(f"the source is {what} no index. Run the loader with workers=0 instead")
+            raise ArgumentError(
+                f"the source is {what} no index. Run the loader with workers=0 instead"
+            )
         if not 0 <= index < plan.order.size:
             raise ArgumentError(
                 f"index must be 0 to {plan.order.size - 1} (the source has {plan.order.size:,} items), got {index}"
@@ -85,7 +94,9 @@ class Replay:
         place = find(plan, epoch, index)
         if place is None:
             why = _why_not(plan, epoch, index)
-            raise ArgumentError(f"this loader does not load source index {index} in epoch {epoch}: {why}")
+            raise ArgumentError(
+                f"this loader does not load source index {index} in epoch {epoch}: {why}"
+            )
         self.batch, self.row = place
         self._positions = plan.positions(epoch, self.batch)
         self.position = int(self._positions[self.row])
@@ -105,8 +116,12 @@ class Replay:
                 work.ensure_setup()
             except WorkFailed as failed:
                 raise failed.error from None
-            if self._engine.takes_out:  # it writes into a row of a batch, and how that looks the first sample tells
-                with contextlib.suppress(LoaderpoolError):  # of that sample; then there is no `out` for this one
+            if (
+                self._engine.takes_out
+            ):  # it writes into a row of a batch, and how that looks the first sample tells
+                with contextlib.suppress(
+                    LoaderpoolError
+                ):  # of that sample; then there is no `out` for this one
                     self._engine.form()
                 work.calls.kept.clear()
             return work.call(self.epoch, self._positions.tolist(), self.indices)
@@ -127,7 +142,9 @@ def _why_not(plan: Plan, epoch: int, index: int) -> str:
         if find(dataclasses.replace(plan, shard_index=shard), epoch, index) is not None:
             has = f"Shard({plan.num_shards}, {plan.shard_index})"
             return f"Shard({plan.num_shards}, {shard}) does, and this loader has {has}{others}"
-    return "drop_remainder=True drops it" + ", or another shard does" * (plan.num_shards > _MOST_SHARDS)
+    return "drop_remainder=True drops it" + ", or another shard does" * (
+        plan.num_shards > _MOST_SHARDS
+    )
 
 
 def find(plan: Plan, epoch: int, index: int) -> tuple[int, int] | None:

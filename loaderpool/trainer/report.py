@@ -46,14 +46,19 @@ _PAGE = """<!DOCTYPE html>
 
 
 def document(
-    window: Window, statistics: Statistics, settings: Mapping[str, Any], tracing: Tracing | None = None
+    window: Window,
+    statistics: Statistics,
+    settings: Mapping[str, Any],
+    tracing: Tracing | None = None,
 ) -> str:
     """Return a report as a page; settings are told by their texts, and have nothing of the data.
 
     `tracing`: None if the loader is closed, because its records are gone.
     """
     explanation, environment = explain(window), _environment()
-    told = {name: shortened(f"{value}", 200) for name, value in settings.items() if value is not None}
+    told = {
+        name: shortened(f"{value}", 200) for name, value in settings.items() if value is not None
+    }
     content = {
         "format": 4,  # raised when a key changes its meaning or goes away
         "explanation": {"headline": explanation.headline, **explanation.to_dict()},
@@ -79,18 +84,29 @@ def _timeline(window: Window, tracing: Tracing | None) -> str:
     found = timeline(tracing, window.slots, window.slots_lent)
     if found is None:
         return "<p>Nothing has been recorded yet.</p>"
-    nodes = "<p>Workers on other nodes are not shown.</p>" if any(not w.pid for w in window.by_worker.values()) else ""
+    nodes = (
+        "<p>Workers on other nodes are not shown.</p>"
+        if any(not w.pid for w in window.by_worker.values())
+        else ""
+    )
     return timeline_figure(found) + nodes
 
 
 def _table(texts: dict[str, str]) -> str:
-    rows = (f"<tr><td>{html.escape(name)}</td><td>{html.escape(text)}</td></tr>" for name, text in texts.items())
+    rows = (
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(text)}</td></tr>"
+        for name, text in texts.items()
+    )
     return f"<table>{''.join(rows)}</table>"
 
 
 def _environment() -> dict[str, str]:
     """Return versions, and what the machine grants; no path, name of a user or name of a machine is in it."""
-    versions = {each: str(getattr(sys.modules[each], "__version__", "?")) for each in _LIBRARIES if each in sys.modules}
+    versions = {
+        each: str(getattr(sys.modules[each], "__version__", "?"))
+        for each in _LIBRARIES
+        if each in sys.modules
+    }
     return {
         "written": f"{datetime.datetime.fromtimestamp(clock.wall_s(), datetime.timezone.utc):%Y-%m-%d %H:%M} UTC",
         **versions,

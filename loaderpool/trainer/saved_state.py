@@ -89,7 +89,11 @@ def write_state(
         "position": list(position.start) if isinstance(position.start, tuple) else position.start,
         "taken": _ranges(position.taken),
         "num_shards": plan.num_shards,
-        **({} if lanes is None else {"lanes": {"taken": list(lanes.taken), "over": sorted(lanes.over)}}),
+        **(
+            {}
+            if lanes is None
+            else {"lanes": {"taken": list(lanes.taken), "over": sorted(lanes.over)}}
+        ),
         **({"generators": generators} if generators else {}),
         "loader": fingerprint,
     }
@@ -128,7 +132,9 @@ def read_state(state: Any, fingerprint: Mapping[str, Any], plan: Plan) -> Positi
         if saved.get(name) != current.get(name)
     )
     if differences:
-        raise StateError(f"Cannot load this state: it was saved by a loader with different settings. {differences}.")
+        raise StateError(
+            f"Cannot load this state: it was saved by a loader with different settings. {differences}."
+        )
     if (taken or plan.lanes) and num_shards != plan.num_shards:
         raise StateError(
             f"This state was saved with num_shards={num_shards} and cannot be loaded with num_shards="
@@ -146,7 +152,9 @@ def _position_of(state: Mapping[str, Any]) -> Position:
     start, lanes = state["position"], state.get("lanes")
     if isinstance(start, list):  # of buckets; where nothing is taken, it is an epoch's beginning
         start = tuple(start) if any(start) else ()
-    taken = frozenset(number for first, count in state["taken"] for number in range(first, first + count))
+    taken = frozenset(
+        number for first, count in state["taken"] for number in range(first, first + count)
+    )
     places = None if lanes is None else LanePlaces(tuple(lanes["taken"]), frozenset(lanes["over"]))
     return Position(state["epoch"], start, taken, places)
 
@@ -154,7 +162,10 @@ def _position_of(state: Mapping[str, Any]) -> Position:
 def _is_as_written(state: Mapping[str, Any]) -> bool:
     if state["loaderpool_state"] == _WITHOUT_CHECKSUM:
         return "checksum" not in state
-    return bool(_checksum_of({name: state[name] for name in state if name != "checksum"}) == state.get("checksum"))
+    return bool(
+        _checksum_of({name: state[name] for name in state if name != "checksum"})
+        == state.get("checksum")
+    )
 
 
 def _checksum_of(state: dict[str, Any]) -> str:
@@ -177,7 +188,11 @@ def _ranges(numbers: Iterable[int]) -> list[list[int]]:
 
 def fingerprint(arguments: Mapping[str, Any], config: LoaderConfig, plan: Plan) -> dict[str, Any]:
     """Return what tells a loader with these arguments, settings and plan from others."""
-    source, function, augment = arguments["source"], arguments["fn"] or arguments["batch_fn"], arguments["augment"]
+    source, function, augment = (
+        arguments["source"],
+        arguments["fn"] or arguments["batch_fn"],
+        arguments["augment"],
+    )
     then = f" then {_describe_function(augment)}" if augment is not None else ""
     fields: dict[str, Any] = {
         "size": plan.order.size,
@@ -196,16 +211,22 @@ def fingerprint(arguments: Mapping[str, Any], config: LoaderConfig, plan: Plan) 
         assert isinstance(plan, BucketPlan)
         sizes = [list(config.buckets.boundaries), list(config.buckets.batch_sizes)]
         fields["buckets"] = [*sizes, plan.buckets.checksum]
-    if plan.lanes:  # where one stands says nothing of those of another number, or of another process
+    if (
+        plan.lanes
+    ):  # where one stands says nothing of those of another number, or of another process
         fields["generators"] = f"{plan.lanes} copies"
         generators = replicated(source)
         assert generators is not None
         if generators.shards is not None:
             # Files have a fingerprint of their own, which holds for a copy elsewhere.
-            marked = _checksum(_pieces(generators.shards if generators is source else generators.shard_lengths))
+            marked = _checksum(
+                _pieces(generators.shards if generators is source else generators.shard_lengths)
+            )
             fields["generators"] = f"{len(generators.shards)} shards {marked}, {plan.lanes} at once"
             if generators.shard_lengths is not None:  # the order of the shards hangs on them
-                fields["generators"] += f", lengths {_checksum(_pieces(list(generators.shard_lengths)))}"
+                fields["generators"] += (
+                    f", lengths {_checksum(_pieces(list(generators.shard_lengths)))}"
+                )
         fields["share"] = f"{plan.shard_index} of {plan.num_shards}"
     return fields
 

@@ -67,7 +67,9 @@ class Statistics(EngineStatistics):
     elapsed_s: float  # Seconds from the first batch to the latest.
     samples_per_s: float  # Rows delivered per second, after the first batch.
     steps: StepStatistics  # Times of training steps.
-    calls: CallStatistics | None  # Times of function calls; `None` before the first one, and with `workers=0`.
+    calls: (
+        CallStatistics | None
+    )  # Times of function calls; `None` before the first one, and with `workers=0`.
     cpu_s_per_sample: float | None  # CPU seconds of the workers per sample; `None` if unknown.
     padding_share: float  # Share of padding in padded components.
     cache: CacheStatistics  # Counts of the cache.
@@ -83,18 +85,27 @@ def take_statistics(tracker: EpochTracker, engine: Engine | None, observer: Obse
     elapsed_s = (counters.last_ns - counters.first_ns) / 1e9
     told = EngineStatistics() if engine is None else engine.statistics()
     cached = NO_COUNTS if engine is None or engine.cache is None else engine.cache.counts()
-    of_shards = (f"{repeated:,} rows are repeated in each epoch, so that all shards have equally many batches",)
+    of_shards = (
+        f"{repeated:,} rows are repeated in each epoch, so that all shards have equally many batches",
+    )
     processes = ranks.local_count()
-    of_ranks = (f"this is one of {processes} processes of a training: defaults for memory and workers are divided",)
+    of_ranks = (
+        f"this is one of {processes} processes of a training: defaults for memory and workers are divided",
+    )
     return Statistics(
-        **{**vars(told), "notes": told.notes + of_shards * bool(repeated) + of_ranks * (processes > 1)},
+        **{
+            **vars(told),
+            "notes": told.notes + of_shards * bool(repeated) + of_ranks * (processes > 1),
+        },
         iterations=counters.passes,
         epoch=tracker.epoch,
         batches=counters.batches,
         samples=counters.samples,
         bytes=counters.nbytes,
         elapsed_s=elapsed_s,
-        samples_per_s=(counters.samples - counters.first_samples) / elapsed_s if elapsed_s > 0 else 0.0,
+        samples_per_s=(counters.samples - counters.first_samples) / elapsed_s
+        if elapsed_s > 0
+        else 0.0,
         steps=_steps(counters),
         calls=_calls(observer),
         cpu_s_per_sample=observer.cpu_s_per_sample,

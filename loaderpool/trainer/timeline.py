@@ -44,7 +44,9 @@ _STATES = {
     "hungry": ("#808080", '<circle cx="3" cy="3" r="1.2" fill="#808080"/>', "waits for a task or a batch buffer"),
 }  # fmt: skip
 STYLE = "".join(
-    f".lp-{name}{{fill:url(#lp-p-{name});stroke:{color};stroke-width:.5}}" if pattern else f".lp-{name}{{fill:{color}}}"
+    f".lp-{name}{{fill:url(#lp-p-{name});stroke:{color};stroke-width:.5}}"
+    if pattern
+    else f".lp-{name}{{fill:{color}}}"
     for name, (color, pattern, _) in _STATES.items()
 ) + (
     ".lp-fig{margin:0 0 1.5rem} .lp-fig svg text{font:11px system-ui,sans-serif;fill:currentColor}"
@@ -84,7 +86,10 @@ def shares(window: Window) -> dict[str, dict[str, float]]:
         compute_s = min(window.cpu_s / max(1, window.threads), window.busy_s)
         cpu_s = min(window.queued_s, window.busy_s - compute_s)
         known = {"compute": compute_s, "cpu": cpu_s, "other": window.busy_s - compute_s - cpu_s}
-        found["workers"] = {**(known if window.cpu_s else {"task": window.busy_s}), "hungry": window.idle_s}
+        found["workers"] = {
+            **(known if window.cpu_s else {"task": window.busy_s}),
+            "hungry": window.idle_s,
+        }
     return found
 
 
@@ -106,7 +111,10 @@ def timeline(tracing: Tracing, buffers: int, lent: int) -> Timeline | None:
     begin = min(max(end - _WINDOW_NS, min(span.begun_ns for span in spans)), end - 1_000_000)
     rows: dict[str, list[Part]] = {}
     kinds = {SpanKind.WAIT: "wait", SpanKind.MAKE: "make", SpanKind.STEP: "step"}
-    layers = {state: [(s.begun_ns, s.ended_ns) for s in spans if s.kind is kind] for kind, state in kinds.items()}
+    layers = {
+        state: [(s.begun_ns, s.ended_ns) for s in spans if s.kind is kind]
+        for kind, state in kinds.items()
+    }
     rows["training"] = list(_flattened(layers, begin, end))
     tasks: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by pid
     for span in spans:
@@ -119,22 +127,33 @@ def timeline(tracing: Tracing, buffers: int, lent: int) -> Timeline | None:
     for pid, number in sorted(tracing.workers.items(), key=lambda each: (each[1], each[0])):
         if of_worker := tasks.get(pid):
             # Before its first record and after the last one of a worker that is gone, nothing is known.
-            first, last = min(of_worker)[0], end if pid in tracing.running else max(stop for _, stop in of_worker)
+            first, last = (
+                min(of_worker)[0],
+                end if pid in tracing.running else max(stop for _, stop in of_worker),
+            )
             found = []
             for part in _flattened({"task": of_worker}, max(begin, first), min(end, last)):
-                waits_for = "buffer" if buffers and held.at(part.begin) + max(1, lent) >= buffers - 1 else "idle"
+                waits_for = (
+                    "buffer"
+                    if buffers and held.at(part.begin) + max(1, lent) >= buffers - 1
+                    else "idle"
+                )
                 found.append(part if part.state else part._replace(state=waits_for))
             if found:
                 rows[f"worker {number}"] = [*rows.get(f"worker {number}", ()), *found]
     labels = list(rows)[: _MOST_ROWS + 1]
-    return Timeline(begin, end, is_now, {label: rows[label] for label in labels}, len(rows) - len(labels))
+    return Timeline(
+        begin, end, is_now, {label: rows[label] for label in labels}, len(rows) - len(labels)
+    )
 
 
 class _Held:
     """How many slots hold batches that are in progress or finished, and not delivered."""
 
     def __init__(self, tracing: Tracing) -> None:
-        begun: dict[tuple[int, int], dict[int, tuple[int, int]]] = defaultdict(dict)  # by run and epoch, then by batch
+        begun: dict[tuple[int, int], dict[int, tuple[int, int]]] = defaultdict(
+            dict
+        )  # by run and epoch, then by batch
         for row in tracing.tickets:
             of_run = begun[row["run"], row["epoch"]]
             at = min(row["began_ns"], of_run.get(row["batch"], (row["began_ns"], 0))[0])
@@ -220,7 +239,9 @@ def shares_figure(window: Window) -> str:
     found, told, legends = [], [], []
     for number, (label, seconds) in enumerate(bars.items()):
         whole, at = sum(seconds.values()), 0.0
-        parts = {state: each / whole for state, each in seconds.items() if each >= _LEAST_SHARE * whole}
+        parts = {
+            state: each / whole for state, each in seconds.items() if each >= _LEAST_SHARE * whole
+        }
         row = [_label(label, number * _ROW)]
         for state, share in parts.items():
             row.append(_rect(state, at, share, number * _ROW, _BAR))
@@ -296,15 +317,18 @@ def _legend(states: Iterable[str], of: str = "") -> str:
     by_state = states if isinstance(states, dict) else {}
     items = []
     for state in states:
-        swatch = (
-            f'<svg width="14" height="12" aria-hidden="true"><rect class="lp-{state}" width="14" height="12"/></svg>'
-        )
+        square = f'<rect class="lp-{state}" width="14" height="12"/>'
+        swatch = f'<svg width="14" height="12" aria-hidden="true">{square}</svg>'
         text = f"{_STATES[state][2]}{f': {by_state[state]:.0%}' if by_state else ''}"
-        items.append(f'<li><svg width="14" height="12" aria-hidden="true">{swatch}</svg> {text}</li>')
+        items.append(
+            f'<li><svg width="14" height="12" aria-hidden="true">{swatch}</svg> {text}</li>'
+        )
     return f"<ul>{f'<li><b>{of}</b></li>' if of else ''}{''.join(items)}</ul>"
 
 
-def _figure(title: str, told: str, parts: Iterable[str], height: int, caption: str, legends: Iterable[str]) -> str:
+def _figure(
+    title: str, told: str, parts: Iterable[str], height: int, caption: str, legends: Iterable[str]
+) -> str:
     patterns = "".join(
         f'<pattern id="lp-p-{name}" width="6" height="6" patternUnits="userSpaceOnUse">{pattern}</pattern>'
         for name, (_, pattern, _) in _STATES.items()

@@ -108,7 +108,9 @@ class Tracing:
         self.tickets: list[Record] = []  # of the workers
         self.deliveries: list[Record] = []  # of the loaders
         self.workers: dict[int, int] = {}  # numbers by pid, also of workers that are gone
-        self.running: dict[int, int] = {}  # of living workers by pid: when the ticket began that runs; 0: none runs
+        self.running: dict[
+            int, int
+        ] = {}  # of living workers by pid: when the ticket began that runs; 0: none runs
         self._made_for: set[int] = set()  # loaders whose tasks are recorded
         self._calls: list[_Call] = []
         self._waits: list[_Wait] = []
@@ -120,26 +122,37 @@ class Tracing:
         board = Board(read(0, BOARD_BYTES))
         rings = worker_rings(BOARD_BYTES + CALL_TIMES_BYTES, arena_bytes)[: board.cells]
         tickets = [row for at in rings for row in self._read(read, at, TICKETS, "tasks")]
-        calls = [row for at in rings for row in self._read(read, at + TICKETS.ring_bytes, CALLS, "calls")]
+        calls = [
+            row for at in rings for row in self._read(read, at + TICKETS.ring_bytes, CALLS, "calls")
+        ]
         self.tickets += tickets
         numbers = {
             **{row["pid"]: row["worker"] for row in tickets},
             **{pid: each for each, pid, _ in board.workers() if pid},
         }
         self.workers.update(numbers)
-        self._processes.update((pid, f"worker {numbers[pid]}") for pid in sorted(numbers, key=numbers.__getitem__))
+        self._processes.update(
+            (pid, f"worker {numbers[pid]}") for pid in sorted(numbers, key=numbers.__getitem__)
+        )
         for row in tickets:
             rows = [row["row_start"], row["row_stop"]]
-            told = {"rows": rows, **{name: row[name] for name in ("epoch", "ticket", "loader", "attempt")}}
+            told = {
+                "rows": rows,
+                **{name: row[name] for name in ("epoch", "ticket", "loader", "attempt")},
+            }
             name = _batches(row) + " (failed)" * bool(row["has_failed"])
-            self._add(SpanKind.TASK, row["pid"], "tasks", name, row["began_ns"], row["ended_ns"], **told)
+            self._add(
+                SpanKind.TASK, row["pid"], "tasks", name, row["began_ns"], row["ended_ns"], **told
+            )
         self._made_for |= {row["loader"] for row in tickets}
         of_task = {(row["pid"], row["ticket"]): row for row in tickets}
         for row in calls:
             is_named = row["kind"] in _CALL_NAMES
             name = _CALL_NAMES[row["kind"]] if is_named else f"item {item_number(row['index'])}"
             told = {} if is_named else {"index": row["index"], "ticket": row["ticket"]}
-            span = self._add(SpanKind.TASK, row["pid"], "tasks", name, row["began_ns"], row["ended_ns"], **told)
+            span = self._add(
+                SpanKind.TASK, row["pid"], "tasks", name, row["began_ns"], row["ended_ns"], **told
+            )
             task = of_task.get((row["pid"], row["ticket"]))
             if task is not None and not is_named:
                 self._calls.append(_Call(_run_of(task["loader"], task), _range_of(task), span))
@@ -148,13 +161,17 @@ class Tracing:
             first_calls.setdefault((row["pid"], row["ticket"]), row["began_ns"])
         for _, pid, cell in board.workers():
             if pid and cell >= len(rings):
-                self._notes["some workers are not recorded: the memory for their records is used up"] = None
+                self._notes[
+                    "some workers are not recorded: the memory for their records is used up"
+                ] = None
             ticket, started_ns = board.read(cell, Field.TICKET), board.read(cell, Field.STARTED_NS)
             begins = [first_calls[pid, ticket]] if ticket and (pid, ticket) in first_calls else []
             if index := board.read(cell, Field.INDEX):
                 items = max(1, board.read(cell, Field.BLOCK))
                 name = f"{'item' if items == 1 else f'{items} items from'} {item_number(index - 1)} (still running)"
-                self._add(SpanKind.TASK, pid, "tasks", name, started_ns, self.now_ns, index=index - 1)
+                self._add(
+                    SpanKind.TASK, pid, "tasks", name, started_ns, self.now_ns, index=index - 1
+                )
                 begins.append(started_ns)
             self.running[pid] = min(begins, default=0)
 
@@ -163,12 +180,15 @@ class Tracing:
         of = "" if self._has_one else f" of loader {told['loader'] or 'without workers'}"
         asked_ns = 0 if told["asked_s"] is None else int(1e9 * (told["looked_s"] - told["asked_s"]))
         rows = sorted(
-            self._read(read, PAGE_BYTES, DELIVERIES, "batches of the training"), key=lambda row: row["ended_ns"]
+            self._read(read, PAGE_BYTES, DELIVERIES, "batches of the training"),
+            key=lambda row: row["ended_ns"],
         )
         self.deliveries += rows
         number = told["loader"]
         if number is None:
-            self._notes["workers=0: the main process makes the batches, and single calls are not recorded"] = None
+            self._notes[
+                "workers=0: the main process makes the batches, and single calls are not recorded"
+            ] = None
         elif rows and number not in self._made_for:
             self._notes[
                 f"the tasks{of} could not be read: workers on other nodes are not recorded, and spawned ones only by "
@@ -180,10 +200,19 @@ class Tracing:
             until_ns = following["began_ns"] if following else asked_ns or self.now_ns
             self._add_delivery(f"steps{of}", row, until_ns, is_last)
             if row["waited_ns"] >= _LONG_NS and number is not None:
-                self._waits.append(_Wait(_run_of(number, row), row["batch"], row["began_ns"], row["ended_ns"]))
+                self._waits.append(
+                    _Wait(_run_of(number, row), row["batch"], row["began_ns"], row["ended_ns"])
+                )
             if following is None or is_last:
                 name = f"epoch {begin['epoch']}"
-                self._add(SpanKind.EPOCH, self._pid, f"epochs{of}", name, begin["began_ns"], row["ended_ns"])
+                self._add(
+                    SpanKind.EPOCH,
+                    self._pid,
+                    f"epochs{of}",
+                    name,
+                    begin["began_ns"],
+                    row["ended_ns"],
+                )
                 begin = None
         if asked_ns:
             name = "wait for data (still waiting)"
@@ -192,21 +221,43 @@ class Tracing:
     def _read(self, read: ReadBytes, at: int, kind: RecordKind, what: str) -> list[Record]:
         rows = read_ring(read, at, kind)
         if rows and rows[0]["number"] > 1:
-            self._complete_from_ns[what] = max(rows[0]["ended_ns"], self._complete_from_ns.get(what, 0))
+            self._complete_from_ns[what] = max(
+                rows[0]["ended_ns"], self._complete_from_ns.get(what, 0)
+            )
         return rows
 
-    def _add(self, kind: SpanKind, pid: int, track: str, name: str, begun_ns: int, ended_ns: int, **told: Any) -> Span:
+    def _add(
+        self,
+        kind: SpanKind,
+        pid: int,
+        track: str,
+        name: str,
+        begun_ns: int,
+        ended_ns: int,
+        **told: Any,
+    ) -> Span:
         self._processes.setdefault(pid, "worker")  # which is gone, and had no ticket
         self._spans.append(Span(kind, pid, track, name, begun_ns, ended_ns, told))
         return self._spans[-1]
 
     def _add_delivery(self, track: str, row: Record, until_ns: int, is_last: bool) -> None:
-        told, handed_over_ns = {name: row[name] for name in ("epoch", "batch", "count")}, row["ended_ns"]
+        told, handed_over_ns = (
+            {name: row[name] for name in ("epoch", "batch", "count")},
+            row["ended_ns"],
+        )
         what, kind = "wait for" if row["waited_ns"] >= _WAITING_FROM_NS else "take", SpanKind.WAIT
         if row["way"] == DeliveryKind.MADE_HERE:
             what, kind = "make", SpanKind.MAKE
         waited = {**told, "wait_us": row["waited_ns"] // 1000}
-        self._add(kind, self._pid, track, f"{what} {_batches(row)}", row["began_ns"], handed_over_ns, **waited)
+        self._add(
+            kind,
+            self._pid,
+            track,
+            f"{what} {_batches(row)}",
+            row["began_ns"],
+            handed_over_ns,
+            **waited,
+        )
         step_or_steps = "step" if row["count"] == 1 else "steps"
         name = f"{step_or_steps}: {_batches(row)}{' (last of the epoch)' * is_last}"
         way = _WAYS.get(row["way"], "?")
@@ -221,12 +272,18 @@ class Tracing:
         """Return the trace of the last so many seconds; None: of all that is known."""
         now_ns = self.now_ns
         since_ns = 0 if seconds is None else now_ns - int(seconds * 1e9)
-        waits, notes = tuple(self._longest_waits(since_ns)), (*self._notes, *self._incomplete(since_ns))
+        waits, notes = (
+            tuple(self._longest_waits(since_ns)),
+            (*self._notes, *self._incomplete(since_ns)),
+        )
         spans = [each for each in self._spans if each.ended_ns >= since_ns]
         spans.sort(key=lambda each: (each.begun_ns, -each.ended_ns))
         since_ns = max(since_ns, spans[0].begun_ns if spans else now_ns)
         placed = list(_on_tracks(spans))
-        numbers = {each: number for number, each in enumerate(sorted({track for track, _ in placed}), start=1)}
+        numbers = {
+            each: number
+            for number, each in enumerate(sorted({track for track, _ in placed}), start=1)
+        }
         events: list[dict[str, Any]] = [
             *({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
               for pid, name in self._processes.items()),
@@ -237,7 +294,11 @@ class Tracing:
         about = {
             "displayTimeUnit": "ms",
             "baseTimeNanoseconds": self._wall_ns - (now_ns - since_ns),
-            "loaderpool": {"pid": self._pid, "seconds": round((now_ns - since_ns) / 1e9, 3), "notes": notes},
+            "loaderpool": {
+                "pid": self._pid,
+                "seconds": round((now_ns - since_ns) / 1e9, 3),
+                "notes": notes,
+            },
             "traceEvents": events,
         }
         text = json.dumps(about, separators=(",", ":"))
@@ -292,7 +353,9 @@ def _on_tracks(spans: Iterable[Span]) -> Iterator[tuple[tuple[int, str], Span]]:
     lanes: dict[tuple[int, str], list[list[Span]]] = {}  # of each what is open
     for span in spans:
         of_track = lanes.setdefault((span.pid, span.track), [])
-        place = next((place for place, is_open in enumerate(of_track) if _fits(span, is_open)), len(of_track))
+        place = next(
+            (place for place, is_open in enumerate(of_track) if _fits(span, is_open)), len(of_track)
+        )
         if place == len(of_track):
             of_track.append([])
         of_track[place].append(span)
@@ -310,7 +373,13 @@ def _event(span: Span, track: int, since_ns: int) -> dict[str, Any]:
     """Return what took time; of what began before only the rest."""
     begun_ns = max(span.begun_ns, since_ns)
     took_us = max(0, span.ended_ns - begun_ns) / 1000
-    where = {"ph": "X", "pid": span.pid, "tid": track, "ts": (begun_ns - since_ns) / 1000, "dur": took_us}
+    where = {
+        "ph": "X",
+        "pid": span.pid,
+        "tid": track,
+        "ts": (begun_ns - since_ns) / 1000,
+        "dur": took_us,
+    }
     return {**where, "name": span.name, "cat": "loaderpool", "args": span.told}
 
 

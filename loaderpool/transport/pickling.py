@@ -44,7 +44,9 @@ def dumps(value: Any) -> bytes:
         return file.getvalue()
 
 
-def out_of_band(keep: Callable[[memoryview], object], least_bytes: int) -> Callable[[pickle.PickleBuffer], bool]:
+def out_of_band(
+    keep: Callable[[memoryview], object], least_bytes: int
+) -> Callable[[pickle.PickleBuffer], bool]:
     """Return a buffer callback of pickle: arrays of so many bytes are given to `keep`, and are not in the pickle."""
 
     def is_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -71,7 +73,10 @@ class CodePickler(Pickler):  # type: ignore[misc]  # cloudpickle has no types
             return ForwardRef, (obj.__forward_arg__,)
         if kind is TypeVar:
             return _reduce_type_variable(obj)
-        if kind is _TypeAliasType and internals._lookup_module_and_qualname(obj, obj.__name__) is None:
+        if (
+            kind is _TypeAliasType
+            and internals._lookup_module_and_qualname(obj, obj.__name__) is None
+        ):
             return _TypeAliasType, (obj.__name__, obj.__name__)  # its value may refer to itself
         if kind is LazyImport:
             return _imported, (obj.resolve(),)
@@ -95,7 +100,11 @@ def _submodules_used(code: types.CodeType, values: Iterable[Any]) -> list[types.
     function and at each epoch's start.
     """
     found = dict[str, types.ModuleType]()
-    waiting = [value for value in values if isinstance(value, types.ModuleType) and getattr(value, "__package__", None)]
+    waiting = [
+        value
+        for value in values
+        if isinstance(value, types.ModuleType) and getattr(value, "__package__", None)
+    ]
     for package in waiting:  # which grows meanwhile
         for name in code.co_names:
             full_name = f"{package.__name__}.{name}"
@@ -108,7 +117,8 @@ def _submodules_used(code: types.CodeType, values: Iterable[Any]) -> list[types.
 
 # cloudpickle's own function, with the other search.
 _state_of_function = types.FunctionType(
-    internals._function_getstate.__code__, {**vars(internals), "_find_imported_submodules": _submodules_used}
+    internals._function_getstate.__code__,
+    {**vars(internals), "_find_imported_submodules": _submodules_used},
 )
 
 
@@ -137,11 +147,15 @@ def _reduce_type_variable(variable: TypeVar) -> Any:
 
 
 class _Sender(CodePickler):
-    def __init__(self, file: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None) -> None:
+    def __init__(
+        self, file: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None
+    ) -> None:
         # A dict: cloudpickle's chain of two dicts makes each object take three times as long.
         self.dispatch_table = {**copyreg.dispatch_table, **Pickler._dispatch_table}
         super().__init__(file, 5, buffer_callback)
-        self._usual: set[type] = set()  # whose instances pickle itself can do: asked once, not for each of them
+        self._usual: set[type] = (
+            set()
+        )  # whose instances pickle itself can do: asked once, not for each of them
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -225,7 +239,11 @@ class PayloadUnpickler(pickle.Unpickler):
     """Unpickles what cloudpickle or `send` has pickled; `receive` has the arguments."""
 
     def __init__(
-        self, file: io.BytesIO, buffers: Sequence[memoryview], generators: Sequence[Any], own: int | None
+        self,
+        file: io.BytesIO,
+        buffers: Sequence[memoryview],
+        generators: Sequence[Any],
+        own: int | None,
     ) -> None:
         super().__init__(file, buffers=buffers)
         self._known: dict[int, type] = {}

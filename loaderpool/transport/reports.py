@@ -32,13 +32,17 @@ class Original(NamedTuple):
     """An exception taken apart, so that it can be put together again without calling its class."""
 
     cls: type[BaseException]
-    args: tuple[Any, ...]  # what the class of Python's own, from which its class is derived, is made with
+    args: tuple[
+        Any, ...
+    ]  # what the class of Python's own, from which its class is derived, is made with
     attributes: dict[str, Any]
 
 
 def original_of(error: BaseException) -> Original:
     """Take an exception apart; never raises."""
-    _, args, *state = _builtin(type(error)).__reduce__(error)  # not that of the user's class, which may do anything
+    _, args, *state = _builtin(type(error)).__reduce__(
+        error
+    )  # not that of the user's class, which may do anything
     return Original(type(error), args, dict(*state))
 
 
@@ -73,11 +77,17 @@ class Failure(NamedTuple):
     traceback_text: str = ""  # formatted, with the user's frames only where there are any
     pickled: bytes | None = None  # the `Original`, as far as it can be pickled and read back
     index: int | None = None  # type: ignore[assignment]  # source index; None where a whole batch failed
-    indices: tuple[int, ...] = ()  # the batch's source indices, where the whole batch failed (at most 1000)
+    indices: tuple[
+        int, ...
+    ] = ()  # the batch's source indices, where the whole batch failed (at most 1000)
     position: int | None = None  # global position in the epoch, the key of its random stream
     is_setup: bool = False  # the `setup` hook raised, not the function
-    is_timeout: bool = False  # the sample ran past `Limits.timeout_s`; the traceback is the worker's stacks
-    load_advice: str = ""  # function and source could not be loaded in the worker, and what to do about it
+    is_timeout: bool = (
+        False  # the sample ran past `Limits.timeout_s`; the traceback is the worker's stacks
+    )
+    load_advice: str = (
+        ""  # function and source could not be loaded in the worker, and what to do about it
+    )
     node: str = ""  # the address of where it was; empty: this machine
     unseen: str = ""  # the path of a FileNotFoundError on a node
     unseen_in: str = ""  # the directory of that process, if the path is relative
@@ -112,10 +122,14 @@ class LostReport(NamedTuple):
     deaths: int
     stacks: str = ""  # of the last worker, where its signal let faulthandler write them
     is_out_of_memory: bool = False  # the kernel's count of processes killed for memory went up
-    was_stopped: bool = False  # the last worker was stopped (SIGSTOP), and after some seconds ended for it
+    was_stopped: bool = (
+        False  # the last worker was stopped (SIGSTOP), and after some seconds ended for it
+    )
     in_setup: bool = False  # the last worker died in the user's `setup` hook
     max_restarts: tuple[int, float] | None = None  # the limit that a storm has passed
-    batches: range = range(0)  # of that epoch, over which nodes died; the trainer enters them, and their source indices
+    batches: range = range(
+        0
+    )  # of that epoch, over which nodes died; the trainer enters them, and their source indices
     indices: tuple[int, ...] = ()  # where it can name them (at most 1000)
     node: str = ""  # the address of the last worker's node; empty: this machine
     nodes: tuple[tuple[str, str], ...] = ()  # that died: their addresses, and why, the latest last
@@ -188,13 +202,24 @@ def describe_timeout(
     if in_generator:
         text += ". A generator cannot continue after this, so on_error= does not apply"
     shown = "\n\n".join(filter(None, map(_users_frames, stacks.split("\n\n")))) or stacks
-    return Failure("TimeoutError", text, epoch, worker, shown, index=index, is_timeout=True, node=process.node())
+    return Failure(
+        "TimeoutError",
+        text,
+        epoch,
+        worker,
+        shown,
+        index=index,
+        is_timeout=True,
+        node=process.node(),
+    )
 
 
 def _users_frames(stack: str) -> str:
     """Return one thread's stack down to where our code called the user's; "": the thread is in our code."""
     lines = stack.strip().splitlines()
-    own = next((number for number, line in enumerate(lines) if _OWN_STACK_FRAME in line), len(lines))
+    own = next(
+        (number for number, line in enumerate(lines) if _OWN_STACK_FRAME in line), len(lines)
+    )
     return "\n".join(lines[:own]) if own > 1 else ""
 
 
@@ -222,7 +247,9 @@ def _working_directory() -> str:
 
 def _text(error: BaseException) -> str:
     try:
-        return "".join([str(error)])  # a plain str, also where __str__ returns one of a class of its own
+        return "".join(
+            [str(error)]
+        )  # a plain str, also where __str__ returns one of a class of its own
     except BaseException as second:
         return f"<str() of {type(error).__name__} raised {type(second).__name__}>"
 
@@ -238,7 +265,10 @@ def _traceback(error: BaseException) -> str:
 
 def _without_own_frames(shown: TracebackType | None) -> TracebackType | None:
     first = shown
-    while first is not None and first.tb_frame.f_globals.get("__name__", "").partition(".")[0] == _OWN_PREFIX:
+    while (
+        first is not None
+        and first.tb_frame.f_globals.get("__name__", "").partition(".")[0] == _OWN_PREFIX
+    ):
         first = first.tb_next
     return first if first is not None else shown
 

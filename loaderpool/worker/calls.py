@@ -54,7 +54,11 @@ class Calls:
     """
 
     def __init__(
-        self, payload: WorkerPayload, cell: int = 0, threads: int = 1, watch: GlobalsWatch | None = None
+        self,
+        payload: WorkerPayload,
+        cell: int = 0,
+        threads: int = 1,
+        watch: GlobalsWatch | None = None,
     ) -> None:
         source, config = payload.source, payload.config
         self._payload, self._config = payload, config
@@ -71,9 +75,13 @@ class Calls:
         self._first: Callable[[int], Any] = self._cached or self._get
         self._varying = varying(source)
         # `range(n)`: a look-up of each would take a tenth of the time of a batch of tiny samples.
-        self._items_are_indices = self._cached is None and type(source) is range and source == range(len(source))
+        self._items_are_indices = (
+            self._cached is None and type(source) is range and source == range(len(source))
+        )
         takes_rng = payload.takes_rng
-        chain = [(function, name in takes_rng) for name, function in functions if function is not None]
+        chain = [
+            (function, name in takes_rng) for name, function in functions if function is not None
+        ]
         # Only the last one may write into the batch, and it is called in another way then.
         self.takes_out = payload.takes_out
         self._last: tuple[Callable[..., Any], bool] | None = chain.pop() if self.takes_out else None
@@ -90,7 +98,9 @@ class Calls:
         self._kept_of = 0
         named = {"batch_fn": payload.batch_fn, "augment": payload.augment, "fn": payload.fn}
         maker = next((name for name, function in named.items() if function is not None), None)
-        self.origin = "the source gave" if maker is None else f"{maker} returned"  # begins a message
+        self.origin = (
+            "the source gave" if maker is None else f"{maker} returned"
+        )  # begins a message
         self.after_call: Callable[[], None] = end_stray
         # Gives `out` its structure, once the batches' form is known.
         self.unflatten: Callable[[Sequence[Any]], Any] | None = None
@@ -118,7 +128,9 @@ class Calls:
         """The random streams of calls, this thread's own."""
         found: SampleStreams | None = getattr(self._of_thread, "streams", None)
         if found is None:
-            from loaderpool.plan.sample_streams import SampleStreams  # slow to import, and most functions need none
+            from loaderpool.plan.sample_streams import (
+                SampleStreams,
+            )  # slow to import, and most functions need none
 
             found = self._of_thread.streams = SampleStreams(self._seed)
         return found
@@ -187,17 +199,28 @@ class Calls:
         return value
 
     def block(
-        self, opened: Opened, start: int, stop: int, results: list[Any], take: Callable[[Any], Any] | None
+        self,
+        opened: Opened,
+        start: int,
+        stop: int,
+        results: list[Any],
+        take: Callable[[Any], Any] | None,
     ) -> None:
         """Append what `take` makes of each of these rows' samples; where one raises, `len(results)` tells which."""
         indices = opened.indices[start:stop]
         are_kept = bool(self.kept) and not self.kept.keys().isdisjoint(indices)
         if are_kept or self._plain is None or self._seeds_globals or self.captured is not None:
             for at, position in enumerate(opened.positions[start:stop].tolist(), start):
-                value = self.unit(opened, at, at + 1) if are_kept else self._sample(opened, at, position)
+                value = (
+                    self.unit(opened, at, at + 1)
+                    if are_kept
+                    else self._sample(opened, at, position)
+                )
                 results.append(value if take is None else take(value))
         else:
-            values: Iterable[Any] = indices if self._items_are_indices else map(opened.read or self._first, indices)
+            values: Iterable[Any] = (
+                indices if self._items_are_indices else map(opened.read or self._first, indices)
+            )
             for function in self._plain if take is None else (*self._plain, take):
                 values = map(function, values)
             results.extend(values)  # in C; what was made stays where one raises
@@ -205,7 +228,9 @@ class Calls:
         if len(results) < len(indices):
             # A StopIteration ended `extend` as if all was well: meet it again, where it is an error like others.
             self._sample(opened, start + len(results), 0)
-            raise RuntimeError("the function raised StopIteration once, but not when it was called again")
+            raise RuntimeError(
+                "the function raised StopIteration once, but not when it was called again"
+            )
 
     def _sample(self, opened: Opened, at: int, position: int) -> Any:
         epoch, captured = opened.ticket.epoch, self.captured
@@ -226,19 +251,27 @@ class Calls:
         if self._last is not None:
             out, row = None, opened.ticket.start + at
             if opened.arrays is not None and self.unflatten is not None:
-                out = self.unflatten([array[row, ...] for array in opened.arrays])  # 0-d: an array, too
+                out = self.unflatten(
+                    [array[row, ...] for array in opened.arrays]
+                )  # 0-d: an array, too
             function, takes_rng = self._last
-            value = function(value, out=out, rng=generator) if takes_rng else function(value, out=out)
+            value = (
+                function(value, out=out, rng=generator) if takes_rng else function(value, out=out)
+            )
             value = out if value is None else value
         return value
 
-    def _batch(self, batch_fn: Callable[..., Any], opened: Opened, start: int, stop: int, position: int) -> Any:
+    def _batch(
+        self, batch_fn: Callable[..., Any], opened: Opened, start: int, stop: int, position: int
+    ) -> Any:
         epoch, items, get = opened.ticket.epoch, [], opened.read or self._get
         if self._seeds_globals:
             self._streams.seed_globals(epoch, position, batch=True)
         if self.captured is not None:
             self.captured.begin(BATCH, epoch, position)
-        generator: Any = self._streams.generator(epoch, position, batch=True) if self._takes_rng else None
+        generator: Any = (
+            self._streams.generator(epoch, position, batch=True) if self._takes_rng else None
+        )
         try:
             for index in opened.indices[start:stop]:
                 items.append(get(index))
@@ -287,12 +320,18 @@ class ThreadCalls:
     """
 
     def __init__(self, calls: Calls, threads: int, makes_units: bool, progress: Progress) -> None:
-        from concurrent.futures import Future, ThreadPoolExecutor, wait  # 1 ms, and most loaders have no threads
+        from concurrent.futures import (
+            Future,
+            ThreadPoolExecutor,
+            wait,
+        )  # 1 ms, and most loaders have no threads
 
         self._calls, self._makes_units, self._progress = calls, makes_units, progress
         self._wait_for = wait
         self.executor = ThreadPoolExecutor(threads, "loaderpool")
-        self._over: Future[None] = Future()  # of calls that no thread makes: the probe has, or none could be started
+        self._over: Future[None] = (
+            Future()
+        )  # of calls that no thread makes: the probe has, or none could be started
         self._over.set_result(None)
         self.begun: dict[Ticket, Opened] = {}
         self._look_ahead: Callable[[], bool] | None = None
@@ -304,11 +343,15 @@ class ThreadCalls:
         opened.calls = {}
         self.begun[opened.ticket] = opened
         rows = len(opened.indices)
-        for start, stop in opened.bounds() if self._makes_units else zip(range(rows), itertools.count(1)):
+        for start, stop in (
+            opened.bounds() if self._makes_units else zip(range(rows), itertools.count(1))
+        ):
             if self._progress.excluded(opened.ticket.epoch, opened.indices[start:stop]) is not None:
                 continue
             call = opened.calls[start] = _Call(opened.indices[start])
-            call.result = self._calls.kept.pop(call.index, None)  # now: a ticket of another epoch may be begun at once
+            call.result = self._calls.kept.pop(
+                call.index, None
+            )  # now: a ticket of another epoch may be begun at once
             if call.result is not None:
                 call.future = self._over
                 continue
@@ -366,7 +409,9 @@ class ThreadCalls:
         return self._calls.watched(self._fill, opened, fill)
 
     def _fill(self, opened: Opened, fill: Callable[[Runner, Opened], MadeRows]) -> MadeRows:
-        if opened.ticket not in self.begun:  # again, after a draw of any ticket; the others' turns begin them again
+        if (
+            opened.ticket not in self.begun
+        ):  # again, after a draw of any ticket; the others' turns begin them again
             for ticket in list(self.begun):
                 self.end(ticket)
             self._look_ahead = None
@@ -384,7 +429,12 @@ class ThreadCalls:
 
     def _results(self, opened: Opened) -> Iterator[Any]:
         """What the ticket's calls gave, and some calls of others, as it may have only one."""
-        others = (call for each in self.begun.values() if each is not opened for call in each.calls.values())
+        others = (
+            call
+            for each in self.begun.values()
+            if each is not opened
+            for call in each.calls.values()
+        )
         made = (call.result for call in others if call.result is not None)
         own = (call.result for call in opened.calls.values())
         return itertools.chain(own, itertools.islice(made, _OTHERS))
@@ -458,7 +508,9 @@ class CachedFunction:
                 raise
             # Not to be had now, or damaged: it is made again, and written over.
             self._counts[self._count.NO_ROOM if store is None else self._count.DAMAGED] += 1
-        for _ in range(2):  # the first call may have imported what draws on import, or another thread may have drawn
+        for _ in range(
+            2
+        ):  # the first call may have imported what draws on import, or another thread may have drawn
             before = self._watch.look()
             states = None if self.captured is None else self.captured.states()
             value = self._fn(get(index))

@@ -49,14 +49,18 @@ class IndexedItems:
             positions = positions[ticket.start : ticket.stop]
         opened = Opened(ticket, positions, plan.order.indices(epoch, positions), read)
         if plan.rows_vary and ticket.batches > 1:
-            opened.batch_rows = tuple(plan.rows(epoch, ticket.batch + at) for at in range(ticket.batches))
+            opened.batch_rows = tuple(
+                plan.rows(epoch, ticket.batch + at) for at in range(ticket.batches)
+            )
         return opened
 
     def _looked_up(self, ticket: Ticket) -> tuple[_Positions, list[int]]:
         """Return the positions and indices of a whole batch, computed with those of its neighbours."""
         block, at = divmod(ticket.batch, self._at_once)
         key = ticket.epoch, block, ticket.rest
-        positions, indices = self._latest.get(key) or kept(self._latest, key, lambda: self._block(*key), _PASSES)
+        positions, indices = self._latest.get(key) or kept(
+            self._latest, key, lambda: self._block(*key), _PASSES
+        )
         start, stop = at * self._plan.most_rows, (at + 1) * self._plan.most_rows
         return positions[start:stop], indices[start:stop]
 

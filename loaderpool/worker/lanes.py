@@ -66,7 +66,16 @@ class LaneItems:
         seed_globals: bool | Literal["auto"],
         lengths: tuple[int, ...] | None = None,
     ) -> None:
-        self._arguments = make_generator, takes, shards, plan, shuffle, window, seed_globals, lengths
+        self._arguments = (
+            make_generator,
+            takes,
+            shards,
+            plan,
+            shuffle,
+            window,
+            seed_globals,
+            lengths,
+        )
         self._lengths = lengths
         self._make, self._takes, self._shards, self._plan = make_generator, takes, shards, plan
         self._shuffle, self._window = shuffle, window
@@ -92,7 +101,9 @@ class LaneItems:
         """What of it is the user's, by the names of the arguments."""
         return {"make_generator": self._make, "shards": self._shards}
 
-    def attend(self, progress: Progress, times_items: bool, captured: CapturedGenerators | None = None) -> None:
+    def attend(
+        self, progress: Progress, times_items: bool, captured: CapturedGenerators | None = None
+    ) -> None:
         """Have generators be seen at work: where they hang, and which of their items it is that ends the process.
 
         `captured`: the random generators that they hold, of which each lane has states of its own.
@@ -173,18 +184,24 @@ class LaneItems:
             return
         places = shards_of(plan, lane, len(shards))
         if self._shuffle and self._lengths is None:
-            places = Permutation(len(shards), stream_key("shards", plan.order.seed, epoch)).take(places)
+            places = Permutation(len(shards), stream_key("shards", plan.order.seed, epoch)).take(
+                places
+            )
         elif self._shuffle:
             # Shards stay with those that they share a lane with, so that each epoch has as many batches. Which lane
             # comes first changes, and so does the order within each.
             (lane,) = (
-                Permutation(plan.lanes, stream_key("lanes", plan.order.seed, epoch)).take(np.array([lane])).tolist()
+                Permutation(plan.lanes, stream_key("lanes", plan.order.seed, epoch))
+                .take(np.array([lane]))
+                .tolist()
             )
             places = shards_of(plan, lane, len(shards))
             order = Permutation(len(places), stream_key(f"shards-{lane}", plan.order.seed, epoch))
             places = places[order.take(np.arange(len(places)))]
         for index in places.tolist():
-            yield WorkerInfo(index, len(shards), self._seed("shard", index, epoch), epoch, shards[index])
+            yield WorkerInfo(
+                index, len(shards), self._seed("shard", index, epoch), epoch, shards[index]
+            )
 
     def _seed(self, kind: str, index: int, epoch: int) -> int:
         return stream_key(f"{kind}-{index}", self._plan.order.seed, epoch) & _SEED_BITS
@@ -211,7 +228,9 @@ class LaneItems:
         if not self._window:
             return pairs
         number = self._plan.shard_index * self._plan.lanes + lane
-        return shuffled(pairs, self._window, stream_key(f"lane-{number}", self._plan.order.seed, 0), epoch)
+        return shuffled(
+            pairs, self._window, stream_key(f"lane-{number}", self._plan.order.seed, 0), epoch
+        )
 
 
 class Lane:
@@ -222,10 +241,14 @@ class Lane:
         self._reset()
 
     def _reset(self) -> None:
-        self._made: Generator[tuple[int, Any], None, None] | None = None  # None: it stands at the start
+        self._made: Generator[tuple[int, Any], None, None] | None = (
+            None  # None: it stands at the start
+        )
         self._mixed: _Pairs = iter(())  # the same in the order in which they come
         self._globals: SavedGlobals | None = None  # as its generators left them
-        self._restore_captured: Callable[[], None] | None = None  # to the states in which they were left
+        self._restore_captured: Callable[[], None] | None = (
+            None  # to the states in which they were left
+        )
         self._position = 0  # of its next item, which is named where it raises
         self._at = 0  # items read so far
         self._needed = 0  # of those that are made next: more may be asked for one by one
@@ -269,7 +292,9 @@ class Lane:
                 outside.restore()
         items = [item for _, item in pairs]
         if not owner.copies and not _IMMUTABLE.issuperset(map(type, items)) and share_memory(items):
-            owner.copies = True  # they may be one buffer, filled again for each: read again, and copy each
+            owner.copies = (
+                True  # they may be one buffer, filled again for each: read again, and copy each
+            )
             self.close()
             return self.take(start, count)
         self._start, self._wanted = start, count
@@ -301,7 +326,9 @@ class Lane:
             self._mixed = self._owner.mixed(self._made, self._epoch, self._number)
         self._needed = start + count - self._at
         # All lanes do about the same, so one reports it.
-        skip(self._mixed, start - self._at, f"generator {self._number}" if self._number == 0 else "")
+        skip(
+            self._mixed, start - self._at, f"generator {self._number}" if self._number == 0 else ""
+        )
         pairs = list(itertools.islice(self._mixed, count))
         self._at = start + len(pairs)
         return pairs
@@ -316,7 +343,9 @@ class Lane:
             made = owner.make(info)
             if not isinstance(made, Iterable):
                 kind = type(made).__name__
-                raise TypeError(f"make_generator must return an iterable, such as a generator, got {kind}")
+                raise TypeError(
+                    f"make_generator must return an iterable, such as a generator, got {kind}"
+                )
             items = iter(made)
             unread, is_over = by_next(items), False
             try:
@@ -339,7 +368,9 @@ class Lane:
                         is_over = True
                     if not is_over:
                         at_once = _BLOCK_ITEMS if ended - started < _SINGLE_ITEM_NS * wanted else 1
-                        if wanted == 1 and progress.counts_generated:  # of a block none is known by itself
+                        if (
+                            wanted == 1 and progress.counts_generated
+                        ):  # of a block none is known by itself
                             progress.note_call(started, ended, position)
                     yield from enumerate(block, position)
             except Exception as error:

@@ -136,7 +136,9 @@ class GlobalsWatch:
         generator = np.random.mtrand._rand._bit_generator
         if generator is not self._generator:
             is_usual = isinstance(generator, np.random.MT19937)  # else code has put in another kind
-            self._state = _memory_at(generator.ctypes.state_address, _TWISTER_BYTES) if is_usual else None
+            self._state = (
+                _memory_at(generator.ctypes.state_address, _TWISTER_BYTES) if is_usual else None
+            )
             self._generator, self._owner = generator, _memory_of(np.random.mtrand._rand)
         state = pickle.dumps(generator.state) if self._state is None else self._state.tobytes()
         return self._python.tobytes(), gauss, torch, generator, state, self._owner.tobytes()

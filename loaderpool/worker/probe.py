@@ -36,7 +36,9 @@ _LOOKS = 64
 _FEWEST_LOOKS = 8
 # Of Python's own scalars a spec allows other casts than of arrays, so these are kept as they are.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes})
-_WITHOUT_OUT = "in the first call, which shows shapes and dtypes, out is None: return a new array there"
+_WITHOUT_OUT = (
+    "in the first call, which shows shapes and dtypes, out is None: return a new array there"
+)
 
 
 def probe(work: Work, epoch: int, feed: int = 0) -> Probe:
@@ -63,7 +65,9 @@ def probe(work: Work, epoch: int, feed: int = 0) -> Probe:
         except WorkFailed as error:
             first_error = first_error or error
         else:
-            if _may_be_shorter(work, found.rows) and _has_tuple_of(found.spec.structure, found.rows):
+            if _may_be_shorter(work, found.rows) and _has_tuple_of(
+                found.spec.structure, found.rows
+            ):
                 _refuse_elements_for_items(work, epoch, positions, found.spec.structure)
             return _look_at_more(work, epoch, found, positions[start + 1 :])
     if first_error is not None:
@@ -76,26 +80,36 @@ def probe(work: Work, epoch: int, feed: int = 0) -> Probe:
 def _look_at_more(work: Work, epoch: int, first: Probe, positions: npt.NDArray[np.int64]) -> Probe:
     """Return what samples after the first show of the axes: of its batch at these positions, and of others."""
     config, plan = work.config, work.plan
-    varies = work.unit == "sample" and work.given_spec is None and (config.pad is not False or config.ragged)
+    varies = (
+        work.unit == "sample"
+        and work.given_spec is None
+        and (config.pad is not False or config.ragged)
+    )
     if not varies or not any(component.shape for component in first.spec.components):
         return first
     most = max(_FEWEST_LOOKS, _LOOKS // config.threads)  # they are made one after the other
     here = list(positions[: most - 1])
     others = _FEWEST_LOOKS - 1
-    if plan.is_open:  # a stream, of which no other batch need be there; or generators, which stand elsewhere
+    if (
+        plan.is_open
+    ):  # a stream, of which no other batch need be there; or generators, which stand elsewhere
         others = 0
     elif not plan.rows_vary:  # else the first batch has samples of like length
         others = max(0, others - len(here))
     batches = range(1, min(1 + others, plan.batches_per_epoch))
     seen, nbytes = first.spec, first.nbytes
-    for number, position in enumerate([*here, *(plan.positions(epoch, batch)[0] for batch in batches)]):
+    for number, position in enumerate(
+        [*here, *(plan.positions(epoch, batch)[0] for batch in batches)]
+    ):
         try:
             other = _probe_at(work, epoch, np.array([position]), 1)
         except WorkFailed:  # its turn will tell
             continue
         seen = widened(seen, other.spec)
         nbytes = max(nbytes, other.nbytes) if number < len(here) else nbytes
-    if seen == first.spec:  # nothing tells axes apart, as of sentences all cut to one length: any may vary
+    if (
+        seen == first.spec
+    ):  # nothing tells axes apart, as of sentences all cut to one length: any may vary
         open_axes = (ArraySpec((None,) * len(c.shape), c.dtype, c.text) for c in seen.components)
         seen = ElementSpec(seen.structure, tuple(open_axes))
     return first._replace(seen=seen, nbytes=nbytes)
@@ -142,7 +156,9 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
             raise WorkFailed(failure, error) from None
         raise failed from None
     calls.kept[indices[0]] = spec.structure.unflatten(kept)
-    return Probe(spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows, _classes_of(result))
+    return Probe(
+        spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows, _classes_of(result)
+    )
 
 
 def _may_be_shorter(work: Work, rows: int) -> bool:
@@ -158,7 +174,9 @@ def _has_tuple_of(structure: Structure, count: int) -> bool:
     return is_one or any(_has_tuple_of(child, count) for child in structure.children)
 
 
-def _refuse_elements_for_items(work: Work, epoch: int, positions: npt.NDArray[np.int64], structure: Structure) -> None:
+def _refuse_elements_for_items(
+    work: Work, epoch: int, positions: npt.NDArray[np.int64], structure: Structure
+) -> None:
     """Raise WorkFailed if a returned tuple has one element for each item, so a shorter batch would not fit.
 
     A pair of arrays has two elements, too, in a batch of two. A call with one item less tells them apart. This is no
@@ -208,4 +226,6 @@ def _nbytes(leaf: Any) -> int:
     array = np.asarray(leaf)
     if array.dtype != object:
         return array.nbytes
-    return sum(len(piece) + 8 for piece in array.ravel().tolist() if isinstance(piece, (str, bytes)))
+    return sum(
+        len(piece) + 8 for piece in array.ravel().tolist() if isinstance(piece, (str, bytes))
+    )

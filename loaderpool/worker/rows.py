@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.element.spec import ArraySpec, Origin, code_to_allow, fill_value, mismatch, padding_of
+from loaderpool.element.spec import (
+    ArraySpec,
+    Origin,
+    code_to_allow,
+    fill_value,
+    mismatch,
+    padding_of,
+)
 from loaderpool.element.structure import can_write, convert_leaf
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.layout import BatchForm, Block
@@ -27,7 +34,12 @@ _IMMUTABLE = (bool, int, float, complex, np.generic)
 _SCALAR_DTYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
 _SHAPE, _BASE = attrgetter("shape"), attrgetter("base")
 _ONLY_ARRAYS, _ONLY_NONE = {np.ndarray}, {type(None)}
-_NESTED = (dict, list, tuple, UserDict)  # which a function may fill again; not a store that is a mapping
+_NESTED = (
+    dict,
+    list,
+    tuple,
+    UserDict,
+)  # which a function may fill again; not a store that is a mapping
 _INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
 
 
@@ -40,7 +52,9 @@ class Converter:
         pad, is_ragged: as in `LoaderConfig`, for what an error advises.
     """
 
-    def __init__(self, form: BatchForm, is_given: bool, pad: Any = False, is_ragged: bool = False) -> None:
+    def __init__(
+        self, form: BatchForm, is_given: bool, pad: Any = False, is_ragged: bool = False
+    ) -> None:
         self._is_given, self._pad = is_given, pad
         self._spec = form.spec
         self._flatten = form.spec.structure.flatten
@@ -48,12 +62,18 @@ class Converter:
         # What is done with each result of a block as soon as it is there: a dict may be filled again for the next.
         self.take = None if self.paths == ("",) else self._flatten
         drop = 1 if form.unit == "sample" else 0
-        self.expected = tuple(ArraySpec(c.shape[drop:], c.dtype, c.text) for c in form.spec.components)
+        self.expected = tuple(
+            ArraySpec(c.shape[drop:], c.dtype, c.text) for c in form.spec.components
+        )
         first = self.expected[0]
-        self._plain = None if first.text is not None else (first.dtype, first.shape)  # of an array that needs no look
+        self._plain = (
+            None if first.text is not None else (first.dtype, first.shape)
+        )  # of an array that needs no look
         self._origins = tuple(_origins(form, is_given, pad, is_ragged))
         if form.unit != "sample" and not is_given:
-            self.expected = tuple(ArraySpec((None,) * len(c.shape), c.dtype, c.text) for c in form.spec.components)
+            self.expected = tuple(
+                ArraySpec((None,) * len(c.shape), c.dtype, c.text) for c in form.spec.components
+            )
 
     def row(self, result: Any, index: int) -> list[npt.NDArray[Any]]:
         """Return all components of what one call returned, converted and checked."""
@@ -68,7 +88,11 @@ class Converter:
         """Return one component; SpecMismatchError names path, index, expected and actual."""
         expected, path = self.expected[component], self.paths[component]
         is_text = expected.text is not None
-        if type(value) is np.ndarray and not is_text and (value.dtype, value.shape) == (expected.dtype, expected.shape):
+        if (
+            type(value) is np.ndarray
+            and not is_text
+            and (value.dtype, value.shape) == (expected.dtype, expected.shape)
+        ):
             return value
         try:
             array = convert_leaf(value, path)
@@ -96,17 +120,25 @@ class Converter:
         return cast
 
     def _mismatch(self, component: int, index: int, array: npt.NDArray[Any]) -> SpecMismatchError:
-        expected, path, origin = self.expected[component], self.paths[component], self._origins[component]
+        expected, path, origin = (
+            self.expected[component],
+            self.paths[component],
+            self._origins[component],
+        )
         is_padded = self._pad is not False and origin != "length"
         if is_padded and padding_of(self._pad, self._spec.structure)[component] is False:
             origin = "unpadded"
         whole = self._spec.components[component].shape
-        cure = code_to_allow(self._spec, component, (*whole[: len(whole) - len(expected.shape)], *array.shape))
+        cure = code_to_allow(
+            self._spec, component, (*whole[: len(whole) - len(expected.shape)], *array.shape)
+        )
         return mismatch(path, index, expected, array.shape, array.dtype, origin, cure)
 
     # ---- rows of a fixed slot ----
 
-    def write_row(self, arrays: Sequence[npt.NDArray[Any]], row: int, result: Any, index: int) -> None:
+    def write_row(
+        self, arrays: Sequence[npt.NDArray[Any]], row: int, result: Any, index: int
+    ) -> None:
         """Write what one call returned into a row of each array; SpecMismatchError: it is not as the spec says."""
         if self.take is None:
             is_plain = type(result) is np.ndarray and (result.dtype, result.shape) == self._plain
@@ -115,7 +147,9 @@ class Converter:
         for array, leaf in zip(arrays, self.row(result, index), strict=True):
             array[row] = leaf
 
-    def write_block(self, arrays: Sequence[npt.NDArray[Any]], row: int, results: Sequence[Any]) -> bool:
+    def write_block(
+        self, arrays: Sequence[npt.NDArray[Any]], row: int, results: Sequence[Any]
+    ) -> bool:
         """Write several results, as `take` left them, into the rows from `row` on; False: make them one by one.
 
         That is so if a result is not as the spec says, which its own call will tell, or if it may have changed since:
@@ -141,11 +175,17 @@ class Converter:
         return len(waiting) == count
 
     def _write_scalars(
-        self, component: int, array: npt.NDArray[Any], row: int, column: Sequence[Any], kinds: set[type]
+        self,
+        component: int,
+        array: npt.NDArray[Any],
+        row: int,
+        column: Sequence[Any],
+        kinds: set[type],
     ) -> bool:
         kind = next(iter(kinds))
         if len(kinds) == array.ndim == 1 and (
-            _SCALAR_DTYPES.get(kind) == array.dtype or (issubclass(kind, np.generic) and np.dtype(kind) == array.dtype)
+            _SCALAR_DTYPES.get(kind) == array.dtype
+            or (issubclass(kind, np.generic) and np.dtype(kind) == array.dtype)
         ):  # the usual labels
             array[row : row + len(column)] = column
             return True
@@ -160,7 +200,11 @@ def _join(array: npt.NDArray[Any], row: int, column: Sequence[npt.NDArray[Any]])
     """Write arrays that have memory of their own by calls that loop in C; False, or an error: they are none such."""
     shape = array.shape[1:]
     # Of a single axis its length will do, which is told faster: what has more axes is not concatenated.
-    alike = set(map(len, column)) == set(shape) if len(shape) == 1 else set(map(_SHAPE, column)) == {shape}
+    alike = (
+        set(map(len, column)) == set(shape)
+        if len(shape) == 1
+        else set(map(_SHAPE, column)) == {shape}
+    )
     if not shape or not alike or set(map(type, map(_BASE, column))) != _ONLY_NONE:
         return False
     joined = array[row : row + len(column)].reshape(len(column) * shape[0], *shape[1:])
@@ -195,7 +239,11 @@ def _fits(actual: tuple[int, ...], expected: tuple[int | None, ...], may_be_shor
 
 
 def collate(
-    values: Sequence[npt.NDArray[Any]], component: ArraySpec, path: str, indices: Sequence[int], pad: Any
+    values: Sequence[npt.NDArray[Any]],
+    component: ArraySpec,
+    path: str,
+    indices: Sequence[int],
+    pad: Any,
 ) -> list[Block]:
     """Return the blocks of one component of a batch of samples; SpecMismatchError: their shapes do not go together.
 
@@ -252,7 +300,9 @@ def blocks_of_array(value: npt.NDArray[Any], component: ArraySpec) -> list[Block
     return [Block(value.shape, component.dtype, copy)]
 
 
-def _ragged(values: Sequence[npt.NDArray[Any]], component: ArraySpec, path: str, indices: Sequence[int]) -> list[Block]:
+def _ragged(
+    values: Sequence[npt.NDArray[Any]], component: ArraySpec, path: str, indices: Sequence[int]
+) -> list[Block]:
     """Return all rows' own rows end to end, and where each begins."""
     inner = values[0].shape[1:] if values else tuple(n or 0 for n in component.shape[2:])
     for value, index in zip(values, indices, strict=True):
@@ -271,7 +321,9 @@ def _ragged(values: Sequence[npt.NDArray[Any]], component: ArraySpec, path: str,
             np.concatenate(values, out=out)
 
     is_text = component.text is not None
-    joined = _text_blocks(_pieces(values), shape) if is_text else [Block(shape, component.dtype, join)]
+    joined = (
+        _text_blocks(_pieces(values), shape) if is_text else [Block(shape, component.dtype, join)]
+    )
     return [*joined, Block((len(values) + 1,), _INT64, splits)]
 
 
@@ -280,7 +332,10 @@ def _pieces(values: Sequence[npt.NDArray[Any]]) -> list[Any]:
 
 
 def _text_blocks(texts: list[Any], shape: tuple[int, ...]) -> list[Block]:
-    pieces = [piece if isinstance(piece, bytes) else piece.encode("utf-8", "surrogateescape") for piece in texts]
+    pieces = [
+        piece if isinstance(piece, bytes) else piece.encode("utf-8", "surrogateescape")
+        for piece in texts
+    ]
     blob = b"".join(pieces)
     lengths = [len(piece) for piece in pieces]
 
@@ -335,4 +390,8 @@ def copy_of(item: Any) -> Any:
     kind = type(item)
     if kind is list or kind is tuple:
         return kind(map(copy_of, item))
-    return item._make(map(copy_of, item)) if isinstance(item, tuple) and hasattr(item, "_make") else item
+    return (
+        item._make(map(copy_of, item))
+        if isinstance(item, tuple) and hasattr(item, "_make")
+        else item
+    )

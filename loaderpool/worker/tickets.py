@@ -19,7 +19,13 @@ from loaderpool.plan.batches import bounds_of
 from loaderpool.plan.generators import CapturedGenerators
 from loaderpool.system import clock, process
 from loaderpool.system.interrupts import is_of_a_handler
-from loaderpool.transport.reports import Failure, RowFailure, describe_failure, describe_timeout, how_it_ended
+from loaderpool.transport.reports import (
+    Failure,
+    RowFailure,
+    describe_failure,
+    describe_timeout,
+    how_it_ended,
+)
 from loaderpool.worker.own_process import end_stray
 
 
@@ -58,7 +64,9 @@ class Ticket(NamedTuple):
     # Of workers that had it: then rows are made one by one, so that the board names the last, and nothing else is made
     # at the same time.
     deaths: int = 0
-    left_out: tuple[tuple[int, float, int], ...] = ()  # samples that ended a worker: index, seconds, exit code
+    left_out: tuple[
+        tuple[int, float, int], ...
+    ] = ()  # samples that ended a worker: index, seconds, exit code
 
 
 @dataclasses.dataclass(slots=True)
@@ -71,7 +79,9 @@ class Opened:
     # Gives the item of a source index also when later tickets were opened; None: the source itself does.
     read: Callable[[int], Any] | None = None
     batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, where they vary
-    arrays: Sequence[npt.NDArray[Any]] | None = None  # the slot's, for rows that are written one after the other
+    arrays: Sequence[npt.NDArray[Any]] | None = (
+        None  # the slot's, for rows that are written one after the other
+    )
     slot: tuple[Any, int, int] = (None, 0, 0)  # a buffer, its first byte there, and how many it has
     calls: Any = None  # that threads make, by the first row of each
 
@@ -101,7 +111,9 @@ class Probe(NamedTuple):
     rows: int  # of the batch it was called for; 1 for a sample
     elapsed_ns: int  # of the first call
     batch_rows: int  # of the batch that it is part of
-    classes: bytes = b""  # pickled `OwnClasses` of what the first one returned; empty if there are none
+    classes: bytes = (
+        b""  # pickled `OwnClasses` of what the first one returned; empty if there are none
+    )
 
 
 # ---- the items of a stream; `lanes.LaneItems` has those of generators ----
@@ -158,7 +170,9 @@ class StreamedItems:
     def _positions(self, ticket: Ticket) -> npt.NDArray[np.int64]:
         if self.shared is None:
             return np.array(list(self._items), np.int64)
-        from loaderpool.worker.bundles import FeedTable  # with cloudpickle, which `workers=0` does without
+        from loaderpool.worker.bundles import (
+            FeedTable,
+        )  # with cloudpickle, which `workers=0` does without
 
         table = FeedTable(self.shared, ticket.feed)
         self._items = {}
@@ -197,7 +211,10 @@ class Progress:
         self._numbers, self.worker, self.catches, self.cell = numbers, worker, catches, cell
         self._calls, self.timeout_s = calls, 0.0  # seconds that a sample may take; 0: any
         self._counted: CallClock | None = None  # where calls of this ticket follow one another
-        self._run, self._mark = 1, Board.mark(1)  # of the ticket, and where it is marked as abandoned
+        self._run, self._mark = (
+            1,
+            Board.mark(1),
+        )  # of the ticket, and where it is marked as abandoned
         self.counts_generated = False  # an item that a generator makes is a call
         self._index_field, self._started_field = cell + Field.INDEX, cell + Field.STARTED_NS
         # Of samples that are not to be run: what each counts as, by epoch and source index (of a batch: its first).
@@ -281,7 +298,11 @@ class Progress:
     # ---- failures ----
 
     def failed(
-        self, error: BaseException, epoch: int, indices: Sequence[int] = (), position: int | None = None
+        self,
+        error: BaseException,
+        epoch: int,
+        indices: Sequence[int] = (),
+        position: int | None = None,
     ) -> WorkFailed:
         """Return the error as one about these items, the first of which has this position.
 
@@ -306,11 +327,23 @@ class Progress:
         """Count a sample as failed: it hung a worker for `ran_s`, or (0) ended it with this exit code."""
         if ran_s:
             failure = describe_timeout(
-                index=index, epoch=epoch, worker=self.worker, ran_s=ran_s, timeout_s=self.timeout_s, stacks=""
+                index=index,
+                epoch=epoch,
+                worker=self.worker,
+                ran_s=ran_s,
+                timeout_s=self.timeout_s,
+                stacks="",
             )
         else:
             text = f"the sample crashed its worker again and again: {how_it_ended(exit_code)}"
-            failure = Failure("loaderpool.WorkerLostError", text, epoch, self.worker, index=index, node=process.node())
+            failure = Failure(
+                "loaderpool.WorkerLostError",
+                text,
+                epoch,
+                self.worker,
+                index=index,
+                node=process.node(),
+            )
         self._excluded[epoch, index] = failure
 
     def excluded(self, epoch: int, indices: Sequence[int]) -> Failure | None:

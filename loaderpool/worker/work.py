@@ -84,7 +84,11 @@ class Work:
             self.items, source.shared, source.loader = source, shared, loader
         else:
             self.items = IndexedItems(self.plan, self.calls, looks_ahead=progress.worker is None)
-        self._threads = ThreadCalls(self.calls, threads, self.unit != "sample", progress) if threads > 1 else None
+        self._threads = (
+            ThreadCalls(self.calls, threads, self.unit != "sample", progress)
+            if threads > 1
+            else None
+        )
         self.look_ahead: Callable[[], bool] | None = None
         # Of the latest two tickets: one may have been interrupted. The first one's rows are made one by one.
         self._row_ns = self._earlier_row_ns = _SINGLE_ROW_NS
@@ -178,9 +182,13 @@ class Work:
             Abandoned: the run's mark was seen on the board.
         """
         progress, calls, started = self.progress, self.calls, clock.monotonic_ns()
-        threads = None if ticket.deaths else self._threads  # then the board names the sample for certain
+        threads = (
+            None if ticket.deaths else self._threads
+        )  # then the board names the sample for certain
         if progress.worker is not None:
-            progress.begin_ticket(started, ticket, are_told=threads is not None or progress.counts_generated)
+            progress.begin_ticket(
+                started, ticket, are_told=threads is not None or progress.counts_generated
+            )
         begun = None if threads is None else threads.begun.get(ticket)
         opened = begun or self._open(ticket, buffer, base, capacity)
         if not opened.indices:  # its lane has ended
@@ -194,7 +202,9 @@ class Work:
             else:
                 filled = threads.run(opened, fill, self.look_ahead)
         except self._catches as error:
-            raise progress.failed(error, ticket.epoch, opened.indices, int(opened.positions[0])) from None
+            raise progress.failed(
+                error, ticket.epoch, opened.indices, int(opened.positions[0])
+            ) from None
         now = clock.monotonic_ns()
         if progress.worker is not None:
             progress.end_ticket(now)
@@ -207,7 +217,9 @@ class Work:
             self.calls.keep_only(ticket.epoch)
         try:
             opened = self.items.open(ticket)
-        except self._catches as error:  # a stream's items cannot be unpickled here; or a generator raised
+        except (
+            self._catches
+        ) as error:  # a stream's items cannot be unpickled here; or a generator raised
             raise self.progress.failed(error, ticket.epoch) from None
         opened.slot = buffer, base, capacity
         if self._writes_rows:
@@ -223,23 +235,36 @@ class Work:
 
     def _fill_rows(self, calls: Runner, opened: Opened) -> MadeRows:
         """Write rows straight into the slot, of quick functions in blocks."""
-        ticket, indices, converter, progress = opened.ticket, opened.indices, self._converter, self.progress
+        ticket, indices, converter, progress = (
+            opened.ticket,
+            opened.indices,
+            self._converter,
+            self.progress,
+        )
         arrays = opened.arrays
         assert arrays is not None
         rows, is_noted = len(indices), progress.worker is not None
         is_quick = min(self._row_ns, self._earlier_row_ns) < _SINGLE_ROW_NS
-        block = self._block_rows if rows > 1 and is_quick and not ticket.deaths and calls is self.calls else 1
+        block = (
+            self._block_rows
+            if rows > 1 and is_quick and not ticket.deaths and calls is self.calls
+            else 1
+        )
         if block > 1 and is_noted:
             progress.begin_blocks(block)
         start = 0
         while start < rows:
             stop, row = min(start + block, rows), ticket.start + start
             results: list[Any] = []
-            if is_noted:  # in the caller's process a tiny batch has no time for what is never looked at
+            if (
+                is_noted
+            ):  # in the caller's process a tiny batch has no time for what is never looked at
                 progress.note(indices[start])
             try:
                 if block == 1:
-                    converter.write_row(arrays, row, calls.unit(opened, start, stop), indices[start])
+                    converter.write_row(
+                        arrays, row, calls.unit(opened, start, stop), indices[start]
+                    )
                 else:
                     self.calls.block(opened, start, stop, results, converter.take)
                     if not converter.write_block(arrays, row, results):
@@ -247,10 +272,14 @@ class Work:
                 start = stop
             except self._catches as error:
                 if block == 1 or not isinstance(error, SpecMismatchError):
-                    failing = min(start + len(results), stop - 1)  # a handler may raise after the last
+                    failing = min(
+                        start + len(results), stop - 1
+                    )  # a handler may raise after the last
                     where = [indices[failing]], int(opened.positions[failing])
                     raise progress.failed(error, ticket.epoch, *where) from None
-                block = self._block_rows = 1  # from now on each row is written before the next one is made
+                block = self._block_rows = (
+                    1  # from now on each row is written before the next one is made
+                )
                 progress.begin_blocks(0)
         return MadeRows(rows, items=rows)
 
@@ -290,7 +319,9 @@ class Work:
         blocks: list[Block] = []
         for number, component in enumerate(self.form.spec.components):
             values = [leaves[number] for leaves in rows]
-            blocks += collate(values, component, self._converter.paths[number], good, self.form.padding_at(number))
+            blocks += collate(
+                values, component, self._converter.paths[number], good, self.form.padding_at(number)
+            )
         return blocks
 
     def _of_one_call(
@@ -306,7 +337,9 @@ class Work:
                 raise
             return (0, self._collated([], [])), [RowFailure(failed.failure, 0)]
         pairs = zip(arrays, spec.components, strict=True)
-        blocks = [block for array, component in pairs for block in blocks_of_array(array, component)]
+        blocks = [
+            block for array, component in pairs for block in blocks_of_array(array, component)
+        ]
         return (len(arrays[0]) if arrays[0].ndim else 1, blocks), []
 
     def _collect(
@@ -327,7 +360,11 @@ class Work:
         good = [leaves for leaves in rows if leaves is not None]
         indices = opened.indices[start:stop]
         if action == "skip" or not failures:
-            return good, [index for leaves, index in zip(rows, indices, strict=True) if leaves is not None], failures
+            return (
+                good,
+                [index for leaves, index in zip(rows, indices, strict=True) if leaves is not None],
+                failures,
+            )
         stand_in, replaced = good[-1], []
         for leaves in reversed(rows):  # the *next* good row stands in; at the end, the last one
             stand_in = leaves or stand_in
@@ -349,12 +386,22 @@ class Work:
         self.progress.note(indices[0])
         try:
             leaves = self._converter.row(calls.unit(opened, start, stop), indices[0])
-            return [leaf.copy() for leaf in leaves] if self.unit == "sample" or ticket.batches > 1 else leaves
+            return (
+                [leaf.copy() for leaf in leaves]
+                if self.unit == "sample" or ticket.batches > 1
+                else leaves
+            )
         except self._catches as error:
             full_rows = 0 if self.plan.rows_vary else self.plan.most_rows
-            if isinstance(error, SpecMismatchError) and self.unit == "batch" and len(indices) < full_rows:
+            if (
+                isinstance(error, SpecMismatchError)
+                and self.unit == "batch"
+                and len(indices) < full_rows
+            ):
                 error = SpecMismatchError(
                     f"{error}. This batch is shorter, with {len(indices)} of {full_rows} items. "
                     "Set drop_remainder=True to drop it"
                 )
-            raise self.progress.failed(error, ticket.epoch, indices, int(opened.positions[start])) from None
+            raise self.progress.failed(
+                error, ticket.epoch, indices, int(opened.positions[start])
+            ) from None

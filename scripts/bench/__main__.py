@@ -50,12 +50,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             emit({"kind": "result", "row": key, "figures": result.figures, "short": lines})
     busy = max(result.busy_cpus for result in results.values())
     command = shlex.join(["scripts/bench/run", *(sys.argv[1:] if arguments is None else arguments)])
-    caption = f"{machine_line()}; {(time.monotonic() - started) / 60:.0f} minutes. Command: `{command}`."
+    caption = (
+        f"{machine_line()}; {(time.monotonic() - started) / 60:.0f} minutes. Command: `{command}`."
+    )
     print(f"{goals_table(results.values())}\n\n{speed_table(results.values())}\n\n{caption}")
     if options.write_docs:
         write_docs(list(results.values()), caption, is_whole=not options.rows)
     if busy > QUIET_CPUS:
-        print(f"others kept up to {busy:.1f} CPUs busy meanwhile, run again on a quiet machine", file=sys.stderr)
+        print(
+            f"others kept up to {busy:.1f} CPUs busy meanwhile, run again on a quiet machine",
+            file=sys.stderr,
+        )
     for _, line in short:
         print(f"SHORT {line}", file=sys.stderr)
     is_broken = any("loaderpool" in result.failures for result in results.values())
@@ -84,7 +89,9 @@ def _choose_rows(options: argparse.Namespace, parser: argparse.ArgumentParser) -
     if not options.rows:
         return [row for row in ROWS if row.is_checked or not options.check]
     # A row by its key, or those of a group: `tiny32`, `fit`.
-    chosen = {name: [row for row in ROWS if f"{row.key}/".startswith(f"{name}/")] for name in options.rows}
+    chosen = {
+        name: [row for row in ROWS if f"{row.key}/".startswith(f"{name}/")] for name in options.rows
+    }
     if unknown := [name for name, found in chosen.items() if not found]:
         parser.error(f"no row named {', '.join(unknown)}; --list names them")
     return [row for row in ROWS if any(row in found for found in chosen.values())]
@@ -92,10 +99,24 @@ def _choose_rows(options: argparse.Namespace, parser: argparse.ArgumentParser) -
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/bench/run", description=__doc__)
-    parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these: cpu, tiny32/tf, fit (--list names all)")
-    parser.add_argument("--peers", nargs="*", metavar="PEER", help=f"other loaders, all or of {', '.join(ALL_PEERS)}")
-    parser.add_argument("--check", action="store_true", help="a minute: status 1 below half of a goal")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append every round and result as JSON lines")
+    parser.add_argument(
+        "--rows",
+        nargs="+",
+        metavar="ROW",
+        help="only these: cpu, tiny32/tf, fit (--list names all)",
+    )
+    parser.add_argument(
+        "--peers",
+        nargs="*",
+        metavar="PEER",
+        help=f"other loaders, all or of {', '.join(ALL_PEERS)}",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="a minute: status 1 below half of a goal"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="append every round and result as JSON lines"
+    )
     parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/")
     parser.add_argument("--list", action="store_true", help="name all rows and their contestants")
     return parser

@@ -30,7 +30,9 @@ def steps(row: Row, contestant: str, window: Window) -> dict[str, float]:
     metric = _first_numbers()
     with _batches(contestant, work) as batches:
         # XLA on the CPU would compile the model of TensorFlow's backend, for nothing.
-        model = _least_model(work, metric, jit_compile=False if row.view == "tensorflow" else "auto")
+        model = _least_model(
+            work, metric, jit_compile=False if row.view == "tensorflow" else "auto"
+        )
         seconds, taken = _time_steps(model, batches, window.seconds)
     total = 0
     for position in range(taken):
@@ -47,7 +49,9 @@ def _batches(contestant: str, work: Work) -> Iterator[Any]:
         from torch.utils.data import DataLoader
 
         samples: Any = Samples(work, is_whole=False, is_tuple=True)
-        yield DataLoader(samples, batch_size=work.batch_size, num_workers=work.workers, persistent_workers=True)
+        yield DataLoader(
+            samples, batch_size=work.batch_size, num_workers=work.workers, persistent_workers=True
+        )
     elif contestant == "keras":
         from bench.peer_keras import Batches
 
@@ -59,7 +63,11 @@ def _batches(contestant: str, work: Work) -> Iterator[Any]:
             yield dataset
     else:
         with make_loader(work) as loader:
-            yield loader.as_dataset(epochs=None) if contestant == "as_dataset" else loader.for_keras(epochs=None)
+            yield (
+                loader.as_dataset(epochs=None)
+                if contestant == "as_dataset"
+                else loader.for_keras(epochs=None)
+            )
 
 
 def _as_tuple(batch: Any) -> Any:
@@ -74,7 +82,9 @@ def _first_numbers() -> Any:
     class FirstNumbers(keras.metrics.Metric):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__(name="first_numbers", dtype="int32")
-            self.count, self.total = (self.add_variable((), "zeros", "int32", name=name) for name in ("count", "total"))
+            self.count, self.total = (
+                self.add_variable((), "zeros", "int32", name=name) for name in ("count", "total")
+            )
 
         def update_state(self, x: Any, *_: Any, **__: Any) -> None:
             first = ops.cast(ops.reshape(x, (-1,))[0], "int32")
@@ -92,7 +102,9 @@ def _least_model(work: Work, metric: Any, jit_compile: bool | str) -> Any:
     import keras
 
     class Least(keras.Model):  # type: ignore[misc]
-        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any) -> Any:
+        def compute_loss(
+            self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any
+        ) -> Any:
             return keras.ops.mean(y_pred)
 
         def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -104,7 +116,9 @@ def _least_model(work: Work, metric: Any, jit_compile: bool | str) -> Any:
             return [*super().metrics, metric]
 
     inputs = keras.Input(work.shape, dtype=work.dtype.__name__)
-    first = keras.layers.Lambda(lambda x: keras.ops.cast(x[:, :1], "float32"))(keras.layers.Reshape((-1,))(inputs))
+    first = keras.layers.Lambda(lambda x: keras.ops.cast(x[:, :1], "float32"))(
+        keras.layers.Reshape((-1,))(inputs)
+    )
     model = Least(inputs, keras.layers.Dense(1)(first))
     model.compile("sgd", jit_compile=jit_compile)
     return model

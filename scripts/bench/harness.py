@@ -57,7 +57,9 @@ def be_contestant(row_key: str, contestant: str, window: str) -> None:
     measure = getattr(importlib.import_module(f"bench.{module}"), function)
     print_result(measure(row, contestant, Window(**json.loads(window))))
     sys.stdout.flush()
-    os._exit(0)  # Keras leaves iterators of tf.data and DataLoader open, and an interpreter hangs that ends with one
+    os._exit(
+        0
+    )  # Keras leaves iterators of tf.data and DataLoader open, and an interpreter hangs that ends with one
 
 
 def run_fresh(command: Sequence[str], timeout_s: float, name: str) -> dict[str, Any]:
@@ -73,11 +75,15 @@ def run_fresh(command: Sequence[str], timeout_s: float, name: str) -> dict[str, 
             try:
                 process.wait(timeout_s)
             except BaseException as error:
-                os.killpg(process.pid, signal.SIGKILL)  # it is not reaped yet, so the group is its own
+                os.killpg(
+                    process.pid, signal.SIGKILL
+                )  # it is not reaped yet, so the group is its own
                 _end_marked(mark, 0.0)
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
-                raise RunError(f"{name} was still running after {timeout_s:g} s\n{_tail(err)}") from None
+                raise RunError(
+                    f"{name} was still running after {timeout_s:g} s\n{_tail(err)}"
+                ) from None
         _end_marked(mark, _GRACE_S)
         out.seek(0)
         lines = [line for line in out.read().splitlines() if line.startswith(_RESULT_MARK)]
@@ -97,9 +103,19 @@ def _child_environment() -> dict[str, str]:
 
     The loaderpool is the one on PYTHONPATH, else the one that is installed, else that of this checkout.
     """
-    elsewhere = [folder for folder in sys.path if folder and Path(folder).resolve() != _SCRIPTS.parent]
-    checkout = "" if importlib.machinery.PathFinder.find_spec("loaderpool", elsewhere) else str(_SCRIPTS.parent)
-    given = [os.path.abspath(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    elsewhere = [
+        folder for folder in sys.path if folder and Path(folder).resolve() != _SCRIPTS.parent
+    ]
+    checkout = (
+        ""
+        if importlib.machinery.PathFinder.find_spec("loaderpool", elsewhere)
+        else str(_SCRIPTS.parent)
+    )
+    given = [
+        os.path.abspath(folder)
+        for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if folder
+    ]
     path = os.pathsep.join(filter(None, [*given, str(_SCRIPTS), checkout]))
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": path}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each run would compile its modules again
@@ -129,7 +145,9 @@ class Result:
 
     row: Row
     figures: dict[str, list[float]] = dataclasses.field(default_factory=dict)
-    failures: dict[str, str] = dataclasses.field(default_factory=dict)  # of contestants, in one line
+    failures: dict[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # of contestants, in one line
     busy_cpus: float = 0.0  # that others kept busy before the most disturbed run
 
     def median(self, side: str) -> float:
@@ -161,7 +179,11 @@ class Result:
 
 
 def run_row(
-    row: Row, peers: Iterable[str], rounds: int | None, shorter: float, emit: Callable[[dict[str, Any]], None]
+    row: Row,
+    peers: Iterable[str],
+    rounds: int | None,
+    shorter: float,
+    emit: Callable[[dict[str, Any]], None],
 ) -> Result:
     """Measure a row with these peers, in so many rounds or the row's own; `emit` is given each raw result."""
     result = Result(row)
@@ -175,7 +197,9 @@ def run_row(
     return result
 
 
-def _run(result: Result, name: str, number: int, shorter: float, emit: Callable[[dict[str, Any]], None]) -> None:
+def _run(
+    result: Result, name: str, number: int, shorter: float, emit: Callable[[dict[str, Any]], None]
+) -> None:
     row = result.row
     busy = psutil.cpu_percent(_BUSY_LOOK_S) / 100 * (psutil.cpu_count() or 1)
     before = {side: statistics.median(values) for side, values in result.figures.items()}
@@ -183,7 +207,13 @@ def _run(result: Result, name: str, number: int, shorter: float, emit: Callable[
     # Not by `-m`: workers that are spawned would import the module again.
     program = "import sys; from bench.harness import be_contestant; be_contestant(*sys.argv[1:])"
     command = [sys.executable, "-c", program, row.key, name, given]
-    event = {"kind": "round", "row": row.key, "contestant": name, "round": number, "busy_cpus": round(busy, 2)}
+    event = {
+        "kind": "round",
+        "row": row.key,
+        "contestant": name,
+        "round": number,
+        "busy_cpus": round(busy, 2),
+    }
     try:
         figures = run_fresh(command, row.timeout_s, f"{row.key}: {name}")
     except RunError as error:

@@ -43,7 +43,9 @@ def beside_local(row: Row, contestant: str, window: Window) -> dict[str, float]:
 
 def _cpu_ms() -> float:
     """Of all processes below this one, by the scheduler's clock; what psutil tells is in ticks of 10 ms."""
-    threads = [file for pid in tree(os.getpid()) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    threads = [
+        file for pid in tree(os.getpid()) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")
+    ]
     return sum(int(file.read_text().split()[0]) for file in threads) / 1e6
 
 
@@ -56,7 +58,10 @@ def _places(contestant: str) -> Iterator[Any]:
     import loaderpool as lp
     from tests.support.ray_cluster import RayCluster
 
-    with RayCluster(nodes=1, store_bytes=_STORE_BYTES) as cluster, lp.RayPool(cluster.address) as pool:
+    with (
+        RayCluster(nodes=1, store_bytes=_STORE_BYTES) as cluster,
+        lp.RayPool(cluster.address) as pool,
+    ):
         yield pool
 
 

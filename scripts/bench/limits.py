@@ -126,7 +126,9 @@ def ready_batch(work: Work) -> Array:
     """A batch that TensorFlow takes without a copy."""
     memory = np.empty(work.batch_bytes + ALIGNMENT_BYTES, np.uint8)
     offset = -memory.ctypes.data % ALIGNMENT_BYTES
-    batch: Array = memory[offset : offset + work.batch_bytes].view(work.dtype).reshape(work.batch_shape)
+    batch: Array = (
+        memory[offset : offset + work.batch_bytes].view(work.dtype).reshape(work.batch_shape)
+    )
     return make_batch(work, READY_POSITION, batch)
 
 
@@ -135,7 +137,9 @@ def _from_generator(work: Work, window: Window) -> Delivery:
 
     ready = ready_batch(work)
     signature = tf.TensorSpec(work.batch_shape, tf.as_dtype(work.dtype))
-    made = tf.data.Dataset.from_generator(lambda: itertools.repeat(ready), output_signature=signature)
+    made = tf.data.Dataset.from_generator(
+        lambda: itertools.repeat(ready), output_signature=signature
+    )
     half = Window(window.seconds / 2, window.warm_s / 2)
     found = [_measure_ready(dataset, work, half) for dataset in (made, made.prefetch(2))]
     return max(found, key=lambda delivery: delivery.rate)
@@ -154,7 +158,9 @@ def _measure_ready(dataset: Any, work: Work, window: Window) -> Delivery:
     def fn(item: int) -> Array:
         return work.fn(first + item % work.batch_size)
 
-    same = dataclasses.replace(work, fn=fn, write=None, token=lambda item: work.token(first + item % work.batch_size))
+    same = dataclasses.replace(
+        work, fn=fn, write=None, token=lambda item: work.token(first + item % work.batch_size)
+    )
     return verified(dataset, same, window, tensor_as_array, 256 if work.is_tiny else 1)
 
 

@@ -33,7 +33,9 @@ from bench.works import WORKS, Work, check_batch, check_ends
 Figures = dict[str, float]
 
 LOCAL_ITEMS = 2**21  # more than a window needs; each index is exact in float32, each sum in float64
-LOCAL_TURN_S = 0.0005  # shorter than the slices in which other processes get the CPU: few turns meet one
+LOCAL_TURN_S = (
+    0.0005  # shorter than the slices in which other processes get the CPU: few turns meet one
+)
 WORK = WORKS["tiny32"]
 REPETITIONS = 5  # within a process, where a process can give several
 EPOCH_BATCHES = 1000
@@ -60,10 +62,14 @@ def _delivery(contestant: str, work: Work, view: str, window: Window) -> tuple[D
         return LIMITS[contestant](work, window), {}
     if view == "tf":
         with as_dataset(contestant, work) as dataset:
-            return verified(dataset, work, window, tensor_as_array, LOOK_EVERY if work.is_tiny else 1), {}
+            return verified(
+                dataset, work, window, tensor_as_array, LOOK_EVERY if work.is_tiny else 1
+            ), {}
     with own(contestant, work) as batches:
         delivery = verified(batches, work, window, as_array)
-        return delivery, {"slots": batches.statistics().memory.buffers} if contestant == "loaderpool" else {}
+        return delivery, {
+            "slots": batches.statistics().memory.buffers
+        } if contestant == "loaderpool" else {}
 
 
 def tree(pid: int) -> list[int]:
@@ -162,7 +168,9 @@ def gap(row: Row, contestant: str, window: Window) -> Figures:
     look = tensor_as_array if row.view == "tf" else as_array
     clock = time.perf_counter
     gaps_ms, batches_ms = [], []
-    epochs: list[list[tuple[int, float, float]]] = []  # verified afterwards: between two it would be time for workers
+    epochs: list[
+        list[tuple[int, float, float]]
+    ] = []  # verified afterwards: between two it would be time for workers
     with (as_dataset if row.view == "tf" else own)(contestant, work) as batches:
         ended, deadline = 0.0, clock() + window.seconds
         for epoch in range(EPOCHS):
@@ -215,7 +223,11 @@ def between_steps(row: Row, contestant: str, window: Window) -> Figures:
         tensor = tf.constant(ready_batch(work))
         return {contestant: _walk((tensor for _ in range(work.batches)), step, None, window)}
     with (as_dataset if row.view == "tf" else own)(contestant, work) as batches:
-        tensors = batches if row.view == "tf" else (tf.convert_to_tensor(as_array(batch)) for batch in batches)
+        tensors = (
+            batches
+            if row.view == "tf"
+            else (tf.convert_to_tensor(as_array(batch)) for batch in batches)
+        )
         return {contestant: _walk(tensors, step, work, window)}
 
 
@@ -235,7 +247,9 @@ def _walk(batches: Any, step: Any, work: Work | None, window: Window) -> float:
             if now > deadline:
                 break
         ended = now
-    if work is not None and firsts != [work.token(number * work.batch_size) for number in range(len(firsts))]:
+    if work is not None and firsts != [
+        work.token(number * work.batch_size) for number in range(len(firsts))
+    ]:
         raise ValueError("batches are wrong, missing or out of order")
     return statistics.median(between_ms)
 
@@ -257,11 +271,15 @@ def recovery(row: Row, contestant: str, window: Window) -> Figures:
     killed_ns: list[int] = []
     items = range((KILLS + 2) * BATCHES_BETWEEN * KILLED_BATCH)
     limits = lp.Limits(restarts=None)
-    with lp.Loader(items, who_and_when, batch_size=KILLED_BATCH, workers=2, limits=limits) as loader:
+    with lp.Loader(
+        items, who_and_when, batch_size=KILLED_BATCH, workers=2, limits=limits
+    ) as loader:
         for number, batch in enumerate(loader, start=1):
             rows.append(batch.copy())
             if number % BATCHES_BETWEEN == 0 and len(killed_ns) < KILLS:
-                worker = psutil.Process(loader.statistics().workers[number // BATCHES_BETWEEN % 2].pid)
+                worker = psutil.Process(
+                    loader.statistics().workers[number // BATCHES_BETWEEN % 2].pid
+                )
                 if os.getpid() not in (parent.pid for parent in worker.parents()):
                     raise ValueError(f"{worker} is no worker of ours")
                 killed_ns.append(time.monotonic_ns())
@@ -269,7 +287,13 @@ def recovery(row: Row, contestant: str, window: Window) -> Figures:
     found = np.concatenate(rows)
     if found[:, 0].tolist() != list(items):
         raise ValueError("items are wrong, missing or out of order")
-    began = sorted(int(found[found[:, 1] == pid, 2].min()) for pid in np.unique(found[:, 1]).tolist())
+    began = sorted(
+        int(found[found[:, 1] == pid, 2].min()) for pid in np.unique(found[:, 1]).tolist()
+    )
     if len(began) != KILLS + 2:
         raise ValueError(f"{KILLS} kills, {len(began) - 2} replacements")
-    return {contestant: statistics.median((began[2 + kill] - when) / 1e6 for kill, when in enumerate(killed_ns))}
+    return {
+        contestant: statistics.median(
+            (began[2 + kill] - when) / 1e6 for kill, when in enumerate(killed_ns)
+        )
+    }

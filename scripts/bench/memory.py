@@ -34,7 +34,8 @@ def over_serial(row: Row, contestant: str, window: Window) -> dict[str, float]:
     if row.work == "dicts":
         count = 100_000 if is_quick else 2_000_000
         data: Any = [
-            {"path": f"data/train/{i % 1000:03d}/{i:08d}.jpg", "label": i % 1000, "weight": i / 7} for i in range(count)
+            {"path": f"data/train/{i % 1000:03d}/{i:08d}.jpg", "label": i % 1000, "weight": i / 7}
+            for i in range(count)
         ]
         value: Callable[[int], int] = lambda index: data[index]["label"]  # noqa: E731
         batch_size = 1000
@@ -52,7 +53,10 @@ def over_serial(row: Row, contestant: str, window: Window) -> dict[str, float]:
         if total != expected:
             raise ValueError(f"an epoch's sum is {total}, not {expected}")
         found_mb.append(_tree_mb() - before_mb)
-    return {contestant: max(found_mb), f"{contestant} growth": max(found_mb[-1] - found_mb[0], 0.001)}
+    return {
+        contestant: max(found_mb),
+        f"{contestant} growth": max(found_mb[-1] - found_mb[0], 0.001),
+    }
 
 
 def _tree_mb() -> float:
@@ -89,7 +93,11 @@ def _of_forked(data: Any, value: Callable[[int], int], batch_size: int) -> Itera
     _inherited = data, value
     with multiprocessing.get_context("fork").Pool(WORKERS) as pool:
         for epoch in range(EPOCHS):
-            yield sum(pool.starmap(_sum_of_share, [(epoch, worker) for worker in range(WORKERS)], chunksize=1))
+            yield sum(
+                pool.starmap(
+                    _sum_of_share, [(epoch, worker) for worker in range(WORKERS)], chunksize=1
+                )
+            )
 
 
 def _of_torch(data: Any, value: Callable[[int], int], batch_size: int) -> Iterator[int]:
@@ -104,7 +112,9 @@ def _of_torch(data: Any, value: Callable[[int], int], batch_size: int) -> Iterat
             return value(index)
 
     torch.set_num_threads(1)
-    loader = DataLoader(Values(), batch_size=batch_size, shuffle=True, num_workers=WORKERS, persistent_workers=True)
+    loader = DataLoader(
+        Values(), batch_size=batch_size, shuffle=True, num_workers=WORKERS, persistent_workers=True
+    )
     for _ in range(EPOCHS):
         yield sum(int(batch.sum()) for batch in loader)
 

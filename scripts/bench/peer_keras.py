@@ -21,7 +21,9 @@ from bench.works import Work, make_batch
 class Batches(keras.utils.PyDataset):  # type: ignore[misc]
     def __init__(self, work: Work, use_multiprocessing: bool) -> None:
         super().__init__(
-            workers=work.workers, use_multiprocessing=use_multiprocessing, max_queue_size=max(10, 2 * work.workers)
+            workers=work.workers,
+            use_multiprocessing=use_multiprocessing,
+            max_queue_size=max(10, 2 * work.workers),
         )
         self.work = work
 

@@ -87,7 +87,9 @@ def make_loader(work: Work, workers: Any = None) -> Any:
 
     fn = scale_into if work.write is not None else work.fn
     workers = work.workers if workers is None else workers
-    return lp.Loader(range(work.items), fn, batch_size=work.batch_size, workers=workers, threads=work.threads)
+    return lp.Loader(
+        range(work.items), fn, batch_size=work.batch_size, workers=workers, threads=work.threads
+    )
 
 
 @contextmanager
@@ -128,7 +130,9 @@ def _torch(work: Work) -> Iterator[Any]:
     is_whole = work.batch_bytes < 2**20
     batch_size = None if is_whole else work.batch_size
     samples: Any = Samples(work, is_whole)
-    yield DataLoader(samples, batch_size=batch_size, num_workers=work.workers, persistent_workers=True)
+    yield DataLoader(
+        samples, batch_size=batch_size, num_workers=work.workers, persistent_workers=True
+    )
 
 
 def grain_dataset(work: Work, finish: Callable[[Any], Any] | None = None) -> Any:
@@ -150,7 +154,9 @@ def grain_dataset(work: Work, finish: Callable[[Any], Any] | None = None) -> Any
     dataset = (batches.map(finish) if finish else batches).to_iter_dataset(options)
     if is_scaling:
         return dataset
-    return dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=work.workers, per_worker_buffer_size=4))
+    return dataset.mp_prefetch(
+        grain.MultiprocessingOptions(num_workers=work.workers, per_worker_buffer_size=4)
+    )
 
 
 @contextmanager
@@ -198,10 +204,16 @@ def _mpire(work: Work) -> Iterator[Any]:
     """mpire's `WorkerPool.imap` over batches, `keep_alive=True` (https://sybrenjansen.github.io/mpire)."""
     from mpire import WorkerPool
 
-    pool = WorkerPool(work.workers, start_method="threading" if work.suits_threads else "fork", keep_alive=True)
+    pool = WorkerPool(
+        work.workers, start_method="threading" if work.suits_threads else "fork", keep_alive=True
+    )
     make = functools.partial(batch_at, work.name)
     try:
-        yield Epochs(lambda: pool.imap(make, range(work.batches), iterable_len=work.batches, chunk_size=_chunk(work)))
+        yield Epochs(
+            lambda: pool.imap(
+                make, range(work.batches), iterable_len=work.batches, chunk_size=_chunk(work)
+            )
+        )
     finally:
         pool.terminate()
 

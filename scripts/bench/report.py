@@ -14,8 +14,19 @@ from bench.harness import Result
 from bench.rows import PEERS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-NAMES = {"loaderpool": "loaderpool", "serial": "from_generator", "keras": "PyDataset", "torch": "DataLoader"}
-NAMES |= {"grain": "Grain", "spdl": "SPDL", "mpire": "mpire", "joblib": "joblib", "pool_imap": "Pool.imap"}
+NAMES = {
+    "loaderpool": "loaderpool",
+    "serial": "from_generator",
+    "keras": "PyDataset",
+    "torch": "DataLoader",
+}
+NAMES |= {
+    "grain": "Grain",
+    "spdl": "SPDL",
+    "mpire": "mpire",
+    "joblib": "joblib",
+    "pool_imap": "Pool.imap",
+}
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 # Of a goal, for a machine that is noisy: half of it.
 GROSS = 2.0
@@ -29,27 +40,48 @@ def goals_table(results: Iterable[Result]) -> str:
     ]
     for result in results:
         for goal in result.row.goals:
-            ratio, best, other = result.ratio(goal), result.ratio(goal, result.best), result.opponent(goal)
+            ratio, best, other = (
+                result.ratio(goal),
+                result.ratio(goal, result.best),
+                result.opponent(goal),
+            )
             if ratio is None or best is None:
                 continue
-            against = "" if other is None else f"{other.replace('_', ' ')}, {value_text(result, other)}"
+            against = (
+                "" if other is None else f"{other.replace('_', ' ')}, {value_text(result, other)}"
+            )
             ratios = ["", ""] if other is None else [f"{ratio:.3g}", f"{best:.3g}"]
             what = result.row.what if goal.of == "loaderpool" else f"{result.row.what} ({goal.of})"
             missed = "" if goal.is_met(ratio) else " missed"
-            cells = [result.row.key, what, value_text(result, goal.of), against, *ratios, f"{goal}{missed}"]
+            cells = [
+                result.row.key,
+                what,
+                value_text(result, goal.of),
+                against,
+                *ratios,
+                f"{goal}{missed}",
+            ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def speed_table(results: Iterable[Result]) -> str:
     """Milliseconds a batch through tf.data and in `fit`, of loaderpool and of what else is in use."""
-    shown = [result for result in results if result.row.is_rate and result.row.view != "own" and result.peers()]
-    return _side_by_side("work", {result.row.what: result for result in shown if not _is_of_backends(result)})
+    shown = [
+        result
+        for result in results
+        if result.row.is_rate and result.row.view != "own" and result.peers()
+    ]
+    return _side_by_side(
+        "work", {result.row.what: result for result in shown if not _is_of_backends(result)}
+    )
 
 
 def backends_table(results: Iterable[Result]) -> str:
     """Milliseconds of a step of `fit` on each backend of Keras."""
-    return _side_by_side("backend", {BACKENDS[each.row.view]: each for each in results if _is_of_backends(each)})
+    return _side_by_side(
+        "backend", {BACKENDS[each.row.view]: each for each in results if _is_of_backends(each)}
+    )
 
 
 def _is_of_backends(result: Result) -> bool:
@@ -59,7 +91,13 @@ def _is_of_backends(result: Result) -> bool:
 def _side_by_side(head: str, shown: dict[str, Result]) -> str:
     sides = [side for side in NAMES if any(side in result.figures for result in shown.values())]
     rows = [
-        [name, *(f"{1e3 / result.median(side):.3g}" if side in result.figures else "–" for side in sides)]
+        [
+            name,
+            *(
+                f"{1e3 / result.median(side):.3g}" if side in result.figures else "–"
+                for side in sides
+            ),
+        ]
         for name, result in shown.items()
     ]
     return _table([head, *(NAMES[side] for side in sides)], rows)
@@ -69,10 +107,19 @@ def limits_table(results: Iterable[Result]) -> str:
     """Milliseconds a batch of loaderpool, and of the same work in processes that deliver nothing."""
     rows = []
     for result in results:
-        limit = next((goal.against for goal in result.row.goals if goal.against in result.row.contestants), None)
-        if result.row.is_rate and result.row.view == "own" and {limit, "loaderpool"} <= set(result.figures):
+        limit = next(
+            (goal.against for goal in result.row.goals if goal.against in result.row.contestants),
+            None,
+        )
+        if (
+            result.row.is_rate
+            and result.row.view == "own"
+            and {limit, "loaderpool"} <= set(result.figures)
+        ):
             ours, best = result.median("loaderpool"), result.median(str(limit))
-            rows.append([result.row.what, f"{1e3 / ours:.3g}", f"{1e3 / best:.3g}", f"{ours / best:.0%}"])
+            rows.append(
+                [result.row.what, f"{1e3 / ours:.3g}", f"{1e3 / best:.3g}", f"{ours / best:.0%}"]
+            )
     return _table(["work", "loaderpool", "limit", "share of the limit's rate"], rows)
 
 
@@ -104,7 +151,9 @@ def shortfalls(results: Iterable[Result], is_gross: bool = False) -> list[tuple[
             if ratio is not None and not goal.is_met(ratio, GROSS if is_gross else 1.0):
                 against = "" if goal.against is None else f" of {result.opponent(goal)}"
                 half = " (status 1 below half of it)" if is_gross else ""
-                lines.append((key, f"{key}: {goal.of} is at {ratio:.3g}{against}; the goal is {goal}{half}"))
+                lines.append(
+                    (key, f"{key}: {goal.of} is at {ratio:.3g}{against}; the goal is {goal}{half}")
+                )
     return lines
 
 
@@ -114,7 +163,9 @@ def value_text(result: Result, side: str) -> str:
     if row.unit == "MB":
         return f"{value:,.0f} MB" if value >= 10 else f"{value:.2g} MB"
     seconds = 1 / value if row.is_rate else value * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[row.unit]
-    scale, unit = next((each for each in ((1.0, "s"), (1e-3, "ms")) if seconds >= each[0]), (1e-6, "us"))
+    scale, unit = next(
+        (each for each in ((1.0, "s"), (1e-3, "ms")) if seconds >= each[0]), (1e-6, "us")
+    )
     value = seconds / scale
     return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 

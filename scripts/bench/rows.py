@@ -8,7 +8,10 @@ from typing import Any
 from bench.works import WORKS
 
 PEERS = ("torch", "grain", "keras", "spdl", "mpire", "joblib", "pool_imap")
-ALL_PEERS = (*PEERS, "serial")  # a plain loop, which is the best where samples are tiny; in tf.data: `from_generator`
+ALL_PEERS = (
+    *PEERS,
+    "serial",
+)  # a plain loop, which is the best where samples are tiny; in tf.data: `from_generator`
 BEST_PEER = "the best peer"
 
 
@@ -43,7 +46,9 @@ class Row:
 
     key: str
     what: str
-    measure: str  # module:function of this package, which is given the row, the contestant and a window
+    measure: (
+        str  # module:function of this package, which is given the row, the contestant and a window
+    )
     unit: str  # a rate ("batches/s"), where more is better, or a time or size, where less is
     contestants: tuple[str, ...]  # loaderpool first, as limits use what it tells of itself
     peers: tuple[str, ...] = ()
@@ -53,7 +58,9 @@ class Row:
     seconds: float = 2.0  # of the window
     warm_s: float = 0.5
     rounds: int = 3
-    timeout_s: float = 100.0  # importing TensorFlow and torch on a busy machine takes some ten seconds
+    timeout_s: float = (
+        100.0  # importing TensorFlow and torch on a busy machine takes some ten seconds
+    )
     is_checked: bool = False  # part of the look for gross regressions
     is_compared: bool = False  # stands in the table beside other loaders
     is_shown_whole: bool = False  # all of its peers are run in each round, not only the best one
@@ -70,7 +77,14 @@ def _rate(work: str, view: str, limits: tuple[str, ...], *goals: Goal, **setting
     )  # fmt: skip
 
 
-def _fit(work: str, backend: str, limits: tuple[str, ...], peers: tuple[str, ...], *goals: Goal, **more: Any) -> Row:
+def _fit(
+    work: str,
+    backend: str,
+    limits: tuple[str, ...],
+    peers: tuple[str, ...],
+    *goals: Goal,
+    **more: Any,
+) -> Row:
     what = f"`fit` on {backend}, {WORKS[work].what}"
     return Row(
         f"fit/{work}/{backend}", what, "fit:steps", "steps/s", ("loaderpool", *limits), peers, goals, work, backend,
@@ -79,7 +93,9 @@ def _fit(work: str, backend: str, limits: tuple[str, ...], peers: tuple[str, ...
 
 
 def _hosts(work: str, unit: str, goal: Goal) -> Row:
-    what = f"{WORKS[work].what}, on a Ray cluster" + ("" if unit == "batches/s" else ": CPU time of all processes")
+    what = f"{WORKS[work].what}, on a Ray cluster" + (
+        "" if unit == "batches/s" else ": CPU time of all processes"
+    )
     return Row(
         f"hosts/{work}", what, "hosts:beside_local", unit, ("loaderpool", "local"), (), (goal,), work, seconds=6.0,
         warm_s=2.0,
@@ -87,7 +103,10 @@ def _hosts(work: str, unit: str, goal: Goal) -> Row:
 
 
 _TIME: dict[str, Any] = {"unit": "ms", "is_compared": True}
-_FIRST, _GAP = "from construction to the first batch", "from an epoch's last batch to the next one's first"
+_FIRST, _GAP = (
+    "from construction to the first batch",
+    "from an epoch's last batch to the next one's first",
+)
 _WAITING = ("torch", "keras", "spdl", "joblib")
 _LOCAL = {32: 2.5, 128: 2.5, 8: 2.5, 1: 5.0}  # of the loop's time, by batch size
 

@@ -23,7 +23,9 @@ class Window:
 
     seconds: float  # of measurement, after the warm-up
     warm_s: float  # before it, not counted
-    before: dict[str, float] = dataclasses.field(default_factory=dict)  # what others of the row have found already
+    before: dict[str, float] = dataclasses.field(
+        default_factory=dict
+    )  # what others of the row have found already
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,9 @@ class Delivery:
     count: int
 
 
-def delivered(batches: Iterable[Any], window: Window, look: Callable[[Any], object], turn: int = 1) -> Delivery:
+def delivered(
+    batches: Iterable[Any], window: Window, look: Callable[[Any], object], turn: int = 1
+) -> Delivery:
     """Take batches through the warm-up and the window; `look` is given each, and is cheap against the making of one.
 
     The clock starts at the first delivery after the warm-up, and stops at one. The counted batches are a multiple of
@@ -58,7 +62,9 @@ def delivered(batches: Iterable[Any], window: Window, look: Callable[[Any], obje
     raise ValueError("the pass ended before the window did: give the loader more items")
 
 
-def verified(batches: Any, work: Work, window: Window, as_array: Callable[[Any], Array], every: int = 1) -> Delivery:
+def verified(
+    batches: Any, work: Work, window: Window, as_array: Callable[[Any], Array], every: int = 1
+) -> Delivery:
     """The same, with all numbers of the first batches compared, and the ends of every n-th one."""
     first: list[Array] = []
     ends: list[tuple[int, float, float]] = []

@@ -37,8 +37,12 @@ class Work:
     batch_size: int
     batches: int  # of an epoch, more than any window takes
     workers: int = 2
-    threads: int = 1  # calls that a worker makes at the same time, where a loader has threads in workers
-    write: Callable[[int, Array], None] | None = None  # fn's result into memory that is there; None: fn and a copy
+    threads: int = (
+        1  # calls that a worker makes at the same time, where a loader has threads in workers
+    )
+    write: Callable[[int, Array], None] | None = (
+        None  # fn's result into memory that is there; None: fn and a copy
+    )
     token: Callable[[int], int] = int  # the first number of an item's sample
     period: int = 1  # batches after which the cost repeats
     suits_threads: bool = False  # waits, or computes where NumPy has let the GIL go
@@ -79,7 +83,9 @@ def check_batch(work: Work, position: int, batch: Array) -> None:
     """Check all numbers of a batch; ValueError: it is not the one that belongs there."""
     expected = make_batch(work, position)
     if batch.dtype != expected.dtype or not np.array_equal(batch, expected):
-        raise ValueError(f"batch {position} is wrong: {batch.dtype}{batch.shape}, {batch.reshape(-1)[:4]}")
+        raise ValueError(
+            f"batch {position} is wrong: {batch.dtype}{batch.shape}, {batch.reshape(-1)[:4]}"
+        )
 
 
 def check_ends(work: Work, seen: Iterable[tuple[int, float, float]]) -> None:
@@ -131,14 +137,18 @@ def render_images(folder: Path) -> None:
     generator = np.random.default_rng(0)
     for number in range(JPEG_FILES):
         coarse = generator.integers(0, 256, (24, 32, 3), np.uint8)
-        pixels = np.asarray(Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC), np.int16)
+        pixels = np.asarray(
+            Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC), np.int16
+        )
         noisy = np.clip(pixels + generator.normal(0, 12, pixels.shape), 0, 255).astype(np.uint8)
         Image.fromarray(noisy).save(folder / f"{number}.jpg", quality=85)
     os.environ[IMAGES_VARIABLE] = str(folder)
 
 
 def _waiting(name: str, workers: int, batch_size: int, threads: int = 1) -> Work:
-    who = f"{workers} workers" + (f" x {threads} threads, batch {batch_size}" if threads > 1 else "")
+    who = f"{workers} workers" + (
+        f" x {threads} threads, batch {batch_size}" if threads > 1 else ""
+    )
     return Work(
         name, f"20 ms of waiting a sample, {who}", samples.wait_for_it, (1,), np.int64, batch_size, 10**5, workers,
         threads, ideal=workers * threads / samples.SLEEP_S, suits_threads=True,

@@ -15,7 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow's import: its start-up notes say nothing here
+os.environ.setdefault(
+    "TF_CPP_MIN_LOG_LEVEL", "2"
+)  # before TensorFlow's import: its start-up notes say nothing here
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import numpy as np
@@ -36,9 +38,15 @@ say = functools.partial(print, flush=True)  # at once, into a file as well
 def main() -> None:
     """The demo from end to end; exit status 1 with one line where the folder is not its own."""
     parser = argparse.ArgumentParser(prog="scripts/quickstart", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path("quickstart-data"), help="folder of the images")
-    parser.add_argument("--figure", type=Path, default=Path("quickstart.png"), help="the PNG file to write")
-    parser.add_argument("--small", action="store_true", help="200 images and 1 epoch: to see that it runs")
+    parser.add_argument(
+        "--data", type=Path, default=Path("quickstart-data"), help="folder of the images"
+    )
+    parser.add_argument(
+        "--figure", type=Path, default=Path("quickstart.png"), help="the PNG file to write"
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="200 images and 1 epoch: to see that it runs"
+    )
     parser.add_argument("--ray", action="store_true", help="three nodes, of which one is killed")
     options = parser.parse_args()
     started_s = time.monotonic()
@@ -48,7 +56,9 @@ def main() -> None:
         sys.exit(f"quickstart: {error}")
     train, test = list_items(options.data)
     how = f"made in {time.monotonic() - started_s:.0f} s" if made else "already there"
-    say(f"{options.data}: {len(train):,} JPEG files for training, {len(test):,} for the test ({how})")
+    say(
+        f"{options.data}: {len(train):,} JPEG files for training, {len(test):,} for the test ({how})"
+    )
     # What follows imports TensorFlow, which the processes that make the images need not.
     if options.ray:
         from . import more_machines
@@ -67,7 +77,9 @@ def _compare(path: Path, train: list[Item], test: list[Item], rounds: int, epoch
 
     from . import contest
 
-    say(f"training for {_count(rounds, 'epoch')} on each of from_generator and loaderpool, some batches in turn\n")
+    say(
+        f"training for {_count(rounds, 'epoch')} on each of from_generator and loaderpool, some batches in turn\n"
+    )
     busy = psutil.cpu_percent(1.0) / 100.0 * (psutil.cpu_count() or 1)
     result = contest.hold(train, rounds=rounds, batch_size=_BATCH_SIZE)
     rates: dict[str, float] = {}
@@ -76,7 +88,10 @@ def _compare(path: Path, train: list[Item], test: list[Item], rounds: int, epoch
     for name, turns in (("from_generator", result.plain), ("loaderpool", result.ours)):
         samples, elapsed_s, wait_s = (sum(column) for column in zip(*turns, strict=True))
         # The median of the turns, as one burst of other work shall count little.
-        rates[name], waits[name] = statistics.median(turn.samples_per_s for turn in turns), 100.0 * wait_s / elapsed_s
+        rates[name], waits[name] = (
+            statistics.median(turn.samples_per_s for turn in turns),
+            100.0 * wait_s / elapsed_s,
+        )
         say(f"{name:14}  {samples:7,}  {rates[name]:9,.0f}  {waits[name]:14.0f} %  {wait_s:5.1f} s")
     ratios, cpus = result.ratios, _count(os.cpu_count() or 1, "CPU")
     ratio = statistics.median(ratios)
@@ -89,7 +104,9 @@ def _compare(path: Path, train: list[Item], test: list[Item], rounds: int, epoch
         f"{result.batches_zero_copy} of {result.batches} batches reached TensorFlow without a copy"
     )
     others = f"other processes kept {busy:.1f} of {cpus} busy before"
-    say(f"{others}{', which workers lack: a quiet machine gives another ratio' if busy >= _BUSY_CPUS else ''}\n")
+    say(
+        f"{others}{', which workers lack: a quiet machine gives another ratio' if busy >= _BUSY_CPUS else ''}\n"
+    )
     accuracies = _train_to_the_end(train, test, epochs)
     say(f"test accuracy {accuracies[-1]:.3f}")
     title = f"{ratio:.1f} times as many samples per second\n{spread}, with the same function and network"
@@ -108,7 +125,9 @@ def _train_to_the_end(train: list[Item], test: list[Item], epochs: int) -> list[
     from .contest import make_network
 
     def say_epoch(epoch: int, logs: dict[str, float]) -> None:
-        say(f"  epoch {epoch + 1:2}   accuracy {logs['accuracy']:.3f}   on the test set {logs['val_accuracy']:.3f}")
+        say(
+            f"  epoch {epoch + 1:2}   accuracy {logs['accuracy']:.3f}   on the test set {logs['val_accuracy']:.3f}"
+        )
 
     say(f"training a new network for {_count(epochs, 'epoch')} with fit() on loaderpool")
     with lp.Loader(test, load, batch_size=len(test)) as loader:

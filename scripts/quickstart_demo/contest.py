@@ -46,7 +46,9 @@ class Contest:
     plain: list[Turn] = dataclasses.field(default_factory=list)
     ours: list[Turn] = dataclasses.field(default_factory=list)
     workers: int = 0
-    start_s: float = 0.0  # from nothing to loaderpool's first batch and the step on it, once; no turn counts it
+    start_s: float = (
+        0.0  # from nothing to loaderpool's first batch and the step on it, once; no turn counts it
+    )
     batches: int = 0  # that loaderpool handed over in its turns
     batches_zero_copy: int = 0  # of these, those that TensorFlow got without a copy
 
@@ -93,8 +95,12 @@ def _feed_by_loaderpool(
 ) -> tuple[Turn, lp.Statistics]:
     started_s = time.perf_counter()
     # A loader of its own for each turn: nothing is read ahead while the other contestant is measured.
-    with lp.Loader(items, load_and_augment, batch_size=batch_size, shuffle=True, seed=seed, workers=pool) as loader:
-        return _train(network, loader.as_dataset(prefetch=_PREFETCH), items, started_s), loader.statistics()
+    with lp.Loader(
+        items, load_and_augment, batch_size=batch_size, shuffle=True, seed=seed, workers=pool
+    ) as loader:
+        return _train(
+            network, loader.as_dataset(prefetch=_PREFETCH), items, started_s
+        ), loader.statistics()
 
 
 def _feed_by_generator(network: Any, items: Sequence[Item], batch_size: int, seed: int) -> Turn:
@@ -107,12 +113,19 @@ def _feed_by_generator(network: Any, items: Sequence[Item], batch_size: int, see
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(items))
         for start in range(0, len(order), batch_size):
-            samples = [load_and_augment(items[index], rng) for index in order[start : start + batch_size]]
+            samples = [
+                load_and_augment(items[index], rng) for index in order[start : start + batch_size]
+            ]
             images, labels = zip(*samples, strict=True)
             yield np.stack(images), np.array(labels)
 
-    signature = (tf.TensorSpec((None, SIZE_PX, SIZE_PX, 3), tf.float32), tf.TensorSpec((None,), tf.int64))
-    dataset = tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(_PREFETCH)
+    signature = (
+        tf.TensorSpec((None, SIZE_PX, SIZE_PX, 3), tf.float32),
+        tf.TensorSpec((None,), tf.int64),
+    )
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(
+        _PREFETCH
+    )
     return _train(network, dataset, items, started_s)
 
 
@@ -133,7 +146,9 @@ def _train(network: Any, dataset: Any, items: Sequence[Item], started_s: float) 
     elapsed_s = time.perf_counter() - started_s
     expected = collections.Counter(label for _, label in items)
     if seen != expected:
-        raise AssertionError(f"the labels seen were {dict(seen)}, but the turn has {dict(expected)}")
+        raise AssertionError(
+            f"the labels seen were {dict(seen)}, but the turn has {dict(expected)}"
+        )
     return Turn(sum(seen.values()), elapsed_s, wait_s)
 
 
@@ -148,7 +163,9 @@ def make_network(total_steps: int) -> Any:
     def convolution(filters: int, width: int, stride: int) -> list[Any]:
         return [
             layers.Conv2D(filters, width, strides=stride, padding="same", use_bias=False),
-            layers.BatchNormalization(momentum=0.9),  # 0.99 would need more steps than a short training has
+            layers.BatchNormalization(
+                momentum=0.9
+            ),  # 0.99 would need more steps than a short training has
             layers.ReLU(),
         ]
 
@@ -172,5 +189,7 @@ def _traced_network(samples: int, batch_size: int, epochs: int) -> Any:
     """After a step for whole batches and one for the last, smaller one: TensorFlow traces both."""
     network = make_network(total_steps=epochs * -(-samples // batch_size))
     for rows in {batch_size, samples % batch_size or batch_size}:
-        network.train_on_batch(np.zeros((rows, SIZE_PX, SIZE_PX, 3), np.float32), np.zeros(rows, np.int64))
+        network.train_on_batch(
+            np.zeros((rows, SIZE_PX, SIZE_PX, 3), np.float32), np.zeros(rows, np.int64)
+        )
     return network

@@ -44,7 +44,9 @@ def load_and_augment(item: Item, rng: np.random.Generator) -> Sample:
     pixels = pixels[top : top + SIZE_PX, left : left + SIZE_PX]
     # No mirroring, which most image folders would want: a mirrored 2 is no 2.
     contrast = np.float32(rng.uniform(0.8, 1.2))
-    brightness = rng.uniform(-0.1, 0.1, size=3).astype(np.float32)  # for each color, as lamps have tints
+    brightness = rng.uniform(-0.1, 0.1, size=3).astype(
+        np.float32
+    )  # for each color, as lamps have tints
     noise = rng.standard_normal(pixels.shape, dtype=np.float32) * np.float32(0.02)
     mean = pixels.mean()
     lit: npt.NDArray[np.float32] = (pixels - mean) * contrast + mean + brightness + noise
@@ -70,7 +72,9 @@ _CHUNK = 25  # images per task of the pool: smaller costs messages, larger leave
 _TEST_EVERY = 5  # each fifth digit is for the test
 _SHIFT_PX = 25  # how far a digit lies from the middle at most
 
-_FIRM = [min(255, max(0, (value - 90) * 4)) for value in range(256)]  # blurred strokes become firm ones
+_FIRM = [
+    min(255, max(0, (value - 90) * 4)) for value in range(256)
+]  # blurred strokes become firm ones
 
 
 class NotOurFolderError(RuntimeError):
@@ -86,7 +90,9 @@ def ensure_folder(folder: Path, images: int) -> bool:
         if _is_complete(folder, images):
             return False
         if not (folder / _MARKER).is_file() and any(folder.iterdir()):
-            raise NotOurFolderError(f"{folder} holds files that are not the quickstart's; name another by --data")
+            raise NotOurFolderError(
+                f"{folder} holds files that are not the quickstart's; name another by --data"
+            )
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Beside it, so that the rename stays in one file system; what an interrupted run left is not ours to reuse.
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -128,12 +134,21 @@ def _draw_all(folder: Path, images: int) -> None:
     glyphs, labels = (digits.images * (255.0 / 16.0)).astype(np.uint8), digits.target
     shown = [number % len(glyphs) for number in range(images)]
     paths = [
-        folder / str(labels[digit]) / f"{digit:04d}-{number // len(glyphs)}.jpg" for number, digit in enumerate(shown)
+        folder / str(labels[digit]) / f"{digit:04d}-{number // len(glyphs)}.jpg"
+        for number, digit in enumerate(shown)
     ]
     # spawn, as the caller may have threads, which fork would break.
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as executor:
         # All are asked for, as an error shows only then.
-        list(executor.map(_draw_file, range(images), (glyphs[digit] for digit in shown), paths, chunksize=_CHUNK))
+        list(
+            executor.map(
+                _draw_file,
+                range(images),
+                (glyphs[digit] for digit in shown),
+                paths,
+                chunksize=_CHUNK,
+            )
+        )
 
 
 def _draw_file(number: int, glyph: npt.NDArray[np.uint8], path: Path) -> None:
@@ -151,11 +166,15 @@ def _draw(glyph: npt.NDArray[np.uint8], rng: np.random.Generator) -> Image.Image
     stroke = Image.fromarray(np.pad(glyph, 1)).resize((100, 100), Image.Resampling.BICUBIC)
     stroke = stroke.rotate(rng.uniform(-10.0, 10.0), Image.Resampling.BICUBIC, expand=True)
     scale = rng.uniform(2.4, 3.0)
-    stroke = stroke.resize((int(stroke.width * scale), int(stroke.height * scale)), Image.Resampling.BICUBIC)
+    stroke = stroke.resize(
+        (int(stroke.width * scale), int(stroke.height * scale)), Image.Resampling.BICUBIC
+    )
     opacity = stroke.point(_FIRM)
     opacity = opacity.crop(opacity.getbbox())
     left = (WIDTH_PX - opacity.width) // 2 + int(rng.integers(-_SHIFT_PX, _SHIFT_PX, endpoint=True))
-    top = (HEIGHT_PX - opacity.height) // 2 + int(rng.integers(-_SHIFT_PX, _SHIFT_PX, endpoint=True))
+    top = (HEIGHT_PX - opacity.height) // 2 + int(
+        rng.integers(-_SHIFT_PX, _SHIFT_PX, endpoint=True)
+    )
     is_bright = (first.mean() + second.mean()) / 2.0 > 127.0
     color = rng.uniform(0.0, 70.0, size=3) if is_bright else rng.uniform(185.0, 255.0, size=3)
     image.paste(_rgb(color), (left, top), opacity)
@@ -169,11 +188,15 @@ def _draw(glyph: npt.NDArray[np.uint8], rng: np.random.Generator) -> Image.Image
 def _pattern(rng: np.random.Generator) -> Image.Image:
     """How two colors are mixed: clouds or stripes."""
     if rng.random() < 0.5:
-        coarse = rng.integers(0, 256, size=(rng.integers(4, 12), rng.integers(5, 16)), dtype=np.uint8)
+        coarse = rng.integers(
+            0, 256, size=(rng.integers(4, 12), rng.integers(5, 16)), dtype=np.uint8
+        )
         return Image.fromarray(coarse).resize((WIDTH_PX, HEIGHT_PX), Image.Resampling.BICUBIC)
     y, x = np.arange(HEIGHT_PX, dtype=np.float32)[:, None], np.arange(WIDTH_PX, dtype=np.float32)
     angle, wave_px = rng.uniform(0.0, 2.0 * math.pi), rng.uniform(15.0, 60.0)
-    mix = 0.5 + 0.5 * np.sin((x * math.cos(angle) + y * math.sin(angle)) * (2.0 * math.pi / wave_px))
+    mix = 0.5 + 0.5 * np.sin(
+        (x * math.cos(angle) + y * math.sin(angle)) * (2.0 * math.pi / wave_px)
+    )
     return Image.fromarray((mix * 255.0).astype(np.uint8))
 
 

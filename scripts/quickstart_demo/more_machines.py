@@ -29,7 +29,10 @@ def show(items: Sequence[Item], epochs: int) -> None:
     print(f"training three times, {epochs} epochs each: the same model, seed and data", flush=True)
     here = _train(items, epochs, 0)
     version = importlib.metadata.version("ray")
-    print(f"Ray {version} with {_NODES} nodes of one CPU each, which are processes of this machine", flush=True)
+    print(
+        f"Ray {version} with {_NODES} nodes of one CPU each, which are processes of this machine",
+        flush=True,
+    )
     with RayCluster(nodes=_NODES) as cluster:
         with lp.RayPool(cluster.address) as pool:
             there = _train(items, epochs, pool)
@@ -43,9 +46,13 @@ def show(items: Sequence[Item], epochs: int) -> None:
     names = ("this process, workers=0", f"RayPool, {_NODES} nodes", "RayPool, a node is killed")
     print(f"{'batches are made by':25}  seconds  samples/s  hosts replaced  weights")
     for name, (seconds, replaced, weights) in zip(names, (here, there, shot), strict=True):
-        print(f"{name:25}  {seconds:7.1f}  {epochs * len(items) / seconds:9,.0f}  {replaced:14}  {weights[:16]}…")
+        print(
+            f"{name:25}  {seconds:7.1f}  {epochs * len(items) / seconds:9,.0f}  {replaced:14}  {weights[:16]}…"
+        )
     if len({here[2], there[2], shot[2]}) > 1:
-        raise SystemExit("quickstart: the weights differ, which is a mistake: report it, please, with this output")
+        raise SystemExit(
+            "quickstart: the weights differ, which is a mistake: report it, please, with this output"
+        )
     print(
         f"The weights after {epochs} epochs are the same to the bit: made here, on {_NODES} nodes, and on {_NODES} of "
         "which one was killed."
@@ -53,10 +60,15 @@ def show(items: Sequence[Item], epochs: int) -> None:
 
 
 def _train(
-    items: Sequence[Item], epochs: int, workers: int | lp.Pool, at_third: Callable[[], None] | None = None
+    items: Sequence[Item],
+    epochs: int,
+    workers: int | lp.Pool,
+    at_third: Callable[[], None] | None = None,
 ) -> tuple[float, int, str]:
     """Seconds, hosts that were replaced, the weights' SHA-256; a third into the first epoch `at_third` is called."""
-    with lp.Loader(items, load_and_augment, batch_size=_BATCH_SIZE, shuffle=True, seed=0, workers=workers) as loader:
+    with lp.Loader(
+        items, load_and_augment, batch_size=_BATCH_SIZE, shuffle=True, seed=0, workers=workers
+    ) as loader:
         steps = len(loader)
         network = make_network(total_steps=epochs * steps)
         loader.element_spec  # noqa: B018 - workers are started before the clock is
@@ -70,5 +82,7 @@ def _train(
         callback = keras.callbacks.LambdaCallback(on_train_batch_begin=before_batch)
         network.fit(loader.for_keras(), epochs=epochs, verbose=0, callbacks=[callback])
         elapsed_s = time.monotonic() - started_s
-        digest = hashlib.sha256(b"".join(weight.tobytes() for weight in network.get_weights())).hexdigest()
+        digest = hashlib.sha256(
+            b"".join(weight.tobytes() for weight in network.get_weights())
+        ).hexdigest()
         return elapsed_s, loader.statistics().nodes_lost, digest

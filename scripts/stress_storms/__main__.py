@@ -32,14 +32,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     options = _parse(given)
-    os.environ["PYTHONFAULTHANDLER"] = "1"  # so that a supervisor that hangs can be made to show its stack
+    os.environ["PYTHONFAULTHANDLER"] = (
+        "1"  # so that a supervisor that hangs can be made to show its stack
+    )
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    warnings.simplefilter("error", lp.LoaderpoolWarning)  # a damaged entry is made anew, so nothing else would show it
+    warnings.simplefilter(
+        "error", lp.LoaderpoolWarning
+    )  # a damaged entry is made anew, so nothing else would show it
     # Or each thread that reads a stream has a heap of its own, in which what it freed stays: memory would seem to grow.
     ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
     _say(f"seed {options.seed}")
     results = _storm(options)
-    mismatches = [f"round {each.round.number}: {line}" for each in results for line in each.mismatches]
+    mismatches = [
+        f"round {each.round.number}: {line}" for each in results for line in each.mismatches
+    ]
     if results:
         counts = _sum(results)
         told = ", ".join(f"{counts[key]:,} {text}" for key, text in _TOLD.items())
@@ -49,14 +55,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = run_abandoned(options.passes, options.shape, options.seed, options.deadline, _say)
         leaks = [each for each in found if each.is_leak]
         for each in found:
-            print(f"held by all processes: {each.what} {each.before:,} before, {each.after:,} after ({each.at_most:,})")
+            print(
+                f"held by all processes: {each.what} {each.before:,} before, {each.after:,} after ({each.at_most:,})"
+            )
         print(f"{options.passes:,} passes abandoned; {len(leaks)} kinds of leak.\n")
     deaths: list[Death] = []
     if options.trainers and options.only is None:
         deaths = run_trainer_deaths(options.trainers, options.seed, options.deadline, _say)
-        left, slowest_ms = sum(len(each.left) for each in deaths), 1e3 * max(each.seconds for each in deaths)
-        print(f"{len(deaths):,} trainers died; {left} processes left. The slowest ended {slowest_ms:.0f} ms later.\n")
-    print(f"{time.strftime('%F')}, {os.cpu_count()} CPUs, python {platform.python_version()}, seed {options.seed}")
+        left, slowest_ms = (
+            sum(len(each.left) for each in deaths),
+            1e3 * max(each.seconds for each in deaths),
+        )
+        print(
+            f"{len(deaths):,} trainers died; {left} processes left. The slowest ended {slowest_ms:.0f} ms later.\n"
+        )
+    print(
+        f"{time.strftime('%F')}, {os.cpu_count()} CPUs, python {platform.python_version()}, seed {options.seed}"
+    )
     for line in mismatches:
         print(f"MISMATCH {line}", file=sys.stderr)
     for each in leaks:
@@ -68,7 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for death in late:
         lines = "".join(f"\n  {line}" for line in death.left)
         what = f"{death.way} ({death.shape}, workers {death.workers_are})"
-        print(f"LATE {death.seconds:.1f} s after a trainer's death by {what}{lines}", file=sys.stderr)
+        print(
+            f"LATE {death.seconds:.1f} s after a trainer's death by {what}{lines}", file=sys.stderr
+        )
     return 1 if mismatches or leaks or late else 0
 
 
@@ -89,7 +106,9 @@ def _storm(options: argparse.Namespace) -> list[Result]:
             f"{each}: {result.counts['passes']} passes, {result.counts['batches']} batches, "
             f"{len(result.mismatches)} mismatches, {result.seconds:.1f} s; {kills} kills in all"
         )
-        is_enough = kills >= options.kills and counts["supervisor_kills"] >= options.supervisor_kills
+        is_enough = (
+            kills >= options.kills and counts["supervisor_kills"] >= options.supervisor_kills
+        )
         has_all = options.seconds is None and is_enough and len(results) >= 2 * len(options.shape)
         if result.mismatches or has_all:
             break
@@ -120,7 +139,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--seed", type=int, default=secrets.randbelow(2**31), help="repeats what is drawn (random)")
     add("--shape", action="append", choices=list(SHAPES), help="only this one; may be given again")
     add("--only", type=int, metavar="ROUND", help="only the round of this number, and no passes")
-    add("--stops-every", type=int, default=4, metavar="N", help="rounds, one has a SIGSTOP (4); 0: none")
+    add(
+        "--stops-every",
+        type=int,
+        default=4,
+        metavar="N",
+        help="rounds, one has a SIGSTOP (4); 0: none",
+    )
     add("--kills-a-round", type=int, default=30, metavar="N", help="with --seconds (30)")
     add("--deadline", type=float, default=120.0, metavar="S", help="seconds of a pass (120)")
     options = parser.parse_args(arguments)

@@ -45,12 +45,16 @@ class Killer(threading.Thread):
     "kills" are of workers, by SIGKILL or SIGTERM, "stops" of workers for good, "brief_stops" of workers and readers.
     """
 
-    def __init__(self, budget: Budget, draw: random.Random, counts: collections.Counter[str]) -> None:
+    def __init__(
+        self, budget: Budget, draw: random.Random, counts: collections.Counter[str]
+    ) -> None:
         super().__init__(name="killer", daemon=True)
         self._counts = counts
         # Of the loader that is stormed; before it, its supervisor's death is an error of the import.
         self.has_first_batch = False
-        self.first_batch_turn = threading.Lock()  # held while a supervisor is killed, and to say that there is none yet
+        self.first_batch_turn = (
+            threading.Lock()
+        )  # held while a supervisor is killed, and to say that there is none yet
         self._budget, self._draw = budget, draw
         self._stop_now = threading.Event()
         self._supervisors_at, self._stops_at, self._readers_at = (
@@ -68,7 +72,9 @@ class Killer(threading.Thread):
     def run(self) -> None:
         """Kill, wait, kill."""
         while not self.is_done:
-            if self._stop_now.wait(min(self._draw.expovariate(1 / self._budget.every_s), 10 * self._budget.every_s)):
+            if self._stop_now.wait(
+                min(self._draw.expovariate(1 / self._budget.every_s), 10 * self._budget.every_s)
+            ):
                 break
             self._go_on_with_stopped()
             self._strike()
@@ -83,7 +89,11 @@ class Killer(threading.Thread):
 
     def _strike(self) -> None:
         draw, done = self._draw, self._counts
-        if self.has_first_batch and self._supervisors_at and done["kills"] >= self._supervisors_at[0]:
+        if (
+            self.has_first_batch
+            and self._supervisors_at
+            and done["kills"] >= self._supervisors_at[0]
+        ):
             self._strike_supervisor()
         elif self._readers_at and done["kills"] >= self._readers_at[0] and _send(
             _one_of(draw, children("reader")), _deadly(draw)
@@ -100,9 +110,13 @@ class Killer(threading.Thread):
             self._stop_briefly()
         else:
             number, several = _deadly(draw), draw.random()
-            workers = find_workers() if several < 0.06 else [_one_of(draw, find_workers())]  # all at once, or one
+            workers = (
+                find_workers() if several < 0.06 else [_one_of(draw, find_workers())]
+            )  # all at once, or one
             done["kills"] += sum(_send(worker, number) for worker in workers)
-            if 0.06 <= several < 0.15:  # and who is there a moment later, perhaps the replacement in its first steps
+            if (
+                0.06 <= several < 0.15
+            ):  # and who is there a moment later, perhaps the replacement in its first steps
                 time.sleep(draw.random() * 0.01)
                 done["kills"] += _send(_one_of(draw, find_workers()), number)
 
@@ -114,7 +128,9 @@ class Killer(threading.Thread):
         self._kill_supervisor(supervisor)
         if how > 0.7 and self._supervisors_at:  # and the next one while it starts
             time.sleep(draw.random() * 0.6)
-            self._kill_supervisor(_one_of(draw, [each for each in children("supervisor") if each != supervisor]))
+            self._kill_supervisor(
+                _one_of(draw, [each for each in children("supervisor") if each != supervisor])
+            )
 
     def _kill_supervisor(self, supervisor: psutil.Process | None) -> None:
         with self.first_batch_turn:
@@ -167,7 +183,9 @@ def find_workers() -> list[psutil.Process]:
     found = []
     for supervisor in children("supervisor"):
         with contextlib.suppress(psutil.Error):
-            found += [child for child in supervisor.children() if child.status() != psutil.STATUS_ZOMBIE]
+            found += [
+                child for child in supervisor.children() if child.status() != psutil.STATUS_ZOMBIE
+            ]
     return found
 
 
@@ -178,7 +196,9 @@ def find_workers() -> list[psutil.Process]:
 def watched(seconds: float, what: str) -> Iterator[None]:
     """The block ends within so many seconds; else its stacks are shown and this process ends with status 1."""
     over = threading.Event()
-    thread = threading.Thread(target=_watch, args=(over, seconds, what), name="watchdog", daemon=True)
+    thread = threading.Thread(
+        target=_watch, args=(over, seconds, what), name="watchdog", daemon=True
+    )
     faulthandler.dump_traceback_later(seconds + _LAST_RESORT_S, exit=True)
     thread.start()
     try:
@@ -192,12 +212,20 @@ def watched(seconds: float, what: str) -> Iterator[None]:
 def _watch(over: threading.Event, seconds: float, what: str) -> None:
     if over.wait(seconds):
         return
-    print(f"\nHANG: {what} still ran after {seconds:g} s\n---- trainer ----", file=sys.stderr, flush=True)
+    print(
+        f"\nHANG: {what} still ran after {seconds:g} s\n---- trainer ----",
+        file=sys.stderr,
+        flush=True,
+    )
     faulthandler.dump_traceback(sys.stderr, all_threads=True)
     tree = descendants(os.getpid())
     print("\n".join(["---- processes ----", *map(describe, tree)]), file=sys.stderr, flush=True)
     for worker in find_workers():
-        print(f"---- worker {worker.pid} ----\n{_stacks_of_worker(worker.pid)}", file=sys.stderr, flush=True)
+        print(
+            f"---- worker {worker.pid} ----\n{_stacks_of_worker(worker.pid)}",
+            file=sys.stderr,
+            flush=True,
+        )
     for supervisor in children("supervisor"):
         print(f"---- supervisor {supervisor.pid} ----", file=sys.stderr, flush=True)
         supervisor.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER: it prints its stack, and ends
@@ -210,7 +238,11 @@ def _watch(over: threading.Event, seconds: float, what: str) -> None:
 def _stacks_of_worker(pid: int) -> str:
     """What its faulthandler writes, on SIGUSR1, into its memory file for stacks."""
     try:
-        file = next(file for file in Path(f"/proc/{pid}/fd").iterdir() if "loaderpool-stacks" in os.readlink(file))
+        file = next(
+            file
+            for file in Path(f"/proc/{pid}/fd").iterdir()
+            if "loaderpool-stacks" in os.readlink(file)
+        )
         with file.open("rb") as stacks:
             os.kill(pid, signal.SIGUSR1)
             os.kill(pid, signal.SIGCONT)

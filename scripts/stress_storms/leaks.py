@@ -68,7 +68,9 @@ def run_abandoned(
     ):
         faults = Faults(folder, os.getpid(), 0)
         loaders = {
-            name: make(SHAPES[name], faults, seed, workers=pool) for name in names if not SHAPES[name].is_one_shot
+            name: make(SHAPES[name], faults, seed, workers=pool)
+            for name in names
+            if not SHAPES[name].is_one_shot
         }
 
         def leave_one(number: int) -> None:
@@ -79,7 +81,11 @@ def run_abandoned(
             loader = make(shape, faults, seed, workers=where) if is_fresh else loaders[name]
             ways = [*_WAYS, *(() if shape.is_one_shot else ("two at once",))]
             with watched(deadline_s, f"abandoned pass {number} ({name})"):
-                _leave(loader, draw, ways if shape.is_one_shot or shape.is_sequence else [*ways, "saved"])
+                _leave(
+                    loader,
+                    draw,
+                    ways if shape.is_one_shot or shape.is_sequence else [*ways, "saved"],
+                )
 
         def settle() -> dict[str, int]:
             # Every loader in the same state: a worker is as large as what it did last.
@@ -91,7 +97,10 @@ def run_abandoned(
                         del _batch
             _wait_unloaded(pool)
             found = _settled()
-            return {**found, "arena_bytes": found["arena_bytes"] - sum(map(_ahead_bytes, loaders.values()))}
+            return {
+                **found,
+                "arena_bytes": found["arena_bytes"] - sum(map(_ahead_bytes, loaders.values())),
+            }
 
         for loader in loaders.values():
             _grow_ring(loader)
@@ -103,7 +112,10 @@ def run_abandoned(
             if (number + 1) % 100 == 0:
                 say(f"{number + 1} passes abandoned")
         after = settle()
-        return [Growth(what, was, after[what], was + _SLACKS.get(what, 0)) for what, was in before.items()]
+        return [
+            Growth(what, was, after[what], was + _SLACKS.get(what, 0))
+            for what, was in before.items()
+        ]
 
 
 def _wait_unloaded(pool: lp.Pool) -> None:
@@ -173,7 +185,9 @@ def _leave(loader: lp.Loader, draw: random.Random, ways: Sequence[str]) -> None:
         elif how == "cycle":  # only a collection ends it
             kept.append(kept)
             kept.append(batches)
-    if how == "cycle" or draw.random() < 0.2:  # left to itself Python may take a hundred passes to look
+    if (
+        how == "cycle" or draw.random() < 0.2
+    ):  # left to itself Python may take a hundred passes to look
         gc.collect()
 
 
@@ -227,7 +241,9 @@ def _held() -> dict[str, int]:
         "descriptors": descriptors,
         "files": len(files),
         "file_bytes": sum(files.values()),
-        "arena_bytes": sum(_sizes(file for file in Path("/proc/self/fd").iterdir() if _is_arena(file)).values()),
+        "arena_bytes": sum(
+            _sizes(file for file in Path("/proc/self/fd").iterdir() if _is_arena(file)).values()
+        ),
         "trainer_bytes": trainer_bytes,  # this process's heap and anonymous memory
         "own_bytes": own,  # the same of all of them, shared pages counted once
     }
@@ -252,5 +268,7 @@ def _is_arena(descriptor: Path) -> bool:
 
 def _own_bytes(pid: int) -> int:
     """Its share of memory that no file is behind: `Pss_Anon`, in which the arena and libraries are not."""
-    (line,) = re.findall(r"^Pss_Anon: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE) or ["0"]
+    (line,) = re.findall(
+        r"^Pss_Anon: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE
+    ) or ["0"]
     return int(line) * 1024

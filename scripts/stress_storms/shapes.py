@@ -25,7 +25,9 @@ import numpy as np
 import loaderpool as lp
 
 _SEQUENCE_BATCHES = 60
-_LARGE_EVERY = 61  # items, one goes to the workers through shared memory, not through the reader's socket
+_LARGE_EVERY = (
+    61  # items, one goes to the workers through shared memory, not through the reader's socket
+)
 _FILES = 7
 _OF_GENERATOR = 100_000  # its items have faults of their own, apart from those of `fn`
 _SHARDS = 14
@@ -67,17 +69,23 @@ class Shape:
     """A kind of work, and how fast workers may be killed over it so that it goes on nevertheless."""
 
     name: str
-    function: Callable[..., Any]  # is given the faults before all else; of a sequence: makes it of them
+    function: Callable[
+        ..., Any
+    ]  # is given the faults before all else; of a sequence: makes it of them
     items: int
     settings: dict[str, Any]
     by: str = "fn"  # which argument the function is; "sequence": it is one, with hooks
     source: Callable[[Faults, int], Any] | None = None  # of so many items; None: a range
-    generator: Callable[..., Any] | None = None  # as the function, and a shard: what makes a generator of it
+    generator: Callable[..., Any] | None = (
+        None  # as the function, and a shard: what makes a generator of it
+    )
     augment: Callable[..., Any] | None = None  # as the function
     cache: str = ""  # "memory" or "disk"
     kill_every_s: float = 0.04  # on average
     faults_one_in: int = 97  # of the items, by a segmentation fault of their own
-    is_one_shot: bool = False  # the source: each pass has a loader of its own, and none can be saved
+    is_one_shot: bool = (
+        False  # the source: each pass has a loader of its own, and none can be saved
+    )
     has_reader: bool = False
 
     @property
@@ -95,7 +103,9 @@ def shape_of(name: str, function: Callable[[Faults], Any], items: int, **rest: A
     return Shape(name, function, items, rest, **how)
 
 
-def make(shape: Shape, faults: Faults, seed: int, memory: str | None = None, **where: Any) -> lp.Loader:
+def make(
+    shape: Shape, faults: Faults, seed: int, memory: str | None = None, **where: Any
+) -> lp.Loader:
     """A loader of this shape; under `workers=0` without its cache, which must change nothing."""
     limits = lp.Limits(memory=memory, restarts_per_item=1000)  # random kills convict nobody
     if not isinstance(where.get("workers"), lp.Pool):
@@ -284,7 +294,10 @@ def _of_files(faults: Faults, count: int) -> Iterable[Any]:
     per_weight = count // (_FILES * (_FILES + 1) // 2)
     for number, path in enumerate(paths):
         if not os.path.exists(path):
-            lines = (json.dumps({"file": number, "line": line}) for line in range(per_weight * (number + 1)))
+            lines = (
+                json.dumps({"file": number, "line": line})
+                for line in range(per_weight * (number + 1))
+            )
             Path(path).write_text("\n".join(lines))
     return lp.interleave(paths, _read_lines, cycle_length=3, block_length=2)
 

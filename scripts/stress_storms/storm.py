@@ -74,7 +74,9 @@ def plan_rounds(options: argparse.Namespace) -> Iterator[Round]:
     for number in itertools.count():
         shape, is_ordered = kinds[number % len(kinds)]
         budget = Budget(
-            kills=max(4, int(kills * min(1.0, 0.08 / shape.kill_every_s))),  # less where they must be slow
+            kills=max(
+                4, int(kills * min(1.0, 0.08 / shape.kill_every_s))
+            ),  # less where they must be slow
             supervisor_kills=max(1, -(-options.supervisor_kills // len(kinds))),
             stops=int(bool(options.stops_every) and number % options.stops_every == 0),
             every_s=shape.kill_every_s,
@@ -104,14 +106,18 @@ def run_round(this: Round, deadline_s: float, stop_at_s: float = float("inf")) -
                 if result.mismatches or is_done or time.monotonic() >= stop_at_s:
                     break
         except Exception:
-            result.mismatches.append(f"pass {result.counts['passes']} raised\n{traceback.format_exc()}")
+            result.mismatches.append(
+                f"pass {result.counts['passes']} raised\n{traceback.format_exc()}"
+            )
         finally:
             killer.stop()
         with watched(deadline_s, f"{this}, its end"):
             before_close = descendants(os.getpid())
             consumer.close()
             consumer.check_held("after close()")
-            result.mismatches += [f"left behind: {describe(pid)}" for pid in wait_gone(before_close, _GONE_S)]
+            result.mismatches += [
+                f"left behind: {describe(pid)}" for pid in wait_gone(before_close, _GONE_S)
+            ]
         result.counts["faults"] = faults.met
     del consumer
     gc.collect()
@@ -131,7 +137,9 @@ class _Consumer:
         self._is_read = False  # a pass over the loader has begun
         self._is_one_loaders = True  # the present pass
         self._beside: _Beside | None = None
-        self._held: collections.deque[tuple[str, Any, bytes]] = collections.deque(maxlen=_HELD_BATCHES)
+        self._held: collections.deque[tuple[str, Any, bytes]] = collections.deque(
+            maxlen=_HELD_BATCHES
+        )
 
     def take_pass(self) -> None:
         """One pass, compared with the twin's; perhaps with some batches of another one beside it."""
@@ -141,14 +149,20 @@ class _Consumer:
         end = len(expected) if is_whole else draw.randrange(1, len(expected))
         is_free = not (shape.is_sequence or shape.is_one_shot)
         is_saved = is_free and draw.random() < _SAVED
-        stops = sorted(draw.sample(range(1, end), min(draw.randrange(1, 4), end - 1))) if is_saved else []
+        stops = (
+            sorted(draw.sample(range(1, end), min(draw.randrange(1, 4), end - 1)))
+            if is_saved
+            else []
+        )
         has_beside = is_free and not is_saved and draw.random() < _TWO_AT_ONCE
         if shape.is_one_shot and self._is_read:
             self._succeed()
             self._loader.epoch = epoch
         self._is_read = True
         if has_beside:
-            self._beside = _Beside(self._loader, self._twin.epoch(epoch + 1)[0], self._round.is_ordered)
+            self._beside = _Beside(
+                self._loader, self._twin.epoch(epoch + 1)[0], self._round.is_ordered
+            )
         self._is_one_loaders, before = True, self._loader.statistics().errors
         got: list[bytes] = []
         self._take_parts(got, stops if is_whole else [*stops, end], end)
@@ -182,13 +196,19 @@ class _Consumer:
         while not is_over:
             (batches, save), had = self._read(place), len(got)
             try:
-                is_over = self._take(batches, got, stops[0] if stops else None) or stops.pop(0) == end
+                is_over = (
+                    self._take(batches, got, stops[0] if stops else None) or stops.pop(0) == end
+                )
             except lp.SourceError:
                 is_over = self._is_one_loaders = False
-                self._end_beside(is_counted=False)  # the epochs behind this one are those of the loader that goes on
+                self._end_beside(
+                    is_counted=False
+                )  # the epochs behind this one are those of the loader that goes on
                 place = save(len(got) - had)
                 self._count_loss()
-                if len(got) == end and not stops:  # the loss came before the stream's end: nothing of it is left
+                if (
+                    len(got) == end and not stops
+                ):  # the loss came before the stream's end: nothing of it is left
                     self._loader.load_state_dict(json.loads(place))
                     is_over = True
                 elif self._draw.random() < 0.5:
@@ -200,7 +220,9 @@ class _Consumer:
                     self._succeed()
                     self._result.counts["saves"] += 1
             if len(got) > had and getattr(batches, "epoch", self._epoch) != self._epoch:
-                self._result.mismatches.append(f"pass {self._epoch} says it is epoch {batches.epoch}")
+                self._result.mismatches.append(
+                    f"pass {self._epoch} says it is epoch {batches.epoch}"
+                )
             is_over = is_over or bool(self._result.mismatches)
             del batches, save
 
@@ -260,7 +282,11 @@ class _Consumer:
             own = batches.state_dict
             if loader.last_error is not None:  # a pass that has failed is no live one
                 return json.dumps(own())
-            return json.dumps(draw.choice((own, loader.state_dict, lambda: loader.state_dict(batches_taken=taken)))())
+            return json.dumps(
+                draw.choice(
+                    (own, loader.state_dict, lambda: loader.state_dict(batches_taken=taken))
+                )()
+            )
 
         return batches, save
 
@@ -268,18 +294,29 @@ class _Consumer:
         self._close_loader()
         with self._killer.first_batch_turn:
             self._killer.has_first_batch = False
-        self._loader = self._make(self._draw.choice(WORKERS), memory=self._draw.choice(_MEMORY_LIMITS))
+        self._loader = self._make(
+            self._draw.choice(WORKERS), memory=self._draw.choice(_MEMORY_LIMITS)
+        )
 
     def _close_loader(self) -> None:
         """Close it, and look for what it leaves behind."""
         result = self._result
         mine = descendants(os.getpid())
         self._loader.close()
-        result.mismatches += [f"left behind by close(): {describe(pid)}" for pid in wait_gone(mine, _GONE_S)]
+        result.mismatches += [
+            f"left behind by close(): {describe(pid)}" for pid in wait_gone(mine, _GONE_S)
+        ]
 
     def _make(self, workers: int, **settings: Any) -> lp.Loader:
         ordered = self._round.is_ordered
-        return make(self._round.shape, self._faults, self._seed, deterministic=ordered, workers=workers, **settings)
+        return make(
+            self._round.shape,
+            self._faults,
+            self._seed,
+            deterministic=ordered,
+            workers=workers,
+            **settings,
+        )
 
 
 class _Beside:
@@ -367,10 +404,16 @@ def _feed(state: Any, part: Any) -> None:
     else:
         array = np.asarray(part)
         state.update(repr((array.dtype.str, array.shape)).encode())
-        state.update(repr(array.tolist()).encode() if array.dtype == object else np.ascontiguousarray(array).data)
+        state.update(
+            repr(array.tolist()).encode()
+            if array.dtype == object
+            else np.ascontiguousarray(array).data
+        )
 
 
-def compare(got: list[bytes], expected: list[bytes], *, is_ordered: bool, is_whole: bool) -> list[str]:
+def compare(
+    got: list[bytes], expected: list[bytes], *, is_ordered: bool, is_whole: bool
+) -> list[str]:
     """One line for each difference of digests: of what was delivered, and of the twin's whole epoch."""
     if is_ordered and got == (expected if is_whole else expected[: len(got)]):
         return []
@@ -382,9 +425,20 @@ def compare(got: list[bytes], expected: list[bytes], *, is_ordered: bool, is_who
         if each not in wanted:
             found.append(f"batch {number} as delivered is none of the twin's: corrupted")
         elif counted[each] > wanted[each]:
-            found.append(f"batch {number} as delivered comes {counted[each]} times, not {wanted[each]}: doubled")
+            found.append(
+                f"batch {number} as delivered comes {counted[each]} times, not {wanted[each]}: doubled"
+            )
         elif is_ordered and (number >= len(expected) or each != expected[number]):
-            found.append(f"batch {number} as delivered is the twin's {expected.index(each)}: reordered")
+            found.append(
+                f"batch {number} as delivered is the twin's {expected.index(each)}: reordered"
+            )
     if is_whole:
-        found += [f"the twin's batch {number} is lost" for number, each in enumerate(expected) if each not in counted]
-    return [*found[:_SHOWN], *([f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else [])] or ["differs"]
+        found += [
+            f"the twin's batch {number} is lost"
+            for number, each in enumerate(expected)
+            if each not in counted
+        ]
+    return [
+        *found[:_SHOWN],
+        *([f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []),
+    ] or ["differs"]

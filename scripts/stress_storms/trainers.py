@@ -50,7 +50,9 @@ class Death:
     left: list[str]  # processes, after some seconds
 
 
-def run_trainer_deaths(count: int, seed: int, deadline_s: float, say: Callable[[str], None]) -> list[Death]:
+def run_trainer_deaths(
+    count: int, seed: int, deadline_s: float, say: Callable[[str], None]
+) -> list[Death]:
     """So many trainers, one after the other; `deadline_s` is for each to die in."""
     draw = random.Random(f"{seed}/trainers")
     ways = itertools.cycle(itertools.product(_WORKERS_ARE, _WAYS))
@@ -83,7 +85,9 @@ def _watch_one(task: dict[str, Any], deadline_s: float) -> tuple[float, list[str
             while trainer.poll() is None:
                 if time.monotonic() > give_up:
                     trainer.kill()
-                    raise TimeoutError(f"a trainer that should die did not within {deadline_s:g} s: {given}")
+                    raise TimeoutError(
+                        f"a trainer that should die did not within {deadline_s:g} s: {given}"
+                    )
                 time.sleep(_LOOK_S)
         ended = time.monotonic()
         while (living := marked(_MARK, mark)) and time.monotonic() < ended + _GIVE_UP_S:

@@ -40,7 +40,9 @@ class Block:
     line: int  # of its first line of code in the page, from 1
     code: str
     name: str = ""  # of the file to be written
-    expected: str | None = None  # what it prints or raises; None: nothing is promised, but it must not raise
+    expected: str | None = (
+        None  # what it prints or raises; None: nothing is promised, but it must not raise
+    )
 
 
 # Libraries that the oldest Python of the project does not have: its CI goes without them.
@@ -101,7 +103,9 @@ def read_blocks(page: Path) -> list[Block]:
     """
     text = page.read_text(encoding="utf-8")
     found = list(_BLOCK.finditer(text))
-    if len(re.findall(_MARK, text, re.MULTILINE)) != sum(each["mark"] is not None for each in found):
+    if len(re.findall(_MARK, text, re.MULTILINE)) != sum(
+        each["mark"] is not None for each in found
+    ):
         raise ValueError(f"{page}: a mark must stand right above a block")
     return [block for each in found if (block := _block(each, page)) is not None]
 
@@ -118,13 +122,17 @@ def _block(found: re.Match[str], page: Path) -> Block | None:
     if mark == "file":
         return Block("file", line, code, argument)
     expected = found["expected"]
-    return Block("shell" if mark else "python", line, code, expected=expected and expected.removesuffix("\n"))
+    return Block(
+        "shell" if mark else "python", line, code, expected=expected and expected.removesuffix("\n")
+    )
 
 
 def matches(expected: str, actual: str) -> bool:
     """Whether `actual` is as expected, `...` standing for anything, line ends and runs of blanks not counting."""
     pattern = ".*".join(re.escape(_squeezed(part)) for part in expected.split("..."))
-    return re.fullmatch(pattern.replace(r"\ ", " *"), _squeezed(actual).strip(), re.DOTALL) is not None
+    return (
+        re.fullmatch(pattern.replace(r"\ ", " *"), _squeezed(actual).strip(), re.DOTALL) is not None
+    )
 
 
 def _squeezed(text: str) -> str:

@@ -18,10 +18,16 @@ _IS = r"(is|are|has|have|may|can|does|do|would|was|were)"
 # What to write, and the patterns of what not to. Each is looked for in a sentence whose code spans are the word `CODE`.
 _RULES: dict[str, tuple[str, ...]] = {
     "after (time)": (r"\bbehind\b",),
-    "a word of today": (r"\b(anew|whence|whoever|somebody|nobody|likewise|hence|thereby|therein|shall|in vain)\b",),
-    "because": (rf", for (?=(it|its|they|their|there|this|that|these|those|he|we|you|what|no)\b|(the )?\w+ {_IS}\b)",),
+    "a word of today": (
+        r"\b(anew|whence|whoever|somebody|nobody|likewise|hence|thereby|therein|shall|in vain)\b",
+    ),
+    "because": (
+        rf", for (?=(it|its|they|their|there|this|that|these|those|he|we|you|what|no)\b|(the )?\w+ {_IS}\b)",
+    ),
     "the subject first": (r"^(?-i:What|Of|Where|Whether)\b(?!.*\?$)",),
-    "its own, each worker's own": (r"\bof (its|their|your|our|his|my) own\b|\bof (yours|ours|theirs)\b",),
+    "its own, each worker's own": (
+        r"\bof (its|their|your|our|his|my) own\b|\bof (yours|ours|theirs)\b",
+    ),
     "main process, task, batch buffer, shared memory, zero-copy view, node": (
         r"\b(trainers?|tickets?|slots?|arenas?|extents?|leases?|leased|lent|lend|lends|cutters?|inquests?|hosts?(?!:port))\b",
     ),
@@ -35,12 +41,18 @@ _RULES: dict[str, tuple[str, ...]] = {
     "be, be pickled": (r"\b(stands|stood|lies|lay|travels?|travelled)\b",),
     "share memory with, be a view of": (r"\blooks? at (the )?(memory|slot|buffer)",),
     "delivered, passed, returned": (r"\b(handed|hands|hand) (over|on)\b",),
-    "iteration, epoch": (r"\b(a|one|each|every|the|this|that|next|whole) pass(es)?\b(?! over)|\bpasses (is|are|of)\b",),
+    "iteration, epoch": (
+        r"\b(a|one|each|every|the|this|that|next|whole) pass(es)?\b(?! over)|\bpasses (is|are|of)\b",
+    ),
     "report, show, record": (r"\b(say|says|said|tell|tells|told) (so|of itself)\b",),
     "not a, without fork()": (r"\b(is|are) no (?-i:[A-Z])|\bthere is no fork\b",),
     "continue, resume": (r"\b(goes|go|went) on\b",),
 }
-_COMPILED = {re.compile(each, re.IGNORECASE): better for better, patterns in _RULES.items() for each in patterns}
+_COMPILED = {
+    re.compile(each, re.IGNORECASE): better
+    for better, patterns in _RULES.items()
+    for each in patterns
+}
 _END = re.compile(r"(?<=[.!?:;])[\"')\]*_]*\s+(?=[\"'(\[*_`]*[A-Z0-9`])")
 _ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|etc|cf)\.$")
 
@@ -58,7 +70,12 @@ def sentences(markdown: str) -> Iterator[str]:
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"``.+?``|`[^`\n]*(\n[^`\n]*)?`", "CODE", text)
     text = re.sub(r"^\s*([-*]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
-    text = re.sub(r"^\|(.*)\|$", lambda row: "\n\n" + row[1].replace(" | ", "\n\n") + "\n\n", text, flags=re.MULTILINE)
+    text = re.sub(
+        r"^\|(.*)\|$",
+        lambda row: "\n\n" + row[1].replace(" | ", "\n\n") + "\n\n",
+        text,
+        flags=re.MULTILINE,
+    )
     text = text.replace("**", "").replace("*", "")
     for paragraph in re.split(r"\n\s*\n", text):
         parts = _END.split(" ".join(paragraph.split()))

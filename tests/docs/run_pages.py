@@ -86,13 +86,20 @@ def _run_shell(commands: str) -> tuple[str, str]:
             script.chmod(0o755)
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", commands],
-            env={**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
+            env={
+                **os.environ,
+                "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+                "PYTHONPATH": str(ROOT),
+            },
             capture_output=True,
             text=True,
             timeout=_SHELL_TIMEOUT_S,
             check=False,
         )
-    return done.stdout, f"status {done.returncode}\n{done.stdout}{done.stderr}" if done.returncode else ""
+    return (
+        done.stdout,
+        f"status {done.returncode}\n{done.stdout}{done.stderr}" if done.returncode else "",
+    )
 
 
 def main() -> None:

@@ -32,10 +32,21 @@ def number(pattern: str) -> tuple[int, ...]:
 
 def test_the_script_runs_the_rows_of_the_table() -> None:
     listed = subprocess.run(
-        [ROOT / "scripts" / "test-corners", "--list"], capture_output=True, text=True, check=True, timeout=30
+        [ROOT / "scripts" / "test-corners", "--list"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
     )
     expected = [
-        [row[0], *(f"{name}=={version}.*" for name, version in zip(PACKAGES, row[1:], strict=True) if version != "–")]
+        [
+            row[0],
+            *(
+                f"{name}=={version}.*"
+                for name, version in zip(PACKAGES, row[1:], strict=True)
+                if version != "–"
+            ),
+        ]
         for row in rows()
     ]
     assert [line.split() for line in listed.stdout.splitlines()] == expected
@@ -43,11 +54,19 @@ def test_the_script_runs_the_rows_of_the_table() -> None:
 
 
 def test_the_oldest_and_newest_that_the_project_takes_are_tried() -> None:
-    supported = sorted(tuple(map(int, each.split("."))) for each in re.findall(r'Python :: (3\.\d+)"', PROJECT))
+    supported = sorted(
+        tuple(map(int, each.split("."))) for each in re.findall(r'Python :: (3\.\d+)"', PROJECT)
+    )
     assert versions(0) == supported and supported[0] == number(r'requires-python = ">=([\d.]+)"')
-    oldest, behind = number(r"tensorflow-cpu>=([\d.]+),"), number(r"tensorflow-cpu>=[\d.]+,<([\d.]+);")
+    oldest, behind = (
+        number(r"tensorflow-cpu>=([\d.]+),"),
+        number(r"tensorflow-cpu>=[\d.]+,<([\d.]+);"),
+    )
     assert versions(1)[0] == oldest and versions(1)[-1] == (behind[0], behind[1] - 1)
-    assert versions(2)[0] == (3, 7)  # the first that takes adapters, as loaderpool.adapters.keras_fit says
+    assert versions(2)[0] == (
+        3,
+        7,
+    )  # the first that takes adapters, as loaderpool.adapters.keras_fit says
     assert versions(3)[0] == number(r'"jax\[cpu\]>=([\d.]+)"')
     assert {*versions(4)} == {number(r'"torch==(\d+\.\d+)\.')}
     assert versions(5)[0] == number(r'"numpy>=([\d.]+)"')

@@ -28,7 +28,8 @@ _MARKS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "script", [pytest.param(each, id=each.stem, marks=_MARKS.get(each.name, [])) for each in SCRIPTS]
+    "script",
+    [pytest.param(each, id=each.stem, marks=_MARKS.get(each.name, [])) for each in SCRIPTS],
 )
 def test_the_script_runs(script: Path, tmp_path: Path) -> None:
     code = script.read_text(encoding="utf-8")
@@ -37,10 +38,16 @@ def test_the_script_runs(script: Path, tmp_path: Path) -> None:
     require(needed, "pip install -r docs/examples/requirements.txt")
     environment, imported = dict(_ENVIRONMENT), "tensorflow" if "tensorflow" in needed else None
     with contextlib.ExitStack() as stack:
-        if "ray" in modules:  # with its own cluster, because it would find one that another test ends
+        if (
+            "ray" in modules
+        ):  # with its own cluster, because it would find one that another test ends
             environment["RAY_ADDRESS"] = stack.enter_context(RayCluster(nodes=1, cpus=2)).address
         done = run_child(
-            code, timeout_s=_TIMEOUTS_S.get(script.name, 100.0), env=environment, cwd=tmp_path, imported=imported
+            code,
+            timeout_s=_TIMEOUTS_S.get(script.name, 100.0),
+            env=environment,
+            cwd=tmp_path,
+            imported=imported,
         ).check()
     assert done.stdout.strip()
     assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,9 @@ def test_there_are_few_words() -> None:
 
 def test_every_word_is_in_a_name_of_the_code() -> None:
     """`SlotQuotas` and `slot_quotas` have slot and quotas; a word may end otherwise in a name."""
-    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "loaderpool").rglob("*.py"))
+    code = "\n".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "loaderpool").rglob("*.py")
+    )
     named = {part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", code)}
 
     def is_named(word: str) -> bool:

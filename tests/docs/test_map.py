@@ -27,7 +27,11 @@ def rooms() -> list[tuple[str, str]]:
 def room_of(module: str) -> str | None:
     """The innermost room of the table in which a module is."""
     path = module.replace(".", "/").removeprefix("loaderpool/")
-    return max((name for name, _ in rooms() if path == name or path.startswith(f"{name}/")), key=len, default=None)
+    return max(
+        (name for name, _ in rooms() if path == name or path.startswith(f"{name}/")),
+        key=len,
+        default=None,
+    )
 
 
 def test_every_module_is_in_a_room_of_the_table() -> None:
@@ -37,7 +41,9 @@ def test_every_module_is_in_a_room_of_the_table() -> None:
 
 
 def test_rooms_stand_in_the_order_of_the_architecture_test() -> None:
-    assert [name.replace("/", ".") for name, _ in rooms()] == [name or "loaderpool" for name in ROOMS]
+    assert [name.replace("/", ".") for name, _ in rooms()] == [
+        name or "loaderpool" for name in ROOMS
+    ]
 
 
 @pytest.mark.parametrize("name", ["architecture", "protocol", "fault-tolerance", "memory"])
@@ -57,12 +63,17 @@ def test_every_method_that_a_page_for_builders_names_exists(name: str) -> None:
 
 
 def _sources() -> list[Path]:
-    return [*_PACKAGE.rglob("*.py"), *(path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__))]
+    return [
+        *_PACKAGE.rglob("*.py"),
+        *(path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)),
+    ]
 
 
 def _table(heading: str) -> list[list[str]]:
     """The rows of a section of the page of rules, as cells."""
-    section = _RULES.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    section = (
+        _RULES.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    )
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     return rows[1:]
 
@@ -70,13 +81,17 @@ def _table(heading: str) -> list[list[str]]:
 def test_every_rule_that_code_cites_is_on_its_page_and_has_a_test() -> None:
     numbers = [number for number, *_ in _table("Rules")]
     assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
-    cited = {number for path in _sources() for number in re.findall(r"\brules? (\d+)\b", path.read_text("utf-8"))}
+    cited = {
+        number
+        for path in _sources()
+        for number in re.findall(r"\brules? (\d+)\b", path.read_text("utf-8"))
+    }
     assert cited
     assert cited - set(numbers) == set()
     tests = (ROOT / "tests" / "faults" / "test_rules.py").read_text(encoding="utf-8")
-    assert {int(number) for number in re.findall(r"^def test_rule_(\d+)_", tests, re.MULTILINE)} == {
-        int(number) for number in numbers
-    }
+    assert {
+        int(number) for number in re.findall(r"^def test_rule_(\d+)_", tests, re.MULTILINE)
+    } == {int(number) for number in numbers}
 
 
 def test_every_rule_says_why_and_who_keeps_it() -> None:
@@ -89,9 +104,13 @@ def test_every_invariant_has_an_id_of_its_own_and_a_test() -> None:
     assert len(rows) > 15
     for ids, _, tests in rows:
         assert re.fullmatch(r"\*\*[A-Z]+-\d+\*\*", ids)
-        for file, name in re.findall(r"`([\w/]+\.py)::(\w+)`", tests) or pytest.fail(f"{ids} has no test"):
+        for file, name in re.findall(r"`([\w/]+\.py)::(\w+)`", tests) or pytest.fail(
+            f"{ids} has no test"
+        ):
             text = (ROOT / file).read_text(encoding="utf-8")
-            assert re.search(rf"^(def {name}\(|{name} = )", text, re.MULTILINE), f"{ids}: {file} has no {name}"
+            assert re.search(rf"^(def {name}\(|{name} = )", text, re.MULTILINE), (
+                f"{ids}: {file} has no {name}"
+            )
 
 
 def test_what_is_gone_is_not_given_to_something_else() -> None:

@@ -48,26 +48,45 @@ def _code_of(notebook: Path) -> list[dict[str, Any]]:
 def _shown(cell: dict[str, Any]) -> list[str]:
     """The lines that the cell shows, of a picture that it is there; where they vary, each once and without numbers."""
     data = [output.get("data") or {output["name"]: output["text"]} for output in cell["outputs"]]
-    texts = [kind if kind == "image/png" else "".join(text) for each in data for kind, text in each.items()]
+    texts = [
+        kind if kind == "image/png" else "".join(text)
+        for each in data
+        for kind, text in each.items()
+    ]
     lines = "\n".join(texts).splitlines()
     is_varying = "varies" in cell["metadata"].get("tags", [])
     # A step that is foretold is "about" or "at best" so long, by how many steps of this run found their data ready.
-    return sorted({re.sub(r"\d[\d.,]*|about|at best", "#", line) for line in lines}) if is_varying else lines
+    return (
+        sorted({re.sub(r"\d[\d.,]*|about|at best", "#", line) for line in lines})
+        if is_varying
+        else lines
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(_TIMEOUT_S + 20)
 @pytest.mark.parametrize("notebook", _NOTEBOOKS, ids=name_of)
-def test_it_runs_its_assertions_hold_and_its_outputs_are_those_that_are_stored(notebook: Path, tmp_path: Path) -> None:
+def test_it_runs_its_assertions_hold_and_its_outputs_are_those_that_are_stored(
+    notebook: Path, tmp_path: Path
+) -> None:
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         pytest.skip(f"not installed: {missing}: pip install 'loaderpool[tensorflow-cpu,cli,test]'")
-    env = {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    env = {
+        "PYTHONPATH": str(ROOT),
+        "TMPDIR": str(tmp_path),
+        "KERAS_BACKEND": "tensorflow",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
     executed = tmp_path / notebook.name
-    run_child(_RUN.format(path=str(notebook), executed=str(executed)), timeout_s=_TIMEOUT_S, env=env).check()
+    run_child(
+        _RUN.format(path=str(notebook), executed=str(executed)), timeout_s=_TIMEOUT_S, env=env
+    ).check()
     if os.environ.get("STORE_OUTPUTS"):
         shutil.copyfile(executed, notebook)
     for now, stored in zip(_code_of(executed), _code_of(notebook), strict=True):
-        assert _shown(now) == _shown(stored), f"cell {now['id']!r} of {notebook.name}: run it with STORE_OUTPUTS=1"
+        assert _shown(now) == _shown(stored), (
+            f"cell {now['id']!r} of {notebook.name}: run it with STORE_OUTPUTS=1"
+        )
 
 
 @pytest.mark.parametrize("notebook", _NOTEBOOKS, ids=name_of)
@@ -76,6 +95,10 @@ def test_it_is_in_plain_english_and_installs_first_without_output(notebook: Path
     prose = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
     assert cells[0]["cell_type"] == "markdown" and cells[1] == code[0] and code[0]["outputs"] == []
     assert "".join(code[0]["source"]).startswith(_INSTALL)
-    assert [cell["metadata"].get("tags", ["varies"]) for cell in code] == [["install"]] + [["varies"]] * (len(code) - 1)
-    assert "assert" in "".join(code[-1]["source"]), "the last cell of code checks what the notebook claims"
+    assert [cell["metadata"].get("tags", ["varies"]) for cell in code] == [["install"]] + [
+        ["varies"]
+    ] * (len(code) - 1)
+    assert "assert" in "".join(code[-1]["source"]), (
+        "the last cell of code checks what the notebook claims"
+    )
     assert list(findings("\n\n".join(prose))) == []

@@ -32,7 +32,9 @@ def _is_quick(page: Path) -> bool:
 def _together(page: Path) -> tuple[Path, ...]:
     """The pages with which it shares a child, for imports cost seconds."""
     kind = needs_tensorflow(_BLOCKS[page]), _is_quick(page)
-    alike = [each for each in _RUNNABLE if (needs_tensorflow(_BLOCKS[each]), _is_quick(each)) == kind]
+    alike = [
+        each for each in _RUNNABLE if (needs_tensorflow(_BLOCKS[each]), _is_quick(each)) == kind
+    ]
     children = 1 if _is_quick(page) else 6
     return tuple(alike[alike.index(page) % children :: children])
 
@@ -57,7 +59,9 @@ def _outcomes(pages: tuple[Path, ...]) -> tuple[dict[str, list[str]], str]:
 
 
 @pytest.mark.parametrize(
-    "page", [page if _is_quick(page) else pytest.param(page, marks=pytest.mark.slow) for page in _RUNNABLE], ids=name_of
+    "page",
+    [page if _is_quick(page) else pytest.param(page, marks=pytest.mark.slow) for page in _RUNNABLE],
+    ids=name_of,
 )
 def test_every_block_of_the_page_runs(page: Path) -> None:
     if needs_tensorflow(_BLOCKS[page]):
@@ -72,6 +76,10 @@ def test_every_block_of_the_page_runs(page: Path) -> None:
 def test_the_pages_that_teach_are_all_among_those_that_run() -> None:
     names = {name_of(page) for page in _RUNNABLE}
     index = ROOT / "docs" / "guide" / "index.md"  # has links only
-    teaching = {name_of(page) for page in all_pages() if {"guide", "tutorial"} & set(page.parts) and page != index}
+    teaching = {
+        name_of(page)
+        for page in all_pages()
+        if {"guide", "tutorial"} & set(page.parts) and page != index
+    }
     assert {"README.md", "docs/tutorial/1-load.md", "docs/guide/troubleshooting.md"} <= names
     assert teaching <= names

@@ -87,8 +87,18 @@ def _serving(handler: Any) -> Iterator[int]:
 
 
 def _too_wide(browser: str, pages: list[str], profile: Path) -> dict[str, Any]:
-    handler = type("Handler", (_Handler,), {"results": queue.Queue(), "probe": _PROBE % (json.dumps(pages), WIDTH)})
-    command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+    handler = type(
+        "Handler",
+        (_Handler,),
+        {"results": queue.Queue(), "probe": _PROBE % (json.dumps(pages), WIDTH)},
+    )
+    command = [
+        browser,
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={profile}",
+    ]
     with _serving(functools.partial(handler, directory=str(SITE))) as port:
         process = subprocess.Popen([*command, "--remote-debugging-port=0", f"http://127.0.0.1:{port}/probe"],
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
@@ -105,6 +115,10 @@ def test_pages_fit_a_phone(tmp_path: Path) -> None:
     browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if browser is None or not (SITE / "index.html").exists():
         pytest.skip("needs Chromium, and the site of scripts/docs")
-    pages = [str(page.relative_to(SITE)) for page in sorted(SITE.rglob("*.html")) if "_static" not in page.parts]
+    pages = [
+        str(page.relative_to(SITE))
+        for page in sorted(SITE.rglob("*.html"))
+        if "_static" not in page.parts
+    ]
     assert len(pages) > 50
     assert _too_wide(browser, pages, tmp_path / "profile") == {}

@@ -32,7 +32,11 @@ def test_public_docstrings_are_plain_english(name: str, request: pytest.FixtureR
     if name.startswith("adapters."):
         request.getfixturevalue("tf")
     thing = pkgutil.resolve_name(f"loaderpool.{name}")
-    members = [value for key, value in inspect.getmembers(thing) if key[0] != "_"] if isinstance(thing, type) else []
+    members = (
+        [value for key, value in inspect.getmembers(thing) if key[0] != "_"]
+        if isinstance(thing, type)
+        else []
+    )
     texts = [inspect.getdoc(each) or "" for each in (thing, *members) if _is_ours(each)]
     assert [line for text in texts for line in findings(text)] == []
 
@@ -48,12 +52,21 @@ def _messages_of(module: Path) -> Iterator[str]:
     """Its strings of four words or more, but docstrings; each line is an item of its own; values are the word `x`."""
     tree = ast.parse(module.read_text(encoding="utf-8"))
     skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    skipped |= {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    skipped |= {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
     for node in ast.walk(tree):
         if id(node) not in skipped and isinstance(node, ast.Constant | ast.JoinedStr):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "`x`" for part in parts)
-            if len(text.split()) >= 4 and not text.startswith(("<", ".lp-", "import ")):  # or markup, code
+            text = "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "`x`" for part in parts
+            )
+            if len(text.split()) >= 4 and not text.startswith(
+                ("<", ".lp-", "import ")
+            ):  # or markup, code
                 yield text.replace("\n", "\n\n")
 
 

@@ -36,17 +36,33 @@ def test_each_block_runs_when_it_is_pasted_alone(number: int) -> None:
 
 
 def test_it_says_what_the_project_is_as_all_other_places_do() -> None:
-    places = ["README.md", "pyproject.toml", "CITATION.cff", "docs/index.md", "loaderpool/__init__.py"]
-    texts = {place: " ".join((ROOT / place).read_text(encoding="utf-8").split()) for place in places}
+    places = [
+        "README.md",
+        "pyproject.toml",
+        "CITATION.cff",
+        "docs/index.md",
+        "loaderpool/__init__.py",
+    ]
+    texts = {
+        place: " ".join((ROOT / place).read_text(encoding="utf-8").split()) for place in places
+    }
     assert [place for place, text in texts.items() if _SENTENCE not in text] == []
 
 
 def test_its_figures_are_those_of_the_benchmark_page() -> None:
     results = (ROOT / "docs" / "benchmarks" / "results.md").read_text(encoding="utf-8")
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in results.splitlines() if line[:1] == "|"]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in results.splitlines()
+        if line[:1] == "|"
+    ]
     head = next(row for row in rows if row[:2] == ["work", "loaderpool"])
-    jpeg = next(row for row in rows if row[0].startswith("JPEG") and row[0].endswith("through tf.data"))
-    ours, theirs, torch = (float(jpeg[head.index(name)]) for name in ("loaderpool", "from_generator", "DataLoader"))
+    jpeg = next(
+        row for row in rows if row[0].startswith("JPEG") and row[0].endswith("through tf.data")
+    )
+    ours, theirs, torch = (
+        float(jpeg[head.index(name)]) for name in ("loaderpool", "from_generator", "DataLoader")
+    )
     (recovery,) = (row[1] for row in rows if row[0].startswith("from a worker's SIGKILL"))
     text = " ".join(_README.split())
     assert f"{theirs / ours:.1f} times as fast as with `from_generator`" in text
@@ -68,11 +84,15 @@ def test_what_is_cited_is_this_version() -> None:
 def test_commands_that_install_are_those_that_work_now() -> None:
     release = program("release")
     assert len([*release.files()]) > 40
-    assert [path.name for path in release.files() if path.read_text() != release.current(path)] == []
+    assert [
+        path.name for path in release.files() if path.read_text() != release.current(path)
+    ] == []
 
 
 def test_a_release_of_another_version_is_refused() -> None:
-    assert any("delete the tag v0.0.1" in problem for problem in program("release").problems("v0.0.1"))
+    assert any(
+        "delete the tag v0.0.1" in problem for problem in program("release").problems("v0.0.1")
+    )
 
 
 def test_each_chart_shows_the_numbers_of_its_table() -> None:

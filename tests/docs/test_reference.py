@@ -42,8 +42,12 @@ def public_names() -> list[str]:
 def test_every_public_name_has_one_entry_in_the_api_pages() -> None:
     entries = public_names()
     assert len(entries) == len(set(entries))
-    differ = {name for name in entries if "." not in name} ^ set(loaderpool.__all__) - {"__version__"}
-    assert not differ, "give each public name, and no other, an entry in a page of docs/reference/api/"
+    differ = {name for name in entries if "." not in name} ^ set(loaderpool.__all__) - {
+        "__version__"
+    }
+    assert not differ, (
+        "give each public name, and no other, an entry in a page of docs/reference/api/"
+    )
 
 
 @pytest.mark.slow
@@ -72,7 +76,8 @@ def test_the_error_page_lists_every_error_with_what_else_it_is() -> None:
     errors = {
         name: thing
         for name in loaderpool.__all__
-        if isinstance(thing := getattr(loaderpool, name), type) and issubclass(thing, loaderpool.LoaderpoolError)
+        if isinstance(thing := getattr(loaderpool, name), type)
+        and issubclass(thing, loaderpool.LoaderpoolError)
     }
     assert [name for name, _ in rows if name not in errors] == []
     assert set(errors) - {name for name, _ in rows} == {"LoaderpoolError"}
@@ -90,14 +95,20 @@ def test_the_command_line_page_has_every_option_and_no_other() -> None:
 
     text = _page("reference/cli.md")
     sections = dict(
-        re.findall(r"^## loaderpool (\w+)(?: TARGET| \[PID\])?\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+        re.findall(
+            r"^## loaderpool (\w+)(?: TARGET| \[PID\])?\n(.*?)(?=^## |\Z)",
+            text,
+            re.MULTILINE | re.DOTALL,
+        )
     )
     context = click.Context(cli)
     assert sorted(sections) == cli.list_commands(context)
     for name in sections:
         command = cli.get_command(context, name)
         assert command is not None
-        options = {option for each in command.params for option in each.opts if option.startswith("--")}
+        options = {
+            option for each in command.params for option in each.opts if option.startswith("--")
+        }
         assert set(_first_cells(sections[name], r"`(--[\w-]+)[^|]*?")) == options
 
 
@@ -138,7 +149,11 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 def _anchors(file: Path) -> set[str]:
     """Those that GitHub gives to headings."""
-    headings = re.findall(r"^#+ (.+)$", _IN_CODE.sub(lambda found: found[0].strip("`"), file.read_text()), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.+)$",
+        _IN_CODE.sub(lambda found: found[0].strip("`"), file.read_text()),
+        re.MULTILINE,
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -149,7 +164,12 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
     named = set(re.findall(r"`((?:scripts|loaderpool|tests|docs)/[\w./-]+)(?:[ :][^`]*)?`", text))
     named |= set(re.findall(r"^(scripts/[\w./-]+)", text, re.MULTILINE))
     named |= set(re.findall(r"`((?:\w+/)+\w+\.py)[`:]", re.sub(r"(?ms)^```.*?^```", "", text)))
-    assert sorted(name for name in named if not (ROOT / name).exists() and not (_PACKAGE / name).exists()) == []
+    assert (
+        sorted(
+            name for name in named if not (ROOT / name).exists() and not (_PACKAGE / name).exists()
+        )
+        == []
+    )
 
 
 def test_every_title_that_code_cites_is_a_heading_of_its_page() -> None:

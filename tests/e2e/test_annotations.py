@@ -155,13 +155,21 @@ def test_workers_have_annotations_as_values_or_text() -> None:
     values = [{"size": int}, {"size": "int", "image": "Image"}]
     values += [{"item": int, "return": np.int64}, {"item": "int", "return": "Image"}]
     if FUTURE:  # there all are text
-        values = [{name: getattr(hint, "__name__", hint) for name, hint in each.items()} for each in values]
+        values = [
+            {name: getattr(hint, "__name__", hint) for name, hint in each.items()}
+            for each in values
+        ]
         values[2]["return"] = "np.int64"
     kept = ["__annotations__"] if FUTURE else ["__annotate_func__"]
-    assert run_child(textwrap.dedent(code)).check().stdout.splitlines() == [repr(values), repr(kept)]
+    assert run_child(textwrap.dedent(code)).check().stdout.splitlines() == [
+        repr(values),
+        repr(kept),
+    ]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="older Pythons evaluate it where it is written")
+@pytest.mark.skipif(
+    sys.version_info < (3, 14), reason="older Pythons evaluate it where it is written"
+)
 def test_an_annotation_that_raises_is_no_error() -> None:
     code = """
         import functools
@@ -184,7 +192,9 @@ def test_an_annotation_that_raises_is_no_error() -> None:
     run_child(textwrap.dedent(code)).check()
 
 
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="older Pythons evaluate it where it is written")
+@pytest.mark.skipif(
+    sys.version_info < (3, 14), reason="older Pythons evaluate it where it is written"
+)
 def test_messages_show_annotations_without_quotes() -> None:
     code = """
         import loaderpool as lp
@@ -197,7 +207,9 @@ def test_messages_show_annotations_without_quotes() -> None:
             print(error)
     """
     shown = "load(item: Image, other: Image, *, kind: int = 3) -> list[Image]"
-    line = f"fn must be callable as fn(item), but {shown} is not: missing a required argument: 'other'"
+    line = (
+        f"fn must be callable as fn(item), but {shown} is not: missing a required argument: 'other'"
+    )
     assert run_child(textwrap.dedent(code)).check().stdout == f"{line}\n"
 
 

@@ -15,7 +15,13 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.errors import ArgumentError, LoaderpoolError, SetupError, SpecMismatchError, UnpicklableError
+from loaderpool.errors import (
+    ArgumentError,
+    LoaderpoolError,
+    SetupError,
+    SpecMismatchError,
+    UnpicklableError,
+)
 from tests.support import leaks
 from tests.support.batches import Place
 
@@ -39,7 +45,11 @@ def grouped(arguments: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a loader: of {"Limits.timeout_s": 3} `limits=lp.Limits(timeout_s=3)`."""
     given = {name: value for name, value in arguments.items() if "." not in name}
     for group, argument in GROUPS.items():
-        fields = {name.partition(".")[2]: value for name, value in arguments.items() if name.startswith(f"{group}.")}
+        fields = {
+            name.partition(".")[2]: value
+            for name, value in arguments.items()
+            if name.startswith(f"{group}.")
+        }
         if fields:
             given[argument] = getattr(lp, group)(**fields)
     return given
@@ -92,9 +102,21 @@ WRONG_TYPES = [
     ({"threads": 2.5}, "threads", "2.5"),
     ({"Limits.restarts": (3, None)}, "Limits.restarts[1]", "None"),
     ({"Limits.restarts_per_item": 1.5}, "Limits.restarts_per_item", "1.5"),
-    ({"limits": 5}, "limits must be a loaderpool.Limits(memory, timeout_s, restarts, restarts_per_item)", "5"),
-    ({"shard": (2, 0)}, "shard must be a loaderpool.Shard(num_shards, index)", "(2, 0) of type tuple"),
-    ({"buckets": [3]}, "buckets must be a loaderpool.Buckets(by, boundaries, batch_sizes)", "[3] of type list"),
+    (
+        {"limits": 5},
+        "limits must be a loaderpool.Limits(memory, timeout_s, restarts, restarts_per_item)",
+        "5",
+    ),
+    (
+        {"shard": (2, 0)},
+        "shard must be a loaderpool.Shard(num_shards, index)",
+        "(2, 0) of type tuple",
+    ),
+    (
+        {"buckets": [3]},
+        "buckets must be a loaderpool.Buckets(by, boundaries, batch_sizes)",
+        "[3] of type list",
+    ),
     ({"fn": 3}, "fn", "3"),
     ({"fn": None, "batch_fn": "f"}, "batch_fn", "'f'"),
     ({"setup": 1}, "setup", "1"),
@@ -150,7 +172,10 @@ def test_a_wrong_argument_starts_no_process() -> None:
         ({"batch_fn": identity, "batch_size": None}, ["batch_fn", "batch_size"]),
         ({"batch_fn": identity, "pad": 3}, ["pad", "batch_fn"]),
         ({"batch_fn": identity, "ragged": True}, ["ragged", "batch_fn"]),
-        ({"fn": identity, "batch_size": 16, "drop_remainder": True}, ["drop_remainder", "batch_size=16"]),
+        (
+            {"fn": identity, "batch_size": 16, "drop_remainder": True},
+            ["drop_remainder", "batch_size=16"],
+        ),
     ],
 )
 def test_contradictory_arguments_name_both(arguments: dict[str, Any], names: list[str]) -> None:
@@ -170,7 +195,10 @@ def test_a_pool_needs_a_worker(pool: lp.Pool, workers: int) -> None:
 
 
 def test_resize_of_a_loader_without_workers_says_what_to_do_instead() -> None:
-    with lp.Loader(range(8), identity, workers=0) as loader, pytest.raises(ArgumentError, match="replace"):
+    with (
+        lp.Loader(range(8), identity, workers=0) as loader,
+        pytest.raises(ArgumentError, match="replace"),
+    ):
         loader.resize(2)
 
 
@@ -187,7 +215,10 @@ def test_a_wrong_epoch_leaves_the_old_one() -> None:
 
 
 def test_replace_refuses_a_name_that_is_no_argument() -> None:
-    with lp.Loader(range(8), identity, workers=0) as loader, pytest.raises(TypeError, match="batchsize"):
+    with (
+        lp.Loader(range(8), identity, workers=0) as loader,
+        pytest.raises(TypeError, match="batchsize"),
+    ):
         loader.replace(batchsize=3)
 
 
@@ -204,10 +235,16 @@ def with_two(item: int, label: int) -> int:
 
 @pytest.mark.parametrize(
     ("function", "says"),
-    [(without_arguments, "without_arguments()"), (with_two, "label"), (lambda *, item: item, "item")],
+    [
+        (without_arguments, "without_arguments()"),
+        (with_two, "label"),
+        (lambda *, item: item, "item"),
+    ],
 )
 @pytest.mark.parametrize("name", ["fn", "batch_fn"])
-def test_a_function_that_does_not_take_one_item_is_refused(function: Any, says: str, name: str) -> None:
+def test_a_function_that_does_not_take_one_item_is_refused(
+    function: Any, says: str, name: str
+) -> None:
     with pytest.raises(ArgumentError) as raised:
         lp.Loader(range(8), workers=0, **{name: function})
     assert f"{name} must be callable as {name}(" in str(raised.value)
@@ -219,7 +256,9 @@ def with_generator(item: int, generator: Any) -> Any:
 
 
 def test_a_parameter_for_random_numbers_is_to_be_named_rng() -> None:
-    with pytest.raises(ArgumentError, match=r"'generator'\. Name a parameter rng to get a random number generator$"):
+    with pytest.raises(
+        ArgumentError, match=r"'generator'\. Name a parameter rng to get a random number generator$"
+    ):
         lp.Loader(range(8), with_generator, workers=0)
     with pytest.raises(ArgumentError, match=r"argument: 'label'$"):
         lp.Loader(range(8), with_two, workers=0)
@@ -231,7 +270,9 @@ def test_a_setup_hook_that_needs_an_argument_is_refused() -> None:
 
 
 def test_out_is_not_for_whole_batches() -> None:
-    with pytest.raises(ArgumentError, match=r"batch_fn must be callable as batch_fn\(list_of_items\).*'out'"):
+    with pytest.raises(
+        ArgumentError, match=r"batch_fn must be callable as batch_fn\(list_of_items\).*'out'"
+    ):
         lp.Loader(range(8), batch_fn=lambda items, out: out, batch_size=4, workers=0)
 
 
@@ -240,7 +281,9 @@ def test_out_is_not_for_whole_batches() -> None:
 
 def odd_one(odd: Any) -> Callable[[int], Any]:
     def fn(item: int) -> Any:
-        return odd if item == 5 else {"image": np.zeros((2, 3), np.float32), "label": np.int64(item)}
+        return (
+            odd if item == 5 else {"image": np.zeros((2, 3), np.float32), "label": np.int64(item)}
+        )
 
     return fn
 
@@ -259,7 +302,11 @@ def odd_one(odd: Any) -> Callable[[int], Any]:
             id="dtype",
         ),
         pytest.param({"image": np.zeros((2, 3), np.float32)}, ["label"], id="missing key"),
-        pytest.param((np.zeros((2, 3), np.float32), np.int64(1)), ["(ndarray, int64)", "{'image'"], id="structure"),
+        pytest.param(
+            (np.zeros((2, 3), np.float32), np.int64(1)),
+            ["(ndarray, int64)", "{'image'"],
+            id="structure",
+        ),
         pytest.param(None, ["None"], id="none"),
     ],
 )
@@ -336,7 +383,10 @@ else:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("import no_such_module", r"The module 'no_such_module'.*on sys\.path, or define.*sys\.path is"),
+        (
+            "import no_such_module",
+            r"The module 'no_such_module'.*on sys\.path, or define.*sys\.path is",
+        ),
         ("from os import no_such_name", r"raised ImportError\. .*no_such_name"),
         ("raise OSError('no disk')", r"raised OSError\. Modules are imported again there.*no disk"),
         ("pass", r"raised AttributeError\. Modules are imported again there"),
@@ -349,7 +399,10 @@ def test_what_workers_cannot_load_is_told_with_advice(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "only_here", raising=False)  # and again behind the test
     module = importlib.import_module("only_here")
-    with lp.Loader(range(8), module.fn, workers=1) as loader, pytest.raises(SetupError, match=f"(?s){says}") as raised:
+    with (
+        lp.Loader(range(8), module.fn, workers=1) as loader,
+        pytest.raises(SetupError, match=f"(?s){says}") as raised,
+    ):
         next(iter(loader))
     assert "only_here" in str(raised.value)
 

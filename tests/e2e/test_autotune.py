@@ -25,7 +25,9 @@ def slow(item: int, rng: np.random.Generator) -> np.ndarray:
     return np.full(8, item + rng.random(), np.float64)
 
 
-def train(batches: Iterator[np.ndarray], step_s: float, until: float, is_enough: object = None) -> list[np.ndarray]:
+def train(
+    batches: Iterator[np.ndarray], step_s: float, until: float, is_enough: object = None
+) -> list[np.ndarray]:
     """Take batches as a training would, for some seconds; `is_enough()` ends it before."""
     taken, begun_s = [], time.monotonic()
     for batch in batches:
@@ -41,24 +43,32 @@ def begins_with(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Auto, "first", lambda bounds, *_: workers)
 
 
-def test_it_has_more_workers_where_training_waits_and_batches_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_has_more_workers_where_training_waits_and_batches_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     begins_with(1, monkeypatch)
     settings = {"batch_size": 8, "shuffle": True, "seed": 3}
     with lp.Loader(range(100_000), slow, workers=(1, 8), **settings) as loader:
         assert loader.workers == 1
-        batches = train(iter(loader), 0.02, 40.0, lambda: loader.workers >= 4)  # 80 ms of work, and steps of 20 ms
+        batches = train(
+            iter(loader), 0.02, 40.0, lambda: loader.workers >= 4
+        )  # 80 ms of work, and steps of 20 ms
         assert loader.workers >= 4
         decisions = loader.statistics().decisions
         assert decisions[0].workers_before == 1
         assert decisions[-1].workers == loader.workers
         assert "training waited" in decisions[0].reason
-        assert "SOURCE WAITS" not in str(loader.explain(1.0)) or "by itself" in str(loader.explain(1.0))
+        assert "SOURCE WAITS" not in str(loader.explain(1.0)) or "by itself" in str(
+            loader.explain(1.0)
+        )
     with lp.Loader(range(100_000), slow, workers=0, **settings) as here:
         for batch, expected in zip(batches[:20], here, strict=False):
             np.testing.assert_array_equal(batch, expected)
 
 
-def test_it_takes_back_workers_that_a_training_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_takes_back_workers_that_a_training_does_not_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     begins_with(8, monkeypatch)
 
     def fast(item: int) -> np.ndarray:

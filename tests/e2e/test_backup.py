@@ -70,7 +70,11 @@ def train(kind, path, kill_after=0):
     weights = np.concatenate([np.ravel(each) for each in model.get_weights()])
     return weights.tolist(), int(model.optimizer.iterations.numpy())
 """
-KINDS = {"executions": 10, "steps": 27, "mirrored": 30}  # after how many ends of batches it is killed
+KINDS = {
+    "executions": 10,
+    "steps": 27,
+    "mirrored": 30,
+}  # after how many ends of batches it is killed
 
 
 def trained(code: str, folder: Path) -> ChildResult:
@@ -80,19 +84,25 @@ def trained(code: str, folder: Path) -> ChildResult:
 @pytest.mark.slow
 def test_a_killed_training_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
     code = f"print([killed(kind, kind, after) for kind, after in {KINDS}.items()])"
-    assert trained(code, tmp_path).check().stdout.splitlines()[-1] == str([-signal.SIGKILL.value] * len(KINDS))
+    assert trained(code, tmp_path).check().stdout.splitlines()[-1] == str(
+        [-signal.SIGKILL.value] * len(KINDS)
+    )
     for kind in KINDS:
         training = json.loads((tmp_path / kind / "training.json").read_text())
         (weights,) = (tmp_path / kind).glob("*.weights.h5")
         assert training["weights"] == weights.name
-        assert training["loader"]["position"] > 0 and training["step"] > 0, "in the middle of an epoch"
+        assert training["loader"]["position"] > 0 and training["step"] > 0, (
+            "in the middle of an epoch"
+        )
     twice = f"[[train(kind, kind), train(kind, kind + '-whole')] for kind in {list(KINDS)!r}]"
     code = f"with_two_devices()\nprint(json.dumps({twice}))"
     result = trained(code, tmp_path).check()
     for kind, (again, whole) in zip(KINDS, json.loads(result.stdout.splitlines()[-1]), strict=True):
         assert again[1] == whole[1], f"{kind}: another number of steps"
         assert again[0] == whole[0], f"{kind}: other weights"
-    assert not [path for path in tmp_path.iterdir() if path.name in KINDS], "deleted when fit is through"
+    assert not [path for path in tmp_path.iterdir() if path.name in KINDS], (
+        "deleted when fit is through"
+    )
 
 
 def test_the_history_of_the_epoch_in_which_it_goes_on_is_of_its_rest_and_fit_says_so(
@@ -108,11 +118,19 @@ def test_the_history_of_the_epoch_in_which_it_goes_on_is_of_its_rest_and_fit_say
                 raise RuntimeError("crash")
 
     def fit(*callbacks: Any, verbose: int) -> Any:
-        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
-        model.compile(keras.optimizers.SGD(0.0), "mae")  # it gives 0, so a batch's loss is its mean item
-        with lp.Loader(range(16), lambda i: (np.zeros(1), np.float64(i)), batch_size=2, workers=0) as loader:
+        model = keras.Sequential(
+            [keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")]
+        )
+        model.compile(
+            keras.optimizers.SGD(0.0), "mae"
+        )  # it gives 0, so a batch's loss is its mean item
+        with lp.Loader(
+            range(16), lambda i: (np.zeros(1), np.float64(i)), batch_size=2, workers=0
+        ) as loader:
             backup = BackupCallback(loader, tmp_path / "backup", save_freq=3)
-            return model.fit(loader.as_dataset(), epochs=2, callbacks=[backup, *callbacks], verbose=verbose).history
+            return model.fit(
+                loader.as_dataset(), epochs=2, callbacks=[backup, *callbacks], verbose=verbose
+            ).history
 
     with pytest.raises(RuntimeError, match="crash"):
         fit(Crash(), verbose=2)
@@ -132,16 +150,26 @@ def test_a_mistake_in_its_arguments_is_told(tmp_path: Path, tf: Any) -> None:
     from loaderpool.adapters.keras import BackupCallback
 
     with lp.Loader(range(8), batch_size=2, workers=0) as loader:
-        for wrong, error in ((0, lp.ArgumentError), (-3, lp.ArgumentError), ("batch", lp.ArgumentError)):
+        for wrong, error in (
+            (0, lp.ArgumentError),
+            (-3, lp.ArgumentError),
+            ("batch", lp.ArgumentError),
+        ):
             with pytest.raises(error, match="save_freq"):
                 BackupCallback(loader, tmp_path, save_freq=wrong)  # type: ignore[arg-type]
 
         (tmp_path / "best.weights.h5").touch()
-        for path, says in ((tmp_path, r"has other files \(best"), (tmp_path / "best.weights.h5", "cannot be used")):
+        for path, says in (
+            (tmp_path, r"has other files \(best"),
+            (tmp_path / "best.weights.h5", "cannot be used"),
+        ):
             with pytest.raises(lp.ArgumentError, match=says):
                 BackupCallback(loader, path)
 
-    with lp.Loader.from_sequence(WithHook(), workers=0) as loader, pytest.raises(lp.StateError, match="on_epoch_end"):
+    with (
+        lp.Loader.from_sequence(WithHook(), workers=0) as loader,
+        pytest.raises(lp.StateError, match="on_epoch_end"),
+    ):
         BackupCallback(loader, tmp_path / "backup")
     assert os.listdir(tmp_path) == ["best.weights.h5"]
 
@@ -156,19 +184,32 @@ def test_a_damaged_backup_is_an_error_of_one_sentence_and_other_files_are_never_
     def fit(also: str = "", **how: bool) -> None:
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-        with lp.Loader(range(4), lambda i: (np.zeros(1), np.zeros(1)), batch_size=2, workers=0) as loader:
+        with lp.Loader(
+            range(4), lambda i: (np.zeros(1), np.zeros(1)), batch_size=2, workers=0
+        ) as loader:
             callbacks = [BackupCallback(loader, tmp_path / "backup", **how)]
             for each in filter(None, [also]):
                 (tmp_path / "backup" / each).touch()
             model.fit(loader.for_keras(), epochs=2, verbose=0, callbacks=callbacks)
 
     fit(delete_checkpoint=False)
-    training, weights = tmp_path / "backup" / "training.json", tmp_path / "backup" / "2-0.weights.h5"
+    training, weights = (
+        tmp_path / "backup" / "training.json",
+        tmp_path / "backup" / "2-0.weights.h5",
+    )
     whole = training.read_bytes()
-    for file, content in ((training, whole[:9]), (training, b"{}"), (training, b"[]"), (weights, b""), (weights, None)):
+    for file, content in (
+        (training, whole[:9]),
+        (training, b"{}"),
+        (training, b"[]"),
+        (weights, b""),
+        (weights, None),
+    ):
         training.write_bytes(whole)
         file.unlink() if content is None else file.write_bytes(content)
-        with pytest.raises(lp.StateError, match=r"The backup in .* is damaged \(.*\)\. Delete the directory"):
+        with pytest.raises(
+            lp.StateError, match=r"The backup in .* is damaged \(.*\)\. Delete the directory"
+        ):
             fit()
     training.unlink()
     fit(also="best.weights.h5")

@@ -22,7 +22,11 @@ def test_the_command_measures_a_row_and_judges_it(tmp_path: Path) -> None:
         env={**os.environ, "PYTHON": sys.executable}, cwd=tmp_path, capture_output=True, text=True, timeout=110,
     )  # fmt: skip
     found = [json.loads(line) for line in events.read_text().splitlines()]
-    rates = {event["contestant"]: event["figures"][event["contestant"]] for event in found if event["kind"] == "round"}
+    rates = {
+        event["contestant"]: event["figures"][event["contestant"]]
+        for event in found
+        if event["kind"] == "round"
+    }
     assert set(rates) >= {"loaderpool", "bare", "rows"} and min(rates.values()) > 0, finished.stderr
     (result,) = [event for event in found if event["kind"] == "result"]
     # How fast it is here is not for a test to say, but what is said of it must agree.

@@ -19,7 +19,9 @@ def bucket_of(length: int) -> int:
     return sum(length >= boundary for boundary in BUCKETS.boundaries)
 
 
-def test_each_batch_is_of_one_bucket_and_each_sound_comes_once(sounds: list[str], two_epochs: list[Any]) -> None:
+def test_each_batch_is_of_one_bucket_and_each_sound_comes_once(
+    sounds: list[str], two_epochs: list[Any]
+) -> None:
     sizes = BUCKETS.batch_sizes
     per_epoch = len(two_epochs) // 2
     for epoch in (two_epochs[:per_epoch], two_epochs[per_epoch:]):
@@ -38,7 +40,9 @@ def test_each_batch_is_of_one_bucket_and_each_sound_comes_once(sounds: list[str]
 # ---- going on ----
 
 
-def test_a_state_of_other_buckets_is_refused_with_what_differs(sounds: list[str], on: Place) -> None:
+def test_a_state_of_other_buckets_is_refused_with_what_differs(
+    sounds: list[str], on: Place
+) -> None:
     with lp.Loader(sounds, load_sound, **on(1), **BY_LENGTH) as loader:
         state = over_json(loader.state_dict())
         changes: list[dict[str, Any]] = [
@@ -70,7 +74,9 @@ def test_the_share_of_padding_is_told(sounds: list[str], two_epochs: list[Any], 
                 pass
             by_length = loader.statistics().padding_share
             assert by_length == padding_share(two_epochs[: len(two_epochs) // 2])
-        with lp.Loader(sounds, load_sound, batch_size=4, pad=True, shuffle=True, **on(workers)) as loader:
+        with lp.Loader(
+            sounds, load_sound, batch_size=4, pad=True, shuffle=True, **on(workers)
+        ) as loader:
             batches = read(loader)
             assert loader.statistics().padding_share == padding_share(batches) > by_length > 0
 
@@ -82,9 +88,13 @@ def test_what_is_not_padded_counts_for_nothing(sounds: list[str], on: Place) -> 
             rows = [row for batch in loader for row in map(len, batch["sound"])]
             assert sorted(rows) == sorted(LENGTHS)
             assert loader.statistics().padding_share == 0.0
-    with lp.Loader(range(20), lambda i: (np.zeros(i % 3), "text" * i, i), batch_size=4, pad=True, **on(1)) as loader:
+    with lp.Loader(
+        range(20), lambda i: (np.zeros(i % 3), "text" * i, i), batch_size=4, pad=True, **on(1)
+    ) as loader:
         shapes = [batch[0].shape for batch in loader]
-        expected = 1 - sum(i % 3 for i in range(20)) / sum(rows * columns for rows, columns in shapes)
+        expected = 1 - sum(i % 3 for i in range(20)) / sum(
+            rows * columns for rows, columns in shapes
+        )
         assert loader.statistics().padding_share == pytest.approx(expected)
 
 
@@ -95,8 +105,14 @@ def test_a_sample_is_replayed(sounds: list[str], two_epochs: list[Any], on: Plac
     with lp.Loader(sounds, load_sound, **on(2), **BY_LENGTH) as loader:
         for index, epoch in ((0, 0), (75, 1), (149, 1)):
             sample = lp.replay(loader, index, epoch)
-            rows = chain.from_iterable(batch["sound"] for batch in two_epochs[epoch * len(loader) :][: len(loader)])
-            (padded,) = [row for row in rows if row[: sample["frames"]].tobytes() == sample["sound"].tobytes()]
+            rows = chain.from_iterable(
+                batch["sound"] for batch in two_epochs[epoch * len(loader) :][: len(loader)]
+            )
+            (padded,) = [
+                row
+                for row in rows
+                if row[: sample["frames"]].tobytes() == sample["sound"].tobytes()
+            ]
             assert not padded[sample["frames"] :].any()
 
 

@@ -30,7 +30,9 @@ class Log:
 
     def note(self, item: int) -> None:
         with open(self.path, "ab", 0) as file:
-            file.write(b"%d\n" % item)  # one write to a file opened for appending: whole, whoever else writes
+            file.write(
+                b"%d\n" % item
+            )  # one write to a file opened for appending: whole, whoever else writes
 
     def take(self) -> list[int]:
         found = [int(line) for line in self.path.read_text().split()]
@@ -51,7 +53,11 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 def decoder(log: Log) -> Callable[[int], dict[str, Any]]:
     def decode(item: int) -> dict[str, Any]:
         log.note(item)
-        return {"image": np.full((item % 4 + 1, 6), item, np.float32), "label": item, "name": f"n{item}"}
+        return {
+            "image": np.full((item % 4 + 1, 6), item, np.float32),
+            "label": item,
+            "name": f"n{item}",
+        }
 
     return decode
 
@@ -94,14 +100,18 @@ def test_fn_is_called_once_for_each_item_and_the_bits_are_those_without_a_cache(
 def test_a_later_run_calls_fn_for_nothing(on: Place, log: Log, tmp_path: Path) -> None:
     expected = reference(log)
     for workers in PLACES:
-        with lp.Loader(range(ITEMS), decoder(log), **settings(cache=tmp_path / "c", **on(workers))) as loader:
+        with lp.Loader(
+            range(ITEMS), decoder(log), **settings(cache=tmp_path / "c", **on(workers))
+        ) as loader:
             assert_same(read(loader, 3), expected)
             assert loader.statistics().cache.misses == (ITEMS if workers == 0 else 0)
     assert len(log.take()) == ITEMS
 
 
 def test_a_run_that_stopped_half_way_leaves_its_half(on: Place, log: Log, tmp_path: Path) -> None:
-    with lp.Loader(range(ITEMS), decoder(log), **settings(cache=tmp_path / "c", workers=0)) as loader:
+    with lp.Loader(
+        range(ITEMS), decoder(log), **settings(cache=tmp_path / "c", workers=0)
+    ) as loader:
         batches = iter(loader)
         next(batches), next(batches)
     half = log.take()
@@ -133,13 +143,17 @@ def test_a_full_cache_goes_on_and_says_so(on: Place, log: Log, tmp_path: Path) -
         chosen = {"batch_size": 5, "cache": cache, "augment": np.sum, **on(2)}
         with lp.Loader(range(ITEMS), decode, **chosen) as loader:
             for _ in range(3):
-                assert [int(total) for batch in loader for total in batch] == [25_000 * n for n in range(ITEMS)]
+                assert [int(total) for batch in loader for total in batch] == [
+                    25_000 * n for n in range(ITEMS)
+                ]
             statistics = loader.statistics()
             assert statistics.cache.is_full and statistics.cache.bytes <= (cache.max_bytes or 0)
         calls = log.take()
         kept = [item for item in range(ITEMS) if calls.count(item) == 1]
         assert 10 <= len(kept) <= (cache.max_bytes or 0) // 200_000
-        assert ITEMS < statistics.cache.misses <= len(calls)  # some of the next epoch were made since
+        assert (
+            ITEMS < statistics.cache.misses <= len(calls)
+        )  # some of the next epoch were made since
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -151,7 +165,9 @@ def test_what_fails_is_not_kept(on: Place, where: Any, tmp_path: Path, workers: 
             raise KeyError("seven")
         return item
 
-    with lp.Loader(range(20), decode, batch_size=5, cache=where, on_error="skip", **on(workers)) as loader:
+    with lp.Loader(
+        range(20), decode, batch_size=5, cache=where, on_error="skip", **on(workers)
+    ) as loader:
         assert [int(item) for batch in loader for item in batch] == [n for n in range(20) if n != 7]
         mended.touch()
         batches = read(loader, 2)[-4:]  # some of the next epoch may have been made before
@@ -162,7 +178,9 @@ def test_an_augment_that_fails_has_fn_kept(on: Place, where: Any, log: Log) -> N
     def fails(sample: dict[str, Any]) -> Any:
         raise ZeroDivisionError(f"at {sample['label']}")
 
-    with lp.Loader(range(20), decoder(log), batch_size=4, augment=fails, cache=where, **on(2)) as loader:
+    with lp.Loader(
+        range(20), decoder(log), batch_size=4, augment=fails, cache=where, **on(2)
+    ) as loader:
         for _ in range(2):
             with pytest.raises(ZeroDivisionError, match="at 0") as error:
                 next(iter(loader))
@@ -172,7 +190,9 @@ def test_an_augment_that_fails_has_fn_kept(on: Place, where: Any, log: Log) -> N
 
 class TestRandomFunctions:
     @pytest.mark.parametrize("workers", [0, 2])
-    @pytest.mark.parametrize("draw", [lambda: random.random(), lambda: np.random.rand()], ids=["random", "numpy"])
+    @pytest.mark.parametrize(
+        "draw", [lambda: random.random(), lambda: np.random.rand()], ids=["random", "numpy"]
+    )
     @pytest.mark.parametrize(
         "more", [{"on_error": "replace"}, {"seed_globals": True}, {"seed_globals": False}], ids=str
     )
@@ -181,13 +201,20 @@ class TestRandomFunctions:
     ) -> None:
         chosen = {"batch_size": 4, "cache": where, "on_error": "skip", **more}
         with (
-            lp.Loader(range(20), lambda item: item + (draw() if item == 13 else 0), **chosen, **on(workers)) as loader,
+            lp.Loader(
+                range(20),
+                lambda item: item + (draw() if item == 13 else 0),
+                **chosen,
+                **on(workers),
+            ) as loader,
             pytest.raises(lp.CacheError, match=r"source index 13[\s\S]*augment="),
         ):
             read(loader)
 
     @pytest.mark.parametrize("workers", PLACES)
-    def test_augment_may_draw_from_the_globals(self, on: Place, where: Any, log: Log, workers: int) -> None:
+    def test_augment_may_draw_from_the_globals(
+        self, on: Place, where: Any, log: Log, workers: int
+    ) -> None:
         def noisy(sample: dict[str, Any]) -> float:
             return float(sample["label"]) + random.random() + np.random.rand()
 
@@ -232,7 +259,9 @@ class TestAugmentAlone:
             return fn(item) * 2 + rng.integers(3)
 
         with (
-            lp.Loader(range(40), fn, batch_size=8, augment=double, cache=cache, **on(workers)) as loader,
+            lp.Loader(
+                range(40), fn, batch_size=8, augment=double, cache=cache, **on(workers)
+            ) as loader,
             lp.Loader(range(40), doubled, batch_size=8, workers=0) as expected,
         ):
             assert_same(read(loader, 2), read(expected, 2))
@@ -263,10 +292,14 @@ class TestStreams:
 
         found = []
         for workers in (0, 2):
-            with self.MAKERS[maker](fn=np.negative, augment=then, batch_size=5, workers=workers) as loader:
+            with self.MAKERS[maker](
+                fn=np.negative, augment=then, batch_size=5, workers=workers
+            ) as loader:
                 found.append(read(loader))
         assert_same(*found)
-        assert sorted(np.concatenate([items for items, _ in found[0]]).tolist()) == list(range(-39, 1))
+        assert sorted(np.concatenate([items for items, _ in found[0]]).tolist()) == list(
+            range(-39, 1)
+        )
         assert len(set(np.concatenate([drawn for _, drawn in found[0]]).tolist())) == 40
         with pytest.raises(lp.ArgumentError, match="got a stream or generator"):
             self.MAKERS[maker](fn=np.negative, cache="memory", workers=0)
@@ -274,13 +307,25 @@ class TestStreams:
 
 class TestRefused:
     CASES = {
-        "batch_fn and augment": ({"fn": None, "batch_fn": np.stack, "augment": np.abs}, "be combined with batch_fn"),
-        "batch_fn and cache": ({"fn": None, "batch_fn": np.stack, "cache": "memory"}, "cache stores single samples"),
-        "fn takes rng": ({"fn": lambda item, rng: item, "cache": "memory"}, r"fn takes `rng`.*augment="),
+        "batch_fn and augment": (
+            {"fn": None, "batch_fn": np.stack, "augment": np.abs},
+            "be combined with batch_fn",
+        ),
+        "batch_fn and cache": (
+            {"fn": None, "batch_fn": np.stack, "cache": "memory"},
+            "cache stores single samples",
+        ),
+        "fn takes rng": (
+            {"fn": lambda item, rng: item, "cache": "memory"},
+            r"fn takes `rng`.*augment=",
+        ),
         "no fn": ({"fn": None, "cache": "memory"}, "no fn was given"),
         "cache is a class": ({"cache": lp.Cache}, "cache must be"),
         "augment is no function": ({"augment": 3}, "augment must be callable"),
-        "augment takes nothing": ({"augment": lambda: 3}, r"augment must be callable as augment\(sample\)"),
+        "augment takes nothing": (
+            {"augment": lambda: 3},
+            r"augment must be callable as augment\(sample\)",
+        ),
         "cache is a number": ({"cache": 3}, "cache must be"),
         "cache is empty": ({"cache": ""}, "cache must be"),
     }
@@ -297,7 +342,12 @@ class TestRefused:
                 lp.Loader.from_sequence([np.zeros(3)], **{name: value})
 
     def test_what_is_no_pickle(self, on: Place, where: Any) -> None:
-        chosen = {"batch_size": 4, "augment": lambda made: made(), "cache": where, "on_error": "skip"}
+        chosen = {
+            "batch_size": 4,
+            "augment": lambda made: made(),
+            "cache": where,
+            "on_error": "skip",
+        }
         for workers in (0, 2):
             with (
                 lp.Loader(range(8), lambda item: lambda: item, **chosen, **on(workers)) as loader,
@@ -314,14 +364,19 @@ class TestOnDisk:
         cache = tmp_path / "c"
         with lp.Loader(range(10), make(2), workers=0, cache=cache) as loader:
             read(loader)
-            with pytest.raises(lp.CacheError, match=r"'factor' of .*make.* \(then 2, now 3\)\..*Delete the directory"):
+            with pytest.raises(
+                lp.CacheError,
+                match=r"'factor' of .*make.* \(then 2, now 3\)\..*Delete the directory",
+            ):
                 lp.Loader(range(10), make(3), workers=0, cache=cache)
             with pytest.raises(lp.CacheError, match=r"function \(then"):
                 loader.replace(fn=lambda item: item - 2)
             with pytest.raises(lp.CacheError, match="source"):
                 loader.replace(source=range(11))
             # What is not kept may differ.
-            with loader.replace(augment=np.negative, batch_size=3, shuffle=True, seed=9, shard=lp.Shard(2, 0)) as other:
+            with loader.replace(
+                augment=np.negative, batch_size=3, shuffle=True, seed=9, shard=lp.Shard(2, 0)
+            ) as other:
                 assert set(np.concatenate(read(other)).tolist()) < {-2 * item for item in range(10)}
                 assert other.statistics().cache.misses == 0
 
@@ -338,16 +393,24 @@ class TestOnDisk:
                 file.seek(whole.index(bytes([len(name)]) + name) + 1)
                 file.write(b"m")
         with lp.Loader(range(ITEMS), decoder(log), **chosen, **on(2)) as loader:
-            with pytest.warns(lp.LoaderpoolWarning, match="[2-4] entries could not be read") as warned:
+            with pytest.warns(
+                lp.LoaderpoolWarning, match="[2-4] entries could not be read"
+            ) as warned:
                 first = [copied(batch) for batch in loader]
             assert [each.filename for each in warned] == [__file__]
             assert_same(first + read(loader, 2), expected)
-            assert 2 <= loader.statistics().cache.damaged <= 4  # two workers may meet an item at the same moment
+            assert (
+                2 <= loader.statistics().cache.damaged <= 4
+            )  # two workers may meet an item at the same moment
         assert set(log.take()) == {3, 30}
 
-    def test_a_store_deleted_under_a_run_costs_no_more_than_itself(self, on: Place, log: Log, tmp_path: Path) -> None:
+    def test_a_store_deleted_under_a_run_costs_no_more_than_itself(
+        self, on: Place, log: Log, tmp_path: Path
+    ) -> None:
         expected = reference(log)
-        with lp.Loader(range(ITEMS), decoder(log), **settings(cache=tmp_path / "c", **on(2))) as loader:
+        with lp.Loader(
+            range(ITEMS), decoder(log), **settings(cache=tmp_path / "c", **on(2))
+        ) as loader:
             first = read(loader)
             for file in (tmp_path / "c").iterdir():
                 file.unlink()
@@ -363,7 +426,9 @@ def test_memory_is_free_once_the_loader_is_closed_though_its_pool_lives(on: Plac
         assert shared_bytes(*pids) - before > 15_000_000
     deadline_s = time.monotonic() + 5.0
     while shared_bytes(*pids) - before > 2_000_000 and time.monotonic() < deadline_s:
-        with lp.Loader(range(4), batch_size=2, **on(2)) as other:  # takes in that the loader was unloaded
+        with lp.Loader(
+            range(4), batch_size=2, **on(2)
+        ) as other:  # takes in that the loader was unloaded
             read(other)
     assert shared_bytes(*pids) - before <= 2_000_000
 

@@ -25,17 +25,26 @@ ITEMS = 10_000
 
 
 def records(count: int = ITEMS) -> list[dict[str, Any]]:
-    return [{"path": f"data/train/{i:06d}.jpg", "label": i % 1000, "weight": i / 7} for i in range(count)]
+    return [
+        {"path": f"data/train/{i:06d}.jpg", "label": i % 1000, "weight": i / 7}
+        for i in range(count)
+    ]
 
 
 def test_a_shared_list_and_dict_read_as_the_ones_that_they_were_made_from() -> None:
     training_set = records(2_000)
     sizes = {each["path"]: [at % 640, at % 480] for at, each in enumerate(training_set)}
     shared, table = lp.share(training_set), lp.share(sizes)
-    assert list(shared) == training_set and shared[-1] == training_set[-1] and shared[5:7] == training_set[5:7]
+    assert (
+        list(shared) == training_set
+        and shared[-1] == training_set[-1]
+        and shared[5:7] == training_set[5:7]
+    )
     assert len(shared) == 2_000 and training_set[7] in shared and shared.index(training_set[7]) == 7
     assert dict(table) == sizes and list(table) == list(sizes) and len(table) == 2_000
-    assert "nothing" not in table and table.get("nothing", 3) == 3 and set(table.keys()) == set(sizes)
+    assert (
+        "nothing" not in table and table.get("nothing", 3) == 3 and set(table.keys()) == set(sizes)
+    )
     with pytest.raises(IndexError):
         shared[2_000]
     with pytest.raises(KeyError):
@@ -43,7 +52,9 @@ def test_a_shared_list_and_dict_read_as_the_ones_that_they_were_made_from() -> N
     assert list(lp.share(())) == [] and dict(lp.share({})) == {}
 
 
-@pytest.mark.parametrize("change", ["x[0] = 1", "del x[0]", "x.append(1)", "x += [1]", "x.sort()", "x.update({})"])
+@pytest.mark.parametrize(
+    "change", ["x[0] = 1", "del x[0]", "x.append(1)", "x += [1]", "x.sort()", "x.update({})"]
+)
 def test_what_is_shared_cannot_be_changed(change: str) -> None:
     for shared in (lp.share([3, 2]), lp.share({0: "a"})):
         with pytest.raises((TypeError, AttributeError)):
@@ -69,7 +80,9 @@ def test_elements_of_a_class_and_their_large_arrays_are_shared_too() -> None:
         return record.image[0, :2]
 
     with lp.Loader(range(8), load, batch_size=4, workers=2) as loader:
-        assert [list(map(float, row)) for batch in loader for row in batch] == [[i % 4] * 2 for i in range(8)]
+        assert [list(map(float, row)) for batch in loader for row in batch] == [
+            [i % 4] * 2 for i in range(8)
+        ]
         assert notes(loader.statistics(), "copied into") == []
 
 
@@ -88,12 +101,22 @@ def test_a_shared_list_takes_no_more_memory_than_as_the_source() -> None:
     table = lp.share({each["path"]: each for each in training_set})
     expected = sum(i % 1000 for i in range(count))
     loaders: dict[str, Any] = {
-        "source": lambda: lp.Loader(training_set, lambda item: item["label"], batch_size=1000, workers=4, shuffle=True),
-        "list": lambda: lp.Loader(range(count), lambda i: shared[i]["label"], batch_size=1000, workers=4, shuffle=True),
-        "dict": lambda: lp.Loader(
-            range(count), lambda i: table[f"data/train/{i:06d}.jpg"]["label"], batch_size=1000, workers=4, shuffle=True
+        "source": lambda: lp.Loader(
+            training_set, lambda item: item["label"], batch_size=1000, workers=4, shuffle=True
         ),
-        "as the source": lambda: lp.Loader(shared, lambda item: item["label"], batch_size=1000, workers=4),
+        "list": lambda: lp.Loader(
+            range(count), lambda i: shared[i]["label"], batch_size=1000, workers=4, shuffle=True
+        ),
+        "dict": lambda: lp.Loader(
+            range(count),
+            lambda i: table[f"data/train/{i:06d}.jpg"]["label"],
+            batch_size=1000,
+            workers=4,
+            shuffle=True,
+        ),
+        "as the source": lambda: lp.Loader(
+            shared, lambda item: item["label"], batch_size=1000, workers=4
+        ),
     }
     taken: dict[str, int] = {}
     for name, make in loaders.items():
@@ -110,7 +133,9 @@ def test_a_shared_list_takes_no_more_memory_than_as_the_source() -> None:
 def test_a_large_list_is_warned_of_in_the_caller_s_line_with_the_line_that_mends_it() -> None:
     training_set = [f"data/train/{i:07d}.jpg" * 4 for i in range(250_000)]
     with pytest.warns(lp.LargeDataWarning) as warned:
-        lp.Loader(range(8), lambda i: len(random.choice(training_set)), batch_size=4, workers=1).close()
+        lp.Loader(
+            range(8), lambda i: len(random.choice(training_set)), batch_size=4, workers=1
+        ).close()
     (warning,) = warned
     text = str(warning.message)
     assert warning.filename == __file__
@@ -120,7 +145,9 @@ def test_a_large_list_is_warned_of_in_the_caller_s_line_with_the_line_that_mends
     training_set = lp.share(training_set)  # type: ignore[assignment]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with lp.Loader(range(8), lambda i: len(random.choice(training_set)), batch_size=4, workers=1) as loader:
+        with lp.Loader(
+            range(8), lambda i: len(random.choice(training_set)), batch_size=4, workers=1
+        ) as loader:
             assert len(read(loader)) == 2
 
 
@@ -135,7 +162,9 @@ def test_lists_and_dicts_in_dicts_are_named_as_code_would_write_them() -> None:
     numbers = list(range(3_000_000))
     tables = {"names": dict(enumerate(f"data/train/{i:07d}.jpg" * 4 for i in range(250_000)))}
     with pytest.warns(lp.LargeDataWarning) as warned:
-        lp.Loader(range(8), lambda i: len(tables["names"][i]) + numbers[i], batch_size=4, workers=1).close()
+        lp.Loader(
+            range(8), lambda i: len(tables["names"][i]) + numbers[i], batch_size=4, workers=1
+        ).close()
     fixes = sorted(str(each.message).partition("To share one copy: ")[2] for each in warned)
     assert fixes == ["numbers = lp.share(numbers)", "tables['names'] = lp.share(tables['names'])"]
 
@@ -144,14 +173,18 @@ def test_what_the_loader_itself_reads_is_not_warned_of() -> None:
     names = [f"data/train/{i:07d}.jpg" * 4 for i in range(250_000)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        lp.Loader(range(8), lambda i: len(random.choice(names)), batch_size=4, workers=0).close()  # nothing is copied
+        lp.Loader(
+            range(8), lambda i: len(random.choice(names)), batch_size=4, workers=0
+        ).close()  # nothing is copied
         for source in (names, {"name": names, "number": list(range(250_000))}):
             lp.Loader(source, lambda item: 1, batch_size=4, workers=1).close()
 
 
 def test_a_captured_memoryview_is_refused_by_name() -> None:
     view = memoryview(np.arange(4))
-    with pytest.raises(lp.UnpicklableError, match=r"closure variable 'view' of function .*numpy\.asarray"):
+    with pytest.raises(
+        lp.UnpicklableError, match=r"closure variable 'view' of function .*numpy\.asarray"
+    ):
         lp.Loader(range(3), lambda i: np.int64(view[i]), batch_size=3, workers=2)
 
 
@@ -193,20 +226,31 @@ class Table:
 
 WRAPPED: dict[str, tuple[Callable[[Any], lp.Loader], str]] = {
     "object": (lambda table: lp.Loader([table][0], batch_size=2, workers=1), "source"),
-    "column": (lambda table: lp.Loader({"x": table, "y": [0] * 8}, batch_size=2, workers=1), "source → column ['x']"),
+    "column": (
+        lambda table: lp.Loader({"x": table, "y": [0] * 8}, batch_size=2, workers=1),
+        "source → column ['x']",
+    ),
     "inner column": (
         lambda table: lp.Loader({"x": {"u": table}, "y": [0] * 8}, batch_size=2, workers=1),
         "source → column ['x']['u']",
     ),
-    "tuple": (lambda table: lp.Loader((np.zeros(8), table), batch_size=2, workers=1), "source → column [1]"),
+    "tuple": (
+        lambda table: lp.Loader((np.zeros(8), table), batch_size=2, workers=1),
+        "source → column [1]",
+    ),
     "sequence": (lambda table: lp.Loader.from_sequence(table, workers=1), "source"),
-    "mix": (lambda table: lp.Loader(lp.mix([[1, 2], table]), batch_size=2, workers=1), "source → source [1]"),
+    "mix": (
+        lambda table: lp.Loader(lp.mix([[1, 2], table]), batch_size=2, workers=1),
+        "source → source [1]",
+    ),
     "zip": (
         lambda table: lp.Loader(lp.zip_sources(range(8), table), batch_size=2, workers=1),
         "source → source [1]",
     ),
     "named zip": (
-        lambda table: lp.Loader(lp.zip_sources({"a": range(8), "b": table}), batch_size=2, workers=1),
+        lambda table: lp.Loader(
+            lp.zip_sources({"a": range(8), "b": table}), batch_size=2, workers=1
+        ),
         "source → source ['b']",
     ),
     "mix of zips": (
@@ -221,7 +265,9 @@ def test_paths_name_no_wrapper_of_ours(kind: str) -> None:
     make, path = WRAPPED[kind]
     with pytest.raises(lp.UnpicklableError) as caught:
         make(Table(threading.Lock()))
-    assert f"workers: {path} → attribute .lock of Table, of type _thread.lock. " in str(caught.value)
+    assert f"workers: {path} → attribute .lock of Table, of type _thread.lock. " in str(
+        caught.value
+    )
     with pytest.warns(lp.LargeDataWarning) as warned:
         make(Table()).close()
     assert [str(each.message).partition(" is a list of ")[0] for each in warned] == [
@@ -248,7 +294,10 @@ def test_a_compressed_file_is_named_as_the_source(tmp_path: Path) -> None:
             archive.addfile(tarfile.TarInfo(f"{number}.txt"))
     source = Labelled([tmp_path / "a.tar.gz"])
     source.lock = threading.Lock()  # type: ignore[attr-defined]
-    with pytest.raises(lp.UnpicklableError, match=r"workers: source → attribute \.lock of Labelled, of type _thread"):
+    with pytest.raises(
+        lp.UnpicklableError,
+        match=r"workers: source → attribute \.lock of Labelled, of type _thread",
+    ):
         lp.Loader(source, lambda item: 1, batch_size=2, workers=1)
 
 
@@ -262,7 +311,9 @@ def line_of(make: Callable[[], lp.Loader]) -> str:
 MADE_BY_NOBODY = "obj.rows = lp.share(obj.rows), where obj is "
 
 
-@pytest.mark.parametrize("name", ["method", "callable", "partial", "partial of a method", "keyword"])
+@pytest.mark.parametrize(
+    "name", ["method", "callable", "partial", "partial of a method", "keyword"]
+)
 def test_the_line_names_the_object_that_has_a_variable(name: str) -> None:
     table = Table()
     functions: dict[str, Any] = {
@@ -285,9 +336,14 @@ def test_the_line_names_the_object_that_has_a_variable(name: str) -> None:
     [
         (lambda: Table().load, f"{MADE_BY_NOBODY}the object of the method Table.load"),
         (lambda: Table(), f"{MADE_BY_NOBODY}the object that you pass as fn"),
-        (lambda: functools.partial(Table.load, Table()), f"{MADE_BY_NOBODY}argument 0 of the partial"),
         (
-            lambda: functools.partial(lambda index, data: data["x"][index], data={"x": list(range(250_000))}),
+            lambda: functools.partial(Table.load, Table()),
+            f"{MADE_BY_NOBODY}argument 0 of the partial",
+        ),
+        (
+            lambda: functools.partial(
+                lambda index, data: data["x"][index], data={"x": list(range(250_000))}
+            ),
             "obj['x'] = lp.share(obj['x']), where obj is argument 'data' of the partial",
         ),
         (

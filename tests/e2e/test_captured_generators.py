@@ -24,7 +24,9 @@ ITEMS = 64
 
 def drawn(loader: lp.Loader, epochs: int = 1) -> list[list[float]]:
     with loader:
-        return [[float(value) for batch in loader for value in np.ravel(batch)] for _ in range(epochs)]
+        return [
+            [float(value) for batch in loader for value in np.ravel(batch)] for _ in range(epochs)
+        ]
 
 
 class Noisy:
@@ -79,7 +81,9 @@ def of_a_partial(index: int, generator: Any = None) -> float:
 def of_torch() -> tuple[Any, ...]:
     torch = pytest.importorskip("torch")
     generator = torch.Generator().manual_seed(3)
-    return range(ITEMS), lambda index: float(torch.rand(1, generator=generator, dtype=torch.float64))
+    return range(ITEMS), lambda index: float(
+        torch.rand(1, generator=generator, dtype=torch.float64)
+    )
 
 
 def of_scipy() -> tuple[Any, ...]:
@@ -109,7 +113,10 @@ CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "deep in a transform without a seed": lambda: (range(ITEMS), Transform()),
     "in a slot": lambda: (range(ITEMS), Slotted()),
     "of a class": lambda: (range(ITEMS), OfTheClass()),
-    "of a partial": lambda: (range(ITEMS), functools.partial(of_a_partial, generator=np.random.default_rng(4))),
+    "of a partial": lambda: (
+        range(ITEMS),
+        functools.partial(of_a_partial, generator=np.random.default_rng(4)),
+    ),
     "torch.Generator": of_torch,
     "scipy distribution": of_scipy,
     "spawned children": spawning,
@@ -127,7 +134,9 @@ def test_samples_draw_distinct_numbers(arguments: tuple[Any, ...]) -> None:
 
 
 def test_draws_are_equal_for_any_workers(arguments: tuple[Any, ...]) -> None:
-    none, one, three = (drawn(lp.Loader(*arguments, batch_size=8, workers=n), epochs=2) for n in (0, 1, 3))
+    none, one, three = (
+        drawn(lp.Loader(*arguments, batch_size=8, workers=n), epochs=2) for n in (0, 1, 3)
+    )
     assert none == one == three
 
 
@@ -185,7 +194,9 @@ def test_batch_fn_draws_once_per_batch() -> None:
     def draw(items: list[int]) -> Any:
         return rng.random(len(items))
 
-    none, three = (drawn(lp.Loader(range(64), batch_fn=draw, batch_size=8, workers=n)) for n in (0, 3))
+    none, three = (
+        drawn(lp.Loader(range(64), batch_fn=draw, batch_size=8, workers=n)) for n in (0, 3)
+    )
     assert none == three
     assert len(set(none[0])) == ITEMS
 
@@ -250,7 +261,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.parametrize("name", ["plain", "deep"])
 def test_generators_of_modules_are_seeded(module: Any, name: str) -> None:
     function = getattr(module, name)
-    none, one, three = (drawn(lp.Loader(range(ITEMS), function, batch_size=8, workers=n), 2) for n in (0, 1, 3))
+    none, one, three = (
+        drawn(lp.Loader(range(ITEMS), function, batch_size=8, workers=n), 2) for n in (0, 1, 3)
+    )
     assert none == one == three
     assert len({*none[0], *none[1]}) == 2 * ITEMS
 
@@ -273,13 +286,17 @@ def test_generators_that_setup_makes_are_seeded() -> None:
     def draw(index: int) -> float:
         return float(opened["rng"].random())
 
-    none, three = (drawn(lp.Loader(range(ITEMS), draw, batch_size=8, workers=n, setup=setup)) for n in (0, 3))
+    none, three = (
+        drawn(lp.Loader(range(ITEMS), draw, batch_size=8, workers=n, setup=setup)) for n in (0, 3)
+    )
     assert none == three
     assert len(set(none[0])) == ITEMS
 
 
 @pytest.mark.parametrize("order", [(0, 3), (3, 0, 3)])
-def test_generators_that_setup_puts_into_a_module_are_seeded(module: Any, order: tuple[int, ...]) -> None:
+def test_generators_that_setup_puts_into_a_module_are_seeded(
+    module: Any, order: tuple[int, ...]
+) -> None:
     def setup() -> None:
         import module_with_generators  # type: ignore[import-not-found]
 
@@ -288,7 +305,9 @@ def test_generators_that_setup_puts_into_a_module_are_seeded(module: Any, order:
     def draw(index: int) -> float:
         return float(module.MADE.random() + module.RNG.random())
 
-    found = [drawn(lp.Loader(range(ITEMS), draw, batch_size=8, workers=n, setup=setup)) for n in order]
+    found = [
+        drawn(lp.Loader(range(ITEMS), draw, batch_size=8, workers=n, setup=setup)) for n in order
+    ]
     assert all(each == found[0] for each in found)
     assert len(set(found[0][0])) == ITEMS
 
@@ -360,7 +379,9 @@ class Shuffled:
 
 
 def test_a_stream_shuffles_anew_in_each_pass() -> None:
-    none, one, three = (drawn(lp.Loader(Shuffled(), np.int64, batch_size=4, workers=n), 3) for n in (0, 1, 3))
+    none, one, three = (
+        drawn(lp.Loader(Shuffled(), np.int64, batch_size=4, workers=n), 3) for n in (0, 1, 3)
+    )
     assert none == one == three
     assert len(set(map(tuple, none))) == 3
 
@@ -486,9 +507,18 @@ def by_an_import(package: Any) -> tuple[Any, ...]:
 # By name: the source and the function.
 USES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "package.module.generator": by_a_chain,
-    "package.module.function": lambda package: (range(ITEMS), lambda index: package.rngs.decorated(index)),
-    "package.module.dict": lambda package: (range(ITEMS), lambda index: package.rngs.POOL["hue"].random()),
-    "package.module.proxy": lambda package: (range(ITEMS), lambda index: package.rngs.PROXY.random()),
+    "package.module.function": lambda package: (
+        range(ITEMS),
+        lambda index: package.rngs.decorated(index),
+    ),
+    "package.module.dict": lambda package: (
+        range(ITEMS),
+        lambda index: package.rngs.POOL["hue"].random(),
+    ),
+    "package.module.proxy": lambda package: (
+        range(ITEMS),
+        lambda index: package.rngs.PROXY.random(),
+    ),
     "getattr": by_name,
     "import in a function": by_an_import,
     "class of a module": lambda package: (package.data.Dataset(),),
@@ -537,7 +567,9 @@ def of_a_subclass(library: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("make", [of_an_instance, of_a_subclass])
-def test_generators_of_library_classes_are_seeded(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generators_of_library_classes_are_seeded(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = make(make_library(tmp_path, monkeypatch, LIBRARY))
     none, one, three = (drawn(lp.Loader(*arguments, batch_size=8, workers=n), 2) for n in (0, 1, 3))
     assert none == one == three
@@ -642,7 +674,10 @@ class ManyRecords:
     """A dataset of many small objects with a transform deep inside."""
 
     def __init__(self, count: int) -> None:
-        self.records = [Record(str(at), [Box(at, 0) for _ in range(4)], {"all": Box(0, 0)}) for at in range(count)]
+        self.records = [
+            Record(str(at), [Box(at, 0) for _ in range(4)], {"all": Box(0, 0)})
+            for at in range(count)
+        ]
         self.transform = Sequence(Sequence(Transform()))
 
     def __len__(self) -> int:
@@ -673,7 +708,9 @@ class BoundMethod:
 
 
 def of_a_table() -> Any:
-    frame = pytest.importorskip("pandas").DataFrame({"rng": [np.random.default_rng(), np.random.default_rng()]})
+    frame = pytest.importorskip("pandas").DataFrame(
+        {"rng": [np.random.default_rng(), np.random.default_rng()]}
+    )
     return lambda index: float(frame["rng"][index % 2].random())
 
 
@@ -815,14 +852,18 @@ def test_generators_of_setup_go_on_after_a_resume(when: str) -> None:
 
 
 def test_threads_warn_of_a_generator() -> None:
-    with pytest.warns(lp.LoaderpoolWarning, match="attribute .rng of Noisy is a random number generator.*threads=1"):
+    with pytest.warns(
+        lp.LoaderpoolWarning,
+        match="attribute .rng of Noisy is a random number generator.*threads=1",
+    ):
         lp.Loader(Noisy(np.random.default_rng(0)), batch_size=8, workers=1, threads=2).close()
 
 
 def test_threads_warn_of_a_generator_of_a_module(module: Any) -> None:
     function = lambda index: module.RNG.random()  # noqa: E731
     with pytest.warns(
-        lp.LoaderpoolWarning, match=r"module_with_generators\.RNG is a random number generator.*threads=1"
+        lp.LoaderpoolWarning,
+        match=r"module_with_generators\.RNG is a random number generator.*threads=1",
     ):
         lp.Loader(range(8), function, batch_size=8, workers=1, threads=2).close()
 
@@ -833,12 +874,18 @@ def test_a_warning_names_generators_behind_the_third(module: Any) -> None:
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         lp.Loader(range(8), function, batch_size=8, workers=1, threads=2).close()
-    assert "More random number generators: module_with_generators.RNG. With" in str(shown[-1].message)
+    assert "More random number generators: module_with_generators.RNG. With" in str(
+        shown[-1].message
+    )
 
 
 def test_seed_globals_false_warns_of_a_generator() -> None:
-    with pytest.warns(lp.LoaderpoolWarning, match="workers repeat the same numbers.*remove seed_globals=False"):
-        lp.Loader(Noisy(np.random.default_rng(0)), batch_size=8, workers=1, seed_globals=False).close()
+    with pytest.warns(
+        lp.LoaderpoolWarning, match="workers repeat the same numbers.*remove seed_globals=False"
+    ):
+        lp.Loader(
+            Noisy(np.random.default_rng(0)), batch_size=8, workers=1, seed_globals=False
+        ).close()
 
 
 def test_too_many_generators_warn() -> None:
@@ -849,7 +896,9 @@ def test_too_many_generators_warn() -> None:
 
 def test_a_cached_function_may_not_draw() -> None:
     rng = np.random.default_rng(0)
-    loader = lp.Loader(range(8), lambda index: rng.random(), batch_size=8, workers=1, cache="memory")
+    loader = lp.Loader(
+        range(8), lambda index: rng.random(), batch_size=8, workers=1, cache="memory"
+    )
     with loader, pytest.raises(lp.CacheError, match="a random number generator that it holds"):
         next(iter(loader))
 
@@ -864,5 +913,7 @@ def test_a_cache_on_disk_knows_unseeded_generators(tmp_path: Path) -> None:
         def augment(value: float, transform: Any = transform) -> float:
             return value + transform(0)
 
-        loader = lp.Loader(range(8), load, augment=augment, batch_size=8, workers=1, cache=tmp_path / "cache")
+        loader = lp.Loader(
+            range(8), load, augment=augment, batch_size=8, workers=1, cache=tmp_path / "cache"
+        )
         assert len(drawn(loader)[0]) == 8

@@ -177,7 +177,9 @@ def calls_of(dataset: Staged, pool: lp.Pool) -> int:
     before = -1
     while (now := dataset.calls.stat().st_size) != before:
         before = now
-        with lp.Loader(range(200), batch_size=1, workers=pool) as other:  # loaders of a pool take turns
+        with lp.Loader(
+            range(200), batch_size=1, workers=pool
+        ) as other:  # loaders of a pool take turns
             assert sum(1 for _ in other) == 200
     return now
 
@@ -228,7 +230,13 @@ def rename(dataset: Any) -> None:
         (Staged, rename),
         (Unstable, lambda dataset: None),
     ],
-    ids=["nothing", "a cached property", "cached properties", "an equal string", "an unstable pickle"],
+    ids=[
+        "nothing",
+        "a cached property",
+        "cached properties",
+        "an equal string",
+        "an unstable pickle",
+    ],
 )
 def test_epochs_without_a_change_discard_nothing(
     tmp_path: Path, kind: type[Staged], between: Callable[[Staged], object]
@@ -247,13 +255,18 @@ def test_statistics_say_which_epochs_began_with_changed_objects() -> None:
     with lp.Loader(dataset, batch_size=8, workers=1) as loader:
         for dataset.stage in range(3):
             assert shown(loader) == [dataset.stage]
-        assert any(note.startswith("2 epochs began with changed objects") for note in loader.statistics().notes)
+        assert any(
+            note.startswith("2 epochs began with changed objects")
+            for note in loader.statistics().notes
+        )
         assert any("source.stage: was 1, is 2" in note for note in loader.statistics().notes)
 
 
 def test_what_a_cached_property_keeps_is_left_out_beside_a_real_change() -> None:
     first, second = Computing(large_too=np.zeros(20_000)), np.zeros(20_000)
-    with lp.Loader(range(32), lambda i: first[i] + second[i] + first.large_too[i], batch_size=8, workers=1) as loader:
+    with lp.Loader(
+        range(32), lambda i: first[i] + second[i] + first.large_too[i], batch_size=8, workers=1
+    ) as loader:
         assert shown(loader) == [0]
         compute_all(first)
         assert shown(loader) == [0]
@@ -323,7 +336,9 @@ def test_what_a_library_keeps_of_its_last_call_does_not_touch_a_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transform = make_library(tmp_path, monkeypatch, TRANSFORM).Transform()
-    with lp.Loader(range(32), lambda i: np.int64(transform(0)), batch_size=8, workers=1, cache="memory") as loader:
+    with lp.Loader(
+        range(32), lambda i: np.int64(transform(0)), batch_size=8, workers=1, cache="memory"
+    ) as loader:
         for _ in range(4):
             assert shown(loader) == [1]
             transform(0)
@@ -342,7 +357,10 @@ def test_what_a_library_keeps_of_its_last_call_beside_large_lists(
         for _ in range(6):
             assert shown(loader) == [1]
             transform(0)
-        assert any(note.startswith("2 epochs began with changed objects") for note in loader.statistics().notes)
+        assert any(
+            note.startswith("2 epochs began with changed objects")
+            for note in loader.statistics().notes
+        )
         transform.p = 2
         assert shown(loader) == [2]
 
@@ -450,7 +468,9 @@ def test_streams_see_changes_of_the_stream_and_of_the_function() -> None:
             return iter([self.stage] * 32)
 
     stream, factor = Stream(), [1]
-    with lp.Loader(stream, lambda item: np.int64(factor[0] * item), batch_size=8, workers=2) as loader:
+    with lp.Loader(
+        stream, lambda item: np.int64(factor[0] * item), batch_size=8, workers=2
+    ) as loader:
         seen = [shown(loader)]
         stream.stage = 1
         seen.append(shown(loader))
@@ -482,7 +502,10 @@ def test_a_stream_that_loses_its_count_is_named() -> None:
     with lp.Loader(stream, batch_size=8, workers=1) as loader:
         assert [shown(loader), shown(loader)] == [[1], [2]]
         stream.stage = 1
-        with pytest.warns(lp.LoaderpoolWarning, match=r"loses what it counted in source\.passes in another process"):
+        with pytest.warns(
+            lp.LoaderpoolWarning,
+            match=r"loses what it counted in source\.passes in another process",
+        ):
             assert shown(loader) == [11]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -492,7 +515,9 @@ def test_a_stream_that_loses_its_count_is_named() -> None:
 
 def test_an_iterator_that_cannot_begin_again_loses_no_item() -> None:
     factor = [1]
-    with lp.Loader(iter(range(1, 65)), lambda item: np.int64(factor[0] * item), batch_size=8, workers=2) as loader:
+    with lp.Loader(
+        iter(range(1, 65)), lambda item: np.int64(factor[0] * item), batch_size=8, workers=2
+    ) as loader:
         assert loader.element_spec.shape == (None,)
         factor[0] = 2
         assert [int(row) for batch in loader for row in batch] == [*range(2, 130, 2)]
@@ -520,9 +545,13 @@ def test_setup_runs_again_in_the_workers_of_a_version(tmp_path: Path) -> None:
     def setup() -> None:
         Counted.started += 1
 
-    with lp.Loader(range(32), lambda i: (stage[0], Counted.started), batch_size=8, workers=2, setup=setup) as loader:
+    with lp.Loader(
+        range(32), lambda i: (stage[0], Counted.started), batch_size=8, workers=2, setup=setup
+    ) as loader:
         for stage[0] in range(3):
-            assert {(int(s), int(n)) for batch in loader for s, n in zip(*batch, strict=True)} == {(stage[0], 1)}
+            assert {(int(s), int(n)) for batch in loader for s, n in zip(*batch, strict=True)} == {
+                (stage[0], 1)
+            }
 
 
 # ---- hooks of a Sequence
@@ -558,7 +587,10 @@ def test_a_change_beside_a_large_array_is_seen() -> None:
     with lp.Loader(dataset, batch_size=8, workers=2) as loader:
         for dataset.stage in range(3):
             assert shown(loader) == [dataset.stage]
-        assert sum("3,000,000" in note or "24,000,000" in note for note in loader.statistics().notes) == 1
+        assert (
+            sum("3,000,000" in note or "24,000,000" in note for note in loader.statistics().notes)
+            == 1
+        )
 
 
 @pytest.mark.parametrize("elements", [200_000, 3_000_000])
@@ -575,7 +607,10 @@ def test_a_change_beside_large_lists_is_seen_with_a_warning() -> None:
     with lp.Loader(dataset, batch_size=8, workers=1) as loader:
         assert shown(loader) == [0]
         dataset.stage = 1
-        with pytest.warns(lp.LoaderpoolWarning, match=r"(?s)pickled again:\n  source.stage: was 0, is 1\n.*Only parts"):
+        with pytest.warns(
+            lp.LoaderpoolWarning,
+            match=r"(?s)pickled again:\n  source.stage: was 0, is 1\n.*Only parts",
+        ):
             assert shown(loader) == [1]
         dataset.stage = 2
         assert shown(loader) == [2]  # once is enough
@@ -596,7 +631,9 @@ class Counting(Staged):
         return vars(self)
 
 
-def test_small_objects_that_take_long_to_pickle_are_compared_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_objects_that_take_long_to_pickle_are_compared_at_a_glance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(changes, "_COMPARED_NS", 0)
     dataset = Counting(parts=[Small(number) for number in range(500)])
     with lp.Loader(dataset, batch_size=8, workers=1) as loader:
@@ -608,11 +645,16 @@ def test_small_objects_that_take_long_to_pickle_are_compared_at_a_glance(monkeyp
         assert Counting.pickled == before
         assert any(note.startswith("pickling takes long") for note in loader.statistics().notes)
         dataset.stage = 1
-        with pytest.warns(lp.LoaderpoolWarning, match=r"(?s)pickled again:\n  source.stage: was 0, is 1\n.*Only parts"):
+        with pytest.warns(
+            lp.LoaderpoolWarning,
+            match=r"(?s)pickled again:\n  source.stage: was 0, is 1\n.*Only parts",
+        ):
             assert shown(loader) == [1]
 
 
-def test_small_objects_that_were_slow_to_pickle_once_stay_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_objects_that_were_slow_to_pickle_once_stay_quick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As on a busy machine."""
     monkeypatch.setattr(changes, "_COMPARED_NS", 10**12)
     monkeypatch.setattr(clock, "thread_cpu_ns", iter([0, 10**13, 0, 0] + [0] * 1000).__next__)
@@ -648,11 +690,15 @@ def test_what_has_not_changed_stays_in_shared_memory() -> None:
 
 def test_a_handle_that_was_opened_since_is_named_and_later_changes_are_seen(tmp_path: Path) -> None:
     dataset = Staged()
-    with lp.Loader(dataset, batch_size=8, workers=1) as loader, open(tmp_path / "file", "w") as file:
+    with (
+        lp.Loader(dataset, batch_size=8, workers=1) as loader,
+        open(tmp_path / "file", "w") as file,
+    ):
         assert shown(loader) == [0]
         dataset.file = file  # type: ignore[attr-defined]
         with pytest.warns(
-            lp.LoaderpoolWarning, match=r"(?s)source.file: is new.*attribute .file of Staged.*__getstate"
+            lp.LoaderpoolWarning,
+            match=r"(?s)source.file: is new.*attribute .file of Staged.*__getstate",
         ):
             assert shown(loader) == [0]
         assert shown(loader) == [0]
@@ -711,7 +757,9 @@ def refuse() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("make", [lambda: [0] * 32, lambda: Staged(items=32), lambda: (np.zeros(32, int), [0] * 32)])
+@pytest.mark.parametrize(
+    "make", [lambda: [0] * 32, lambda: Staged(items=32), lambda: (np.zeros(32, int), [0] * 32)]
+)
 def test_a_source_that_became_shorter_is_an_error(make: Callable[[], Any], workers: int) -> None:
     source = make()
     with lp.Loader(source, batch_size=8, workers=workers) as loader:
@@ -720,7 +768,9 @@ def test_a_source_that_became_shorter_is_an_error(make: Callable[[], Any], worke
             source.items = 31
         else:
             del (source if isinstance(source, list) else source[1])[31]
-        with pytest.raises(lp.SourceError, match="had 32 items when the loader was created, and has 31 now"):
+        with pytest.raises(
+            lp.SourceError, match="had 32 items when the loader was created, and has 31 now"
+        ):
             list(loader)
 
 
@@ -743,7 +793,9 @@ def test_a_source_that_became_longer_is_warned_of(workers: int) -> None:
 def test_a_change_of_what_is_cached_is_an_error(where: str, workers: int, tmp_path: Path) -> None:
     dataset = Staged()
     place = "memory" if where == "memory" else tmp_path / "cache"
-    with lp.Loader(range(32), dataset.__getitem__, batch_size=8, workers=workers, cache=place) as loader:
+    with lp.Loader(
+        range(32), dataset.__getitem__, batch_size=8, workers=workers, cache=place
+    ) as loader:
         assert shown(loader) == [0]
         dataset.stage = 1
         with pytest.raises(lp.CacheError, match=r"function.* \(then .*, now"):
@@ -754,11 +806,15 @@ def test_a_change_of_what_is_cached_is_an_error(where: str, workers: int, tmp_pa
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("change_at", [0, 1])
-def test_no_result_of_changed_objects_is_cached_as_one_of_the_old(change_at: int, workers: int, tmp_path: Path) -> None:
+def test_no_result_of_changed_objects_is_cached_as_one_of_the_old(
+    change_at: int, workers: int, tmp_path: Path
+) -> None:
     dataset = Staged()
 
     def make() -> lp.Loader:
-        return lp.Loader(range(32), dataset.__getitem__, batch_size=8, workers=workers, cache=tmp_path / "cache")
+        return lp.Loader(
+            range(32), dataset.__getitem__, batch_size=8, workers=workers, cache=tmp_path / "cache"
+        )
 
     with make() as loader:
         for _ in range(change_at):
@@ -773,7 +829,9 @@ def test_no_result_of_changed_objects_is_cached_as_one_of_the_old(change_at: int
 
 def test_without_workers_a_change_within_a_pass_is_seen_before_it_is_cached(tmp_path: Path) -> None:
     dataset = Staged()
-    with lp.Loader(range(32), dataset.__getitem__, batch_size=8, workers=0, cache=tmp_path / "cache") as loader:
+    with lp.Loader(
+        range(32), dataset.__getitem__, batch_size=8, workers=0, cache=tmp_path / "cache"
+    ) as loader:
         batches = iter(loader)
         next(batches)
         dataset.stage = 1
@@ -791,7 +849,9 @@ def test_a_function_that_counts_its_calls_may_be_cached(workers: int, tmp_path: 
             self.calls += 1
             return item
 
-    with lp.Loader(range(32), Counts(), batch_size=8, workers=workers, cache=tmp_path / "cache") as loader:
+    with lp.Loader(
+        range(32), Counts(), batch_size=8, workers=workers, cache=tmp_path / "cache"
+    ) as loader:
         for _ in range(2):
             assert [batch[0] for batch in loader] == [0, 8, 16, 24]
 
@@ -802,7 +862,12 @@ def test_what_comes_after_the_cache_may_change(where: str, workers: int, tmp_pat
     dataset, factor = Staged(), [1]
     place = "memory" if where == "memory" else tmp_path / "cache"
     with lp.Loader(
-        range(32), dataset.__getitem__, augment=lambda x: x + factor[0], batch_size=8, workers=workers, cache=place
+        range(32),
+        dataset.__getitem__,
+        augment=lambda x: x + factor[0],
+        batch_size=8,
+        workers=workers,
+        cache=place,
     ) as loader:
         assert shown(loader) == [1]
         factor[0] = 2

@@ -120,7 +120,9 @@ def main_here(
 # -- tune
 
 
-def test_tune_measures_recommends_and_writes_files(command: Callable[..., ChildResult], project: Path) -> None:
+def test_tune_measures_recommends_and_writes_files(
+    command: Callable[..., ChildResult], project: Path
+) -> None:
     result = command(
         "tune", "jobs:make_waiting", "--seconds", "0.6", "--workers", "0,2", "--json", "r.json"
     ).check()  # fmt: skip
@@ -131,18 +133,25 @@ def test_tune_measures_recommends_and_writes_files(command: Callable[..., ChildR
     assert none["samples_per_s"] < 1 / 0.005
     assert two["samples_per_s"] > 1.4 * none["samples_per_s"]
     assert two["bytes_per_s"] == pytest.approx(16 * two["samples_per_s"])
-    assert (data["recommendation"]["workers"], data["recommendation"]["arguments"]) == (2, "workers=2")
+    assert (data["recommendation"]["workers"], data["recommendation"]["arguments"]) == (
+        2,
+        "workers=2",
+    )
     assert f"Use workers=2: {data['recommendation']['reason']}." in result.stdout.splitlines()
     assert [f"round {each} of 2, workers=2: " in result.stderr for each in (1, 2)] == [True, True]
 
 
 @pytest.mark.slow
-def test_tune_measures_threads_with_each_number_of_workers(command: Callable[..., ChildResult], project: Path) -> None:
+def test_tune_measures_threads_with_each_number_of_workers(
+    command: Callable[..., ChildResult], project: Path
+) -> None:
     result = command(
         "tune", "jobs:make_waiting", "--seconds", "0.6", "--workers", "0,1", "--threads", "1,4", "--json", "r.json"
     ).check()  # fmt: skip
     data = json.loads((project / "r.json").read_text())
-    settings = [(each["setting"]["workers"], each["setting"]["threads"]) for each in data["measurements"]]
+    settings = [
+        (each["setting"]["workers"], each["setting"]["threads"]) for each in data["measurements"]
+    ]
     assert settings == [(0, 1), (1, 1), (1, 4)]
     none, one, four = (each["samples_per_s"] for each in data["measurements"])
     assert max(none, one) < 1 / 0.005 < 1.4 / 0.005 < four
@@ -152,7 +161,9 @@ def test_tune_measures_threads_with_each_number_of_workers(command: Callable[...
 
 def test_tune_leaves_a_cache_out(command: Callable[..., ChildResult], project: Path) -> None:
     """Fifty samples, each kept after it was made once, would come at once in all but the first window."""
-    result = command("tune", "jobs:make_cached", "--seconds", "0.6", "--workers", "0,1", "--json", "r.json").check()
+    result = command(
+        "tune", "jobs:make_cached", "--seconds", "0.6", "--workers", "0,1", "--json", "r.json"
+    ).check()
     rates = json.loads((project / "r.json").read_text())["measurements"]
     assert all(each["samples_per_s"] < 1 / 0.005 for each in rates)
     assert "Note: measured without the loader's cache" in result.stdout
@@ -173,7 +184,11 @@ def test_tune_leaves_a_cache_out(command: Callable[..., ChildResult], project: P
         ("./my-jobs.py:make", 2, "package.module:name"),
         ("jobs:", 2, "package.module:name"),
         ("missing:make", 1, "ModuleNotFoundError: No module named 'missing'"),
-        ("jobs:make_waitin", 2, "was not found: module jobs has no 'make_waitin'. Did you mean make_waiting?"),
+        (
+            "jobs:make_waitin",
+            2,
+            "was not found: module jobs has no 'make_waitin'. Did you mean make_waiting?",
+        ),
         ("jobs:a_number", 2, "got int"),
         ("jobs:make_wrong", 2, "or a function without arguments that returns one, got list"),
         ("jobs:make_with", 1, "make_with() missing 1 required positional argument: 'path'"),
@@ -191,7 +206,9 @@ def test_a_wrong_target_is_explained(
     assert code == status
     assert says in text
     frames = [line for line in text.splitlines() if line.startswith('  File "')]
-    assert not any("loaderpool/" in frame or "importlib" in frame for frame in frames)  # the user's only
+    assert not any(
+        "loaderpool/" in frame or "importlib" in frame for frame in frames
+    )  # the user's only
 
 
 @pytest.mark.parametrize(
@@ -217,7 +234,9 @@ def test_a_wrong_option_fails_before_anything_is_imported(
     assert says in text
 
 
-def test_a_function_that_fails_on_a_sample_shows_its_error_and_where(command: Callable[..., ChildResult]) -> None:
+def test_a_function_that_fails_on_a_sample_shows_its_error_and_where(
+    command: Callable[..., ChildResult],
+) -> None:
     result = command("tune", "jobs:make_failing", "--workers", "1")
     assert result.returncode == 1
     assert "ValueError: no sample 0" in result.stderr and "in fail" in result.stderr
@@ -238,7 +257,9 @@ def test_ctrl_c_ends_cleanly(command: Callable[..., ChildResult], workers: str) 
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])
-def test_a_missing_extra_is_one_line_of_advice(command: Callable[..., ChildResult], missing: str) -> None:
+def test_a_missing_extra_is_one_line_of_advice(
+    command: Callable[..., ChildResult], missing: str
+) -> None:
     result = command("--version", before=f"sys.modules[{missing!r}] = None")
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
@@ -248,7 +269,9 @@ def test_a_missing_extra_is_one_line_of_advice(command: Callable[..., ChildResul
 # -- help
 
 
-def test_help_and_version(main_here: Callable[..., tuple[int, str]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_version(
+    main_here: Callable[..., tuple[int, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
     import loaderpool
     from loaderpool.tools.cli import main
 
@@ -257,4 +280,7 @@ def test_help_and_version(main_here: Callable[..., tuple[int, str]], capsys: pyt
     for arguments in (["--help"], ["tune", "--help"], ["profile", "-h"]):
         assert main(arguments) == 0
         text = capsys.readouterr().out
-        assert "Example" in text and f"  loaderpool {arguments[0].replace('--help', 'tune')} train:" in text
+        assert (
+            "Example" in text
+            and f"  loaderpool {arguments[0].replace('--help', 'tune')} train:" in text
+        )

@@ -21,7 +21,10 @@ ITEMS = 12_000
 
 
 def records() -> list[dict[str, Any]]:
-    return [{"path": f"data/train/{i:06d}.jpg", "label": i % 1000, "weight": i / 7} for i in range(ITEMS)]
+    return [
+        {"path": f"data/train/{i:06d}.jpg", "label": i % 1000, "weight": i / 7}
+        for i in range(ITEMS)
+    ]
 
 
 def tree_pss() -> int:
@@ -41,10 +44,14 @@ def test_workers_that_read_packed_items_take_no_memory_of_their_own_for_them() -
     items = [{"path": f"data/train/{i:07d}.jpg", "label": i % 1000} for i in range(200_000)]
     gc.collect()
     before = read_pss(os.getpid())
-    with lp.Loader(items, lambda item: item["label"], batch_size=1000, workers=4, shuffle=True) as loader:
+    with lp.Loader(
+        items, lambda item: item["label"], batch_size=1000, workers=4, shuffle=True
+    ) as loader:
         grown = []
         for _ in range(3):
-            assert sum(int(batch.sum()) for batch in loader) == sum(i % 1000 for i in range(200_000))
+            assert sum(int(batch.sum()) for batch in loader) == sum(
+                i % 1000 for i in range(200_000)
+            )
             grown.append(tree_pss() - before)
     # Unpacked it is 200 MB; the interpreters and the packed items are 70.
     assert grown[0] < 110e6 and grown[2] < grown[0] + 10e6, grown
@@ -93,7 +100,9 @@ def test_a_large_array_stands_in_memory_once_and_gives_the_bits_of_a_serial_run(
         array[:] = 0  # the trainer's own business until the next epoch
         assert sums_of([first, *batches]) == expected
         assert sums_of(loader) == [0] * ROWS
-        assert "it has changed" in notes(loader.statistics(), "copied into")[0]  # and is not moved while training runs
+        assert (
+            "it has changed" in notes(loader.statistics(), "copied into")[0]
+        )  # and is not moved while training runs
     assert not array.any() and array.ctypes.data == address
 
 
@@ -101,7 +110,9 @@ def test_a_shared_and_an_adopted_array_outlive_supervisors() -> None:
     adopted, shared = large_array(), lp.share(np.arange(20_000))
     sums = expected_of(adopted)
     expected = [sums[at % ROWS] + at for at in range(20 * ROWS)]
-    with lp.Loader(range(20 * ROWS), lambda i: adopted[i % ROWS].sum() + shared[i], batch_size=2, workers=2) as loader:
+    with lp.Loader(
+        range(20 * ROWS), lambda i: adopted[i % ROWS].sum() + shared[i], batch_size=2, workers=2
+    ) as loader:
         for _ in range(2):
             batches = iter(loader)
             found = sums_of([next(batches)])
@@ -160,7 +171,9 @@ def test_statistics_say_what_was_copied_and_why() -> None:
     with lp.Loader(range(4), lambda i: small[i] + borrowed[i], workers=1) as loader:
         assert sums_of(loader) == [1] * 4
         statistics = loader.statistics()
-    assert bytes_copied(statistics) == small.nbytes + borrowed.nbytes and bytes_shared(statistics) == 0
+    assert (
+        bytes_copied(statistics) == small.nbytes + borrowed.nbytes and bytes_shared(statistics) == 0
+    )
     assert notes(statistics, "copied into shared memory: ") == [
         "20,971,520 bytes: its memory is owned by a bytearray, not by NumPy",
         "800,000 bytes: it is smaller than 16 MiB",

@@ -23,7 +23,11 @@ def draw_numpy(index: int) -> Any:
 
 
 def draw_own(index: int, rng: np.random.Generator) -> Any:
-    return {"index": index, "noise": rng.standard_normal((2, 3), np.float32), "choice": rng.integers(1000)}
+    return {
+        "index": index,
+        "noise": rng.standard_normal((2, 3), np.float32),
+        "choice": rng.integers(1000),
+    }
 
 
 def draw_length(index: int, rng: np.random.Generator) -> Any:
@@ -88,7 +92,9 @@ def test_the_callers_own_generators_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_pass_counts_once_it_has_delivered_whether_it_is_finished_or_not(on: Place, workers: int) -> None:
+def test_a_pass_counts_once_it_has_delivered_whether_it_is_finished_or_not(
+    on: Place, workers: int
+) -> None:
     def epoch_of(batch: Any) -> int:
         return starts.index(indices_in([batch]))
 

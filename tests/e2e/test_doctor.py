@@ -22,13 +22,18 @@ def doctor(tmp_path: Path) -> Callable[..., ChildResult]:
     return run
 
 
-def test_a_worker_is_killed_and_the_batches_are_the_same(doctor: Callable[..., ChildResult]) -> None:
+def test_a_worker_is_killed_and_the_batches_are_the_same(
+    doctor: Callable[..., ChildResult],
+) -> None:
     lines = doctor().check().stdout.splitlines()
     assert [line[:18].strip() for line in lines] == [
         "CPUs", "memory", "file descriptors", "large arrays", "crash test",
     ]  # fmt: skip
     assert lines[3].endswith("shared with the workers in place")
-    assert "passed: a worker was killed by SIGKILL and replaced; all 24 batches are bit-identical" in lines[-1]
+    assert (
+        "passed: a worker was killed by SIGKILL and replaced; all 24 batches are bit-identical"
+        in lines[-1]
+    )
 
 
 def test_what_there_is_little_of_has_a_line_to_run(doctor: Callable[..., ChildResult]) -> None:
@@ -38,13 +43,19 @@ def test_what_there_is_little_of_has_a_line_to_run(doctor: Callable[..., ChildRe
     lines = doctor(before=f"{limits}\n{little}").check().stdout.splitlines()
     assert "computing gets no faster" in lines[0]
     assert "900 MiB free; stop other programs" in lines[1]
-    assert lines[2].endswith("soft limit 120, hard limit 4,000; 1 worker may need 145: ulimit -n 1024")
+    assert lines[2].endswith(
+        "soft limit 120, hard limit 4,000; 1 worker may need 145: ulimit -n 1024"
+    )
 
 
 def test_a_malloc_without_mappings_is_named(doctor: Callable[..., ChildResult]) -> None:
     result = doctor(env={"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0"}).check()
-    reason = r"malloc \(glibc 2\.\d+, or a library in its place\) does not map large blocks separately"
-    assert re.search(rf"^large arrays +copied for the workers: {reason}$", result.stdout, re.MULTILINE)
+    reason = (
+        r"malloc \(glibc 2\.\d+, or a library in its place\) does not map large blocks separately"
+    )
+    assert re.search(
+        rf"^large arrays +copied for the workers: {reason}$", result.stdout, re.MULTILINE
+    )
 
 
 def test_a_pool_that_raises_is_a_failed_check(doctor: Callable[..., ChildResult]) -> None:

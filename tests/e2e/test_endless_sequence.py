@@ -44,13 +44,17 @@ def where(request: pytest.FixtureRequest, pool: lp.Pool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("make", [Unsized, Endless])
-def test_batches_come_by_their_number_until_the_consumer_stops(make: type, where: dict[str, Any]) -> None:
+def test_batches_come_by_their_number_until_the_consumer_stops(
+    make: type, where: dict[str, Any]
+) -> None:
     with lp.Loader.from_sequence(make(), **where) as loader:
         batches = iter(loader)
         assert numbers(batches, 300) == list(range(300))
         assert numbers(batches, 300) == list(range(300, 600))
         assert numbers(loader, 20) == list(range(20))  # each pass begins anew, as each fit does
-        with pytest.raises(TypeError, match=r"endless sequence has no length. Pass steps_per_epoch"):
+        with pytest.raises(
+            TypeError, match=r"endless sequence has no length. Pass steps_per_epoch"
+        ):
             len(loader)
         assert "endless sequence" in repr(loader)
         assert not loader.statistics().notes
@@ -59,7 +63,9 @@ def test_batches_come_by_their_number_until_the_consumer_stops(make: type, where
 def test_in_any_order_each_batch_comes_once(pool: lp.Pool) -> None:
     with lp.Loader.from_sequence(Endless(), deterministic=False, workers=pool) as loader:
         batches, seen = iter(loader), set[int]()
-        while not seen >= set(range(300)):  # how far one worker falls behind the other is up to the machine
+        while not seen >= set(
+            range(300)
+        ):  # how far one worker falls behind the other is up to the machine
             [number] = numbers(batches, 1)
             assert number not in seen
             seen.add(number)
@@ -77,7 +83,9 @@ def test_it_goes_on_at_the_very_batch(where: dict[str, Any]) -> None:
             again.load_state_dict(state)
             batches = iter(again)
             assert all(np.array_equal(next(batches), batch) for batch in rest)
-            assert np.array_equal(next(iter(again)), next(iter(again))) is False  # later passes draw anew
+            assert (
+                np.array_equal(next(iter(again)), next(iter(again))) is False
+            )  # later passes draw anew
 
 
 @pytest.mark.parametrize("shards", [2, 3])
@@ -96,15 +104,29 @@ def test_shards_deal_the_batches(where: dict[str, Any], shards: int) -> None:
 @pytest.mark.parametrize(
     ("make", "settings", "text"),
     [
-        (Endless, {"shuffle": True}, "shuffle=True shuffles the batches of an epoch, but Endless .* is endless"),
+        (
+            Endless,
+            {"shuffle": True},
+            "shuffle=True shuffles the batches of an epoch, but Endless .* is endless",
+        ),
         (Unsized, {"shuffle": 8}, "shuffle=8 shuffles .* Unsized"),
         (Endless, {"on_error": ("skip", 0.1)}, "the fraction 0.1"),
         (Endless, {"batch_size": 4}, "batch_size"),
-        (type("Hooked", (Endless,), {"on_epoch_end": lambda self: None}), {}, "Hooked is endless.* on_epoch_end"),
-        (type("Begun", (Unsized,), {"on_epoch_begin": lambda self: None}), {}, "Begun is endless.* on_epoch_begin"),
+        (
+            type("Hooked", (Endless,), {"on_epoch_end": lambda self: None}),
+            {},
+            "Hooked is endless.* on_epoch_end",
+        ),
+        (
+            type("Begun", (Unsized,), {"on_epoch_begin": lambda self: None}),
+            {},
+            "Begun is endless.* on_epoch_begin",
+        ),
     ],
 )
-def test_what_needs_an_end_is_refused_by_name(make: type, settings: dict[str, Any], text: str) -> None:
+def test_what_needs_an_end_is_refused_by_name(
+    make: type, settings: dict[str, Any], text: str
+) -> None:
     with pytest.raises(lp.ArgumentError, match=text):
         lp.Loader.from_sequence(make(), workers=1, **settings)
 

@@ -97,7 +97,11 @@ USER_ERRORS: list[tuple[Callable[[], BaseException], type[BaseException], dict[s
         FileNotFoundError,
         {"errno": 2, "filename": "a.png", "strerror": "No such file"},
     ),
-    (lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), UnicodeDecodeError, {"encoding": "utf-8", "start": 0}),
+    (
+        lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+        UnicodeDecodeError,
+        {"encoding": "utf-8", "start": 0},
+    ),
     (lambda: Rejected("a.png", code=7), Rejected, {"path": "a.png", "code": 7}),
     (lambda: MadeOnce("first"), MadeOnce, {}),
     (lambda: WithOwnIndex("w"), WithOwnIndex, {}),
@@ -108,9 +112,14 @@ USER_ERRORS: list[tuple[Callable[[], BaseException], type[BaseException], dict[s
 ]
 
 
-@pytest.mark.parametrize(("make", "kind", "attributes"), USER_ERRORS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("make", "kind", "attributes"), USER_ERRORS, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_the_error_is_also_of_the_users_type(
-    make: Callable[[], BaseException], kind: type[BaseException], attributes: dict[str, Any], made_in: dict[str, Any]
+    make: Callable[[], BaseException],
+    kind: type[BaseException],
+    attributes: dict[str, Any],
+    made_in: dict[str, Any],
 ) -> None:
     workers = made_in["workers"]
     with lp.Loader(range(20), raising(make), batch_size=BATCH, **made_in) as loader:
@@ -135,17 +144,30 @@ def test_the_error_is_also_of_the_users_type(
         assert first.count(kind.__name__) == 1 or kind is Unspeakable, first
 
 
-@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, SystemExit])
-def test_what_ends_loops_or_programs_is_an_error_of_its_sample(kind: type[BaseException], pool: lp.Pool) -> None:
+@pytest.mark.parametrize(
+    "kind", [StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, SystemExit]
+)
+def test_what_ends_loops_or_programs_is_an_error_of_its_sample(
+    kind: type[BaseException], pool: lp.Pool
+) -> None:
     with lp.Loader(range(20), raising(kind), batch_size=BATCH, workers=pool) as loader:
         batches, error = failing_pass(loader)
     assert len(batches) == 3
-    assert isinstance(error, SampleError) and isinstance(error, Exception) and not isinstance(error, kind)
+    assert (
+        isinstance(error, SampleError)
+        and isinstance(error, Exception)
+        and not isinstance(error, kind)
+    )
     assert (error.original_type, error.index) == (kind.__name__, BAD)
 
 
 @pytest.mark.parametrize(
-    ("kind", "comes"), [(KeyboardInterrupt, KeyboardInterrupt), (SystemExit, SystemExit), (StopIteration, SampleError)]
+    ("kind", "comes"),
+    [
+        (KeyboardInterrupt, KeyboardInterrupt),
+        (SystemExit, SystemExit),
+        (StopIteration, SampleError),
+    ],
 )
 def test_in_this_process_ctrl_c_and_exit_stay_what_they_are(
     kind: type[BaseException], comes: type[BaseException]
@@ -174,9 +196,15 @@ def test_common_causes_are_named(pool: lp.Pool, tmp_path: Path) -> None:
     for fn, says in (
         (leave, "The function called sys.exit(3), which does not end a worker."),
         (load, "set it in a function that you pass as setup= instead"),
-        (fill, "assignment (in the first call, which shows shapes and dtypes, out is None: return a new array there)"),
+        (
+            fill,
+            "assignment (in the first call, which shows shapes and dtypes, out is None: return a new array there)",
+        ),
     ):
-        with lp.Loader(range(4), fn, workers=pool) as loader, pytest.raises(Exception, match=re.escape(says)):
+        with (
+            lp.Loader(range(4), fn, workers=pool) as loader,
+            pytest.raises(Exception, match=re.escape(says)),
+        ):
             list(loader)
 
 
@@ -232,7 +260,11 @@ def test_a_chain_of_causes_is_shown_whole(pool: lp.Pool) -> None:
         _, error = failing_pass(loader)
     assert isinstance(error, SampleError)
     shown = error.remote_traceback
-    assert shown.index("ZeroDivisionError") < shown.index("direct cause") < shown.index("cannot scale this image")
+    assert (
+        shown.index("ZeroDivisionError")
+        < shown.index("direct cause")
+        < shown.index("cannot scale this image")
+    )
 
 
 def test_in_this_process_the_cause_is_the_exception_itself_with_its_frames() -> None:
@@ -257,7 +289,9 @@ def test_in_this_process_the_cause_is_the_exception_itself_with_its_frames() -> 
 @pytest.mark.parametrize("bad", [0, 77, 199])
 def test_all_batches_before_the_error_are_delivered(bad: int, made_in: dict[str, Any]) -> None:
     """Also where tiny batches travel in chunks: how large they are must not decide how much is delivered."""
-    with lp.Loader(range(200), raising(lambda: ValueError("bad"), bad), batch_size=2, **made_in) as loader:
+    with lp.Loader(
+        range(200), raising(lambda: ValueError("bad"), bad), batch_size=2, **made_in
+    ) as loader:
         for epoch in range(3):
             batches, error = failing_pass(loader)
             assert batches == [[item, item + 1] for item in range(0, bad - bad % 2, 2)]
@@ -268,7 +302,9 @@ def test_all_batches_before_the_error_are_delivered(bad: int, made_in: dict[str,
 
 
 @pytest.mark.parametrize("bad", [8, 30])
-def test_an_error_that_passes_leaves_the_next_pass_whole(made_in: dict[str, Any], tmp_path: Path, bad: int) -> None:
+def test_an_error_that_passes_leaves_the_next_pass_whole(
+    made_in: dict[str, Any], tmp_path: Path, bad: int
+) -> None:
     is_back = tmp_path / "the server is back"
 
     def fn(item: int) -> int:
@@ -308,7 +344,9 @@ def batch_fn(items: list[int]) -> Any:
 def test_a_batch_fn_that_raises_names_the_whole_batch_or_all_its_rows_count(
     made_in: dict[str, Any], action: str
 ) -> None:
-    with lp.Loader(range(20), batch_fn=batch_fn, batch_size=BATCH, on_error=action, **made_in) as loader:
+    with lp.Loader(
+        range(20), batch_fn=batch_fn, batch_size=BATCH, on_error=action, **made_in
+    ) as loader:
         if action == "skip":
             assert [batch.tolist()[0] for batch in loader] == [0, 4, 8, 16]
             statistics = loader.statistics()
@@ -326,7 +364,9 @@ def test_setup_raises_in_the_caller(made_in: dict[str, Any]) -> None:
 
     with lp.Loader(range(20), batch_size=BATCH, setup=setup, **made_in) as loader:
         for _ in range(2):
-            with pytest.raises(SetupError, match=r"setup hook raised.*ConnectionRefusedError.*refused") as raised:
+            with pytest.raises(
+                SetupError, match=r"setup hook raised.*ConnectionRefusedError.*refused"
+            ) as raised:
                 next(iter(loader))
             assert "in setup" in str(raised.value)  # the traceback shows the line
         assert str(loader.last_error) == str(raised.value)
@@ -363,10 +403,22 @@ def test_skip_leaves_rows_out_and_counts_them_as_their_batch_comes(made_in: dict
 @pytest.mark.parametrize(
     ("action", "bad", "expected"),
     [
-        ("skip", {4, 5, 6, 7, 11}, [[0, 1, 2, 3], [8, 9, 10]]),  # a batch without a good row is left out
-        ("replace", {1, 4, 5}, [[0, 2, 2, 3], [6, 6, 6, 7], [8, 9, 10, 11]]),  # by the next good row of its batch
+        (
+            "skip",
+            {4, 5, 6, 7, 11},
+            [[0, 1, 2, 3], [8, 9, 10]],
+        ),  # a batch without a good row is left out
+        (
+            "replace",
+            {1, 4, 5},
+            [[0, 2, 2, 3], [6, 6, 6, 7], [8, 9, 10, 11]],
+        ),  # by the next good row of its batch
         ("replace", {11}, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 10]]),
-        ("skip", {0, 1, 2}, [[3], [4, 5, 6, 7], [8, 9, 10, 11]]),  # the first samples may be bad ones
+        (
+            "skip",
+            {0, 1, 2},
+            [[3], [4, 5, 6, 7], [8, 9, 10, 11]],
+        ),  # the first samples may be bad ones
         ("replace", {0, 1, 2}, [[3, 3, 3, 3], [4, 5, 6, 7], [8, 9, 10, 11]]),
     ],
 )
@@ -386,8 +438,12 @@ def test_failed_rows_are_left_out_or_another_stands_in(
     assert statistics.errors == len(bad)
 
 
-@pytest.mark.parametrize(("good", "bad"), [(np.zeros(3), np.zeros(4)), ("\udc80", "\ud800")], ids=["shape", "text"])
-def test_results_that_do_not_fit_are_skipped_like_errors(good: Any, bad: Any, made_in: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("good", "bad"), [(np.zeros(3), np.zeros(4)), ("\udc80", "\ud800")], ids=["shape", "text"]
+)
+def test_results_that_do_not_fit_are_skipped_like_errors(
+    good: Any, bad: Any, made_in: dict[str, Any]
+) -> None:
     def fn(item: int) -> Any:
         return good if item != BAD else bad
 
@@ -396,9 +452,15 @@ def test_results_that_do_not_fit_are_skipped_like_errors(good: Any, bad: Any, ma
         assert loader.statistics().skipped_indices == (BAD,)
 
 
-@pytest.mark.parametrize(("budget", "is_enough"), [(7, False), (8, True), (0.199, False), (0.2, True)])
-def test_a_budget_bounds_the_errors_of_a_pass(budget: float, is_enough: bool, made_in: dict[str, Any]) -> None:
-    loader = lp.Loader(range(40), odd_fails, batch_size=16, on_error=("replace", budget), **made_in)  # 16, 16, 8 rows
+@pytest.mark.parametrize(
+    ("budget", "is_enough"), [(7, False), (8, True), (0.199, False), (0.2, True)]
+)
+def test_a_budget_bounds_the_errors_of_a_pass(
+    budget: float, is_enough: bool, made_in: dict[str, Any]
+) -> None:
+    loader = lp.Loader(
+        range(40), odd_fails, batch_size=16, on_error=("replace", budget), **made_in
+    )  # 16, 16, 8 rows
     with loader:
         for _ in range(2):  # each pass has the whole budget
             if is_enough:
@@ -411,7 +473,9 @@ def test_a_budget_bounds_the_errors_of_a_pass(budget: float, is_enough: bool, ma
             assert str(loader.last_error) == str(error)
 
 
-def test_what_arrives_before_the_budget_is_exceeded_is_no_matter_of_chunks(made_in: dict[str, Any]) -> None:
+def test_what_arrives_before_the_budget_is_exceeded_is_no_matter_of_chunks(
+    made_in: dict[str, Any],
+) -> None:
     """Chunks of tiny batches grow as the function's time becomes known: neither pass nor workers may show."""
     failed = tuple(range(3, 140, 7))  # twenty; the next one is in the batch that begins at 140
 
@@ -424,7 +488,9 @@ def test_what_arrives_before_the_budget_is_exceeded_is_no_matter_of_chunks(made_
         for epoch in range(4):
             batches, error = failing_pass(loader)
             assert isinstance(error, SampleError) and isinstance(error, ValueError)
-            assert [item for batch in batches for item in batch] == [n for n in range(140) if n not in failed]
+            assert [item for batch in batches for item in batch] == [
+                n for n in range(140) if n not in failed
+            ]
             assert str(error).startswith("21 samples failed in this epoch")
             assert (error.epoch, error.index) == (epoch, 143)
             statistics = loader.statistics()
@@ -450,7 +516,9 @@ def test_of_a_batch_the_item_that_could_not_be_read_is_named(made_in: dict[str, 
 # ---- loaders inside functions ----
 
 
-def test_a_loader_made_inside_the_function_can_be_constructed_but_not_iterated(pool: lp.Pool) -> None:
+def test_a_loader_made_inside_the_function_can_be_constructed_but_not_iterated(
+    pool: lp.Pool,
+) -> None:
     def fn(item: int) -> int:
         inner = lp.Loader(range(4), workers=1)
         return sum(len(batch) for batch in inner)

@@ -65,7 +65,9 @@ STATES = {
 QUICK, *SLOW = STATES
 
 # On some processors and in some builds TensorFlow's import announces oneDNN or a missing CUDA, whatever the log level.
-_ANNOUNCEMENTS = re.compile(r"^(WARNING: All log messages before absl::InitializeLog\(\)|I0000 ).*\n", re.MULTILINE)
+_ANNOUNCEMENTS = re.compile(
+    r"^(WARNING: All log messages before absl::InitializeLog\(\)|I0000 ).*\n", re.MULTILINE
+)
 
 
 def run(code: str, timeout_s: float = 60.0, imported: str | None = None) -> Any:
@@ -75,7 +77,9 @@ def run(code: str, timeout_s: float = 60.0, imported: str | None = None) -> Any:
     return dataclasses.replace(result, stderr=_ANNOUNCEMENTS.sub("", result.stderr))
 
 
-@pytest.mark.parametrize("state", [QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
+@pytest.mark.parametrize(
+    "state", [QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)]
+)
 def test_the_interpreter_ends_in_silence_when(tf: Any, state: str) -> None:
     result = run(textwrap.dedent(STATES[state]) + "\nprint('the end')")
     assert (result.returncode, result.stdout, result.stderr) == (0, "the end\n", "")
@@ -124,7 +128,9 @@ def impatient(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_ctrl_c_through_tf_data_is_one_keyboard_interrupt_and_the_next_pass_is_whole(tf: Any, impatient: Path) -> None:
+def test_ctrl_c_through_tf_data_is_one_keyboard_interrupt_and_the_next_pass_is_whole(
+    tf: Any, impatient: Path
+) -> None:
     """It comes half a second after the function is stuck: of `fit`, and of a loop that fetches nothing ahead."""
     result = run(
         f"""
@@ -187,7 +193,9 @@ def test_ctrl_c_through_tf_data_is_left_to_a_handler_of_the_program(tf: Any) -> 
     assert (result.returncode, result.stdout) == (0, "25 1\n")
 
 
-def test_a_wait_that_began_before_a_ctrl_c_which_the_program_has_met_goes_on(tf: Any, impatient: Path) -> None:
+def test_a_wait_that_began_before_a_ctrl_c_which_the_program_has_met_goes_on(
+    tf: Any, impatient: Path
+) -> None:
     """An interrupt belongs to the wait that it came in, or to none: a slow batch is not broken off for it later."""
     result = run(
         f"""

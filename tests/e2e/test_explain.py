@@ -61,19 +61,26 @@ def test_a_function_that_waits_is_named_with_the_threads_that_would_do() -> None
     # 4 of each of 2 workers; fewer where other programs leave hardly a CPU to hand batches over.
     assert re.fullmatch(r"lp\.Loader\(\.\.\., threads=[2-5]\)", found.change)
     assert found.expected_step_s < 0.8 * found.step_s
-    assert "2 workers" in found.why and found.expect.startswith("if the source can serve more calls at once, ")
+    assert "2 workers" in found.why and found.expect.startswith(
+        "if the source can serve more calls at once, "
+    )
     assert json.loads(json.dumps(found.to_dict()))["verdict"] == found.verdict.name
 
 
 def test_where_nothing_is_wrong_nothing_is_said_to_be() -> None:
     found = train(lp.Loader(range(10**6), sleeping(0.001), batch_size=4, workers=1), step_s=0.05)
-    assert found.verdict in (Verdict.COMPUTE_BOUND, Verdict.START_UP)  # a start is long beside other tests
+    assert found.verdict in (
+        Verdict.COMPUTE_BOUND,
+        Verdict.START_UP,
+    )  # a start is long beside other tests
     assert not found.change
 
 
 @pytest.mark.slow
 def test_slow_items_are_named() -> None:
-    found = train(lp.Loader(range(10**6), slow_now_and_then, batch_size=20, workers=4), steps=220, step_s=0.01)
+    found = train(
+        lp.Loader(range(10**6), slow_now_and_then, batch_size=20, workers=4), steps=220, step_s=0.01
+    )
     assert found.verdict is Verdict.STRAGGLERS
     assert {item.index for item in found.slowest[:5]} == {10, 1010, 2010, 3010, 4010}
     assert all(1 <= item.seconds < 2 for item in found.slowest[:5])

@@ -34,10 +34,14 @@ def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
             for number in numbers:
                 writer.write(number.tobytes() * (1 + number % 3))
         with h5py.File(folder / f"{file}.h5", "w") as store:
-            store.create_dataset("x", data=numbers, chunks=(7,), compression="gzip", fletcher32=True)
+            store.create_dataset(
+                "x", data=numbers, chunks=(7,), compression="gzip", fletcher32=True
+            )
             store.create_dataset("deep/y", data=numbers[:, None] * [1.0, 2.0])
         table = pa.table({"x": numbers, "text": [str(number) for number in numbers]})
-        pq.write_table(table, folder / f"{file}.parquet", row_group_size=9, write_page_checksum=True)
+        pq.write_table(
+            table, folder / f"{file}.parquet", row_group_size=9, write_page_checksum=True
+        )
         with tarfile.open(folder / f"{file}.tar", "w") as tar:
             for number in numbers:
                 for name, data in (("npy", number.tobytes()), ("txt", str(number).encode() * 50)):
@@ -45,7 +49,10 @@ def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
                     info.size = len(data)
                     tar.addfile(info, io.BytesIO(data))
         with open(folder / f"{file}.jsonl", "w") as lines:
-            lines.writelines(json.dumps({"x": int(number), "text": "ä" * (number % 5)}) + "\n" for number in numbers)
+            lines.writelines(
+                json.dumps({"x": int(number), "text": "ä" * (number % 5)}) + "\n"
+                for number in numbers
+            )
     return folder
 
 
@@ -55,7 +62,10 @@ def paths(folder: Path, ending: str) -> list[Path]:
 
 SOURCES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "tfrecord": (lp.TFRecords, lambda item: np.frombuffer(item[:8], np.int64)[0]),
-    "h5": (lambda paths: lp.HDF5(paths, {"a": "x", "b": ("x", "deep/y")}), lambda item: item["b"][0]),
+    "h5": (
+        lambda paths: lp.HDF5(paths, {"a": "x", "b": ("x", "deep/y")}),
+        lambda item: item["b"][0],
+    ),
     "parquet": (lp.ParquetRows, lambda item: item["x"]),
     "tar": (lp.TarSamples, lambda item: np.frombuffer(item["npy"], np.int64)[0]),
     "jsonl": (lp.JsonLines, lambda item: item["x"]),
@@ -63,7 +73,9 @@ SOURCES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("ending", SOURCES)
-def test_all_workers_give_the_bits_that_this_process_gives(on: Place, folder: Path, ending: str) -> None:
+def test_all_workers_give_the_bits_that_this_process_gives(
+    on: Place, folder: Path, ending: str
+) -> None:
     make, number_of = SOURCES[ending]
 
     def sample(item: Any, rng: np.random.Generator) -> Any:
@@ -72,7 +84,9 @@ def test_all_workers_give_the_bits_that_this_process_gives(on: Place, folder: Pa
     def made(workers: int) -> list[Any]:
         source = make(paths(folder, ending))
         assert len(source) == TOTAL
-        return read(lp.Loader(source, sample, batch_size=7, shuffle=True, seed=1, **on(workers)), passes=2)
+        return read(
+            lp.Loader(source, sample, batch_size=7, shuffle=True, seed=1, **on(workers)), passes=2
+        )
 
     expected = made(0)
     numbers = [batch[0] for batch in expected]
@@ -96,7 +110,9 @@ def test_damage_is_named_and_can_be_skipped(on: Place, folder: Path, tmp_path: P
         with lp.Loader(source, number_of, batch_size=5, on_error="skip", **on(workers)) as loader:
             assert [int(number) for batch in loader for number in batch] == expected
             assert set(loader.statistics().skipped_indices) == lost
-        with lp.Loader(source, number_of, batch_size=20, on_error="replace", **on(workers)) as loader:
+        with lp.Loader(
+            source, number_of, batch_size=20, on_error="replace", **on(workers)
+        ) as loader:
             numbers = [int(number) for batch in loader for number in batch]
             assert len(numbers) == ROWS and lost.isdisjoint(numbers)
         with lp.Loader(source, number_of, batch_size=5, **on(workers)) as loader:
@@ -113,4 +129,8 @@ def test_workers_are_forked_and_the_trainer_has_no_file_open(on: Place, folder: 
             assert len(list(loader)) == TOTAL // 10
             assert loader.statistics().workers_start == "fork", ending
         targets = [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
-        assert not [target for target in targets if target.startswith(str(folder.resolve())) and ending in target]
+        assert not [
+            target
+            for target in targets
+            if target.startswith(str(folder.resolve())) and ending in target
+        ]

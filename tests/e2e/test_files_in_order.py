@@ -36,7 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # The empty tar file has a member, but none of a sample's.
         members = numbered_members(first, rows) or [("README", b"")]
         (folder / f"{file}.tfrecord").write_bytes(tfrecord_bytes(numbered_records(first, rows)))
-        (folder / f"{file}.tfrecord.gz").write_bytes(COMPRESS["gzip"](tfrecord_bytes(numbered_records(first, rows))))
+        (folder / f"{file}.tfrecord.gz").write_bytes(
+            COMPRESS["gzip"](tfrecord_bytes(numbered_records(first, rows)))
+        )
         if rows:
             (folder / f"{file}.tar.gz").write_bytes(COMPRESS["xz"](tar_bytes(members)))
     return folder
@@ -51,7 +53,11 @@ def sample(item: Any, rng: np.random.Generator) -> Any:
 
 
 def numbers_in(batches: list[Any]) -> list[int]:
-    return [int(n) for batch in batches for n in (batch[0] if isinstance(batch, tuple) else batch).ravel()]
+    return [
+        int(n)
+        for batch in batches
+        for n in (batch[0] if isinstance(batch, tuple) else batch).ravel()
+    ]
 
 
 # ---- compressed files
@@ -64,7 +70,10 @@ def test_all_workers_give_the_bits_that_this_process_gives(
 ) -> None:
     def made(workers: int) -> list[Any]:
         source = SOURCES[ending](paths(folder, f"{ending}.gz"))
-        return read(lp.Loader(source, sample, batch_size=7, shuffle=shuffle, seed=1, **on(workers)), passes=2)
+        return read(
+            lp.Loader(source, sample, batch_size=7, shuffle=shuffle, seed=1, **on(workers)),
+            passes=2,
+        )
 
     expected = made(0)
     numbers = numbers_in(expected)
@@ -72,7 +81,10 @@ def test_all_workers_give_the_bits_that_this_process_gives(
     assert sorted(epochs[0]) == sorted(epochs[1]) == [*range(TOTAL)]
     assert (epochs[0] == epochs[1]) == (shuffle is False)
     in_their_order = all(
-        a < b for batch in expected for a, b in itertools.pairwise(batch[0].tolist()) if a // 40 == b // 40
+        a < b
+        for batch in expected
+        for a, b in itertools.pairwise(batch[0].tolist())
+        if a // 40 == b // 40
     )
     assert in_their_order == isinstance(shuffle, bool)
     assert_same(made(2), expected)
@@ -104,7 +116,10 @@ def test_a_training_goes_on_in_the_middle_of_compressed_files(
             assert_same(got + read(second, passes=2), expected)
     with loader(files[:-1], 1) as other, pytest.raises(lp.StateError, match="different settings"):
         other.load_state_dict(state)
-    with loader(files, 1, shard_lengths=ROWS) as stated, pytest.raises(lp.StateError, match="different settings"):
+    with (
+        loader(files, 1, shard_lengths=ROWS) as stated,
+        pytest.raises(lp.StateError, match="different settings"),
+    ):
         stated.load_state_dict(state)
 
 
@@ -126,20 +141,29 @@ def test_processes_share_compressed_files(on: Place, folder: Path) -> None:
     got = []
     for index in range(2):
         with lp.Loader(
-            lp.TFRecords(files), number_of, batch_size=4, shuffle=True, shard=lp.Shard(2, index), **on(2)
+            lp.TFRecords(files),
+            number_of,
+            batch_size=4,
+            shuffle=True,
+            shard=lp.Shard(2, index),
+            **on(2),
         ) as loader:
             got.append(set(numbers_in(read(loader))))
     assert got[0] | got[1] == {*range(TOTAL)} and not got[0] & got[1]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_damage_is_named_after_the_batches_before_it(on: Place, folder: Path, tmp_path: Path, workers: int) -> None:
+def test_damage_is_named_after_the_batches_before_it(
+    on: Place, folder: Path, tmp_path: Path, workers: int
+) -> None:
     records = numbered_records(0, 40)
     path = tmp_path / "x.gz"
     path.write_bytes(COMPRESS["gzip"](tfrecord_bytes(records)[:-1]))
     with lp.Loader(lp.TFRecords(path), number_of, batch_size=8, **on(workers)) as loader:
         got = []
-        with pytest.raises(lp.SampleError, match=rf"record 40 of {path} \(at byte \d+ of the decomp") as caught:
+        with pytest.raises(
+            lp.SampleError, match=rf"record 40 of {path} \(at byte \d+ of the decomp"
+        ) as caught:
             for batch in loader:
                 got += batch.tolist()
         assert isinstance(caught.value, lp.SourceError)
@@ -166,7 +190,10 @@ def test_settings_that_need_an_index_are_refused(folder: Path) -> None:
     for settings, message in (
         ({"cache": "memory"}, "cache needs a source with __len__ and __getitem__"),
         ({"threads": 2}, "threads=2 is not supported with TFRecords"),
-        ({"buckets": lp.Buckets([1], [1])}, "buckets needs a source with __len__ and __getitem__, got TFRecords"),
+        (
+            {"buckets": lp.Buckets([1], [1])},
+            "buckets needs a source with __len__ and __getitem__, got TFRecords",
+        ),
     ):
         with pytest.raises(lp.ArgumentError, match=message):
             lp.Loader(lp.TFRecords(files), number_of, workers=0, **settings)  # type: ignore[arg-type]
@@ -174,21 +201,28 @@ def test_settings_that_need_an_index_are_refused(folder: Path) -> None:
 
 def test_files_of_one_shard_are_read_by_generators_of_ones_own(on: Place, folder: Path) -> None:
     files = paths(folder, "tfrecord.gz")
-    with lp.Loader.from_generator(lp.TFRecords, shards=files, cycle_length=2, fn=number_of, **on(2)) as loader:
+    with lp.Loader.from_generator(
+        lp.TFRecords, shards=files, cycle_length=2, fn=number_of, **on(2)
+    ) as loader:
         assert sorted(numbers_in(read(loader))) == [*range(TOTAL)]
     groups = [files[:3], files[3:]]
 
     def together(group: list[Path]) -> Any:
         return lp.interleave(group, lp.TFRecords)
 
-    with lp.Loader.from_generator(together, shards=groups, fn=number_of, batch_size=4, **on(2)) as loader:
+    with lp.Loader.from_generator(
+        together, shards=groups, fn=number_of, batch_size=4, **on(2)
+    ) as loader:
         got = read(loader)
     assert sorted(numbers_in(got)) == [*range(TOTAL)] and got[0].tolist() == [0, 40, 1, 41]
 
 
 # ---- stated numbers of items
 
-SHARDS = [range(100 * shard, 100 * shard + rows) for shard, rows in enumerate([7, 20, 0, 13, 8, 1, 16, 5, 12])]
+SHARDS = [
+    range(100 * shard, 100 * shard + rows)
+    for shard, rows in enumerate([7, 20, 0, 13, 8, 1, 16, 5, 12])
+]
 LENGTHS = [len(shard) for shard in SHARDS]
 
 
@@ -235,7 +269,12 @@ def test_orders_of_shards_differ_in_each_epoch_with_stated_numbers(on: Place) ->
 
 @pytest.mark.parametrize("shuffle", [False, 5])
 def test_stated_numbers_hold_for_the_rest_of_an_epoch(on: Place, shuffle: bool | int) -> None:
-    settings: dict[str, Any] = {"shards": SHARDS, "shard_lengths": LENGTHS, "batch_size": 4, "cycle_length": 3}
+    settings: dict[str, Any] = {
+        "shards": SHARDS,
+        "shard_lengths": LENGTHS,
+        "batch_size": 4,
+        "cycle_length": 3,
+    }
     with lp.Loader.from_generator(of_shard, **settings, shuffle=shuffle, **on(0)) as loader:
         expected, length = read(loader, passes=2), len(loader)
     for taken in (3, length - 1, length):
@@ -256,15 +295,25 @@ def test_stated_numbers_hold_for_the_rest_of_an_epoch(on: Place, shuffle: bool |
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        ([*LENGTHS[:-1], 13], r"shard 8 \(range\(800, 812\)\) has only 12 items, but shard_lengths states 13"),
+        (
+            [*LENGTHS[:-1], 13],
+            r"shard 8 \(range\(800, 812\)\) has only 12 items, but shard_lengths states 13",
+        ),
         ([*LENGTHS[:-1], 11], r"shard 8 .* has more than 11 items, but shard_lengths states 11"),
         ([*LENGTHS[:-1], 0], r"shard 8 .* has more than 0 items"),
         ([8, *LENGTHS[1:]], r"shard 0 .* has only 7 items"),
         ([*LENGTHS[:2], 3, *LENGTHS[3:]], r"shard 2 .* has only 0 items"),
     ],
 )
-def test_shards_with_fewer_or_more_items_are_named(on: Place, lengths: list[int], message: str, workers: int) -> None:
-    settings: dict[str, Any] = {"shards": SHARDS, "shard_lengths": lengths, "batch_size": 4, "cycle_length": 1}
+def test_shards_with_fewer_or_more_items_are_named(
+    on: Place, lengths: list[int], message: str, workers: int
+) -> None:
+    settings: dict[str, Any] = {
+        "shards": SHARDS,
+        "shard_lengths": lengths,
+        "batch_size": 4,
+        "cycle_length": 1,
+    }
     with lp.Loader.from_generator(of_shard, **settings, **on(workers)) as loader:
         got = []
         with pytest.raises(lp.SampleError, match=message) as caught:
@@ -290,7 +339,10 @@ def test_a_length_is_unknown_where_rows_may_be_left_out_or_nothing_is_stated() -
 def test_wrong_stated_numbers_are_refused() -> None:
     for settings, message in (
         ({"shard_lengths": 5}, "shard_lengths needs shards"),
-        ({"shards": SHARDS, "shard_lengths": [1, 2]}, "shard_lengths must have one number for each of 9 shards, got 2"),
+        (
+            {"shards": SHARDS, "shard_lengths": [1, 2]},
+            "shard_lengths must have one number for each of 9 shards, got 2",
+        ),
         ({"shards": SHARDS, "shard_lengths": 0}, "shard_lengths states no items for this loader"),
         (
             {"shards": SHARDS, "shard_lengths": 1, "drop_remainder": True, "batch_size": 50},

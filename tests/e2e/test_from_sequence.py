@@ -42,7 +42,9 @@ class Counting(Plain):
         self.log = str(log)
 
     def note(self, line: str) -> None:
-        with open(self.log, "a") as file:  # a short append is one write, so lines of several processes stay whole
+        with open(
+            self.log, "a"
+        ) as file:  # a short append is one write, so lines of several processes stay whole
             file.write(line + "\n")
 
     def __getitem__(self, index: int) -> Any:
@@ -162,35 +164,50 @@ def test_an_epoch_that_nobody_asked_past_its_last_batch_ends_before_the_next_beg
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_hooks_run_for_each_epoch_of_one_stream_through_tf_data(tf: Any, tmp_path: Path, prefetch: int) -> None:
+def test_hooks_run_for_each_epoch_of_one_stream_through_tf_data(
+    tf: Any, tmp_path: Path, prefetch: int
+) -> None:
     log = tmp_path / "log"
     with lp.Loader.from_sequence(Hooked(log), workers=2) as loader:
-        seen = [batch.numpy()[0, :2].tolist() for batch in loader.as_dataset(epochs=3, prefetch=prefetch)]
+        seen = [
+            batch.numpy()[0, :2].tolist()
+            for batch in loader.as_dataset(epochs=3, prefetch=prefetch)
+        ]
     straight = list(range(BATCHES))
-    assert seen == [[0, i] for i in straight] + [[1, i] for i in straight[::-1]] + [[2, i] for i in straight]
+    assert seen == [[0, i] for i in straight] + [[1, i] for i in straight[::-1]] + [
+        [2, i] for i in straight
+    ]
     assert [line for line in read(log) if "item" not in line] == ["begin", "end"] * 3
 
 
-def test_the_next_epoch_waits_for_a_hook_that_another_thread_still_runs(tf: Any, tmp_path: Path) -> None:
+def test_the_next_epoch_waits_for_a_hook_that_another_thread_still_runs(
+    tf: Any, tmp_path: Path
+) -> None:
     import time
 
     class Slow(Hooked):
         def on_epoch_end(self) -> None:
-            time.sleep(0.3)  # on tf.data's prefetching thread, while the loop below has all batches it wants
+            time.sleep(
+                0.3
+            )  # on tf.data's prefetching thread, while the loop below has all batches it wants
             super().on_epoch_end()
 
     with lp.Loader.from_sequence(Slow(tmp_path / "log"), workers=2) as loader:
         dataset = loader.as_dataset()
         epochs = []
         for _ in range(3):
-            iterator = iter(dataset)  # as fit does: as many batches as there are, never the end of the iterator
+            iterator = iter(
+                dataset
+            )  # as fit does: as many batches as there are, never the end of the iterator
             epochs.append([int(next(iterator)[0, 0]) for _ in range(BATCHES)])
         del iterator
     assert epochs == [[0] * BATCHES, [1] * BATCHES, [2] * BATCHES]
 
 
 def test_what_hooks_change_does_not_pile_up_in_shared_memory() -> None:
-    from tests.support.batches import supervisor_of  # by which this module would go by value where TensorFlow is loaded
+    from tests.support.batches import (
+        supervisor_of,
+    )  # by which this module would go by value where TensorFlow is loaded
 
     class Large(Plain):
         def __init__(self) -> None:
@@ -322,7 +339,9 @@ def test_hooks_may_change_class_attributes() -> None:
         assert [int(batch[0]) for _ in range(3) for batch in loader] == [0, 0, 1, 1, 2, 2]
 
 
-def test_a_changed_object_that_cannot_be_unpickled_in_the_pool_is_an_error_and_not_the_pools_end() -> None:
+def test_a_changed_object_that_cannot_be_unpickled_in_the_pool_is_an_error_and_not_the_pools_end() -> (
+    None
+):
     class Breaking(Plain):
         def on_epoch_end(self) -> None:
             self.part = _OnlyHere()
@@ -369,11 +388,17 @@ class Flow(Plain):
         (lambda: lp.Loader.from_sequence("abc"), ValueError, "got 'abc'"),
         (lambda: lp.Loader.from_sequence(Plain(), batch_size=4), ValueError, "batch_size"),
         (lambda: lp.Loader.from_sequence(Plain(), fn=len), ValueError, "fn"),
-        (lambda: lp.Loader.from_sequence(Flow()), ValueError, "does not take what ImageDataGenerator returns"),
+        (
+            lambda: lp.Loader.from_sequence(Flow()),
+            ValueError,
+            "does not take what ImageDataGenerator returns",
+        ),
         (lambda: lp.Loader.from_sequence(Plain(0)), ValueError, "empty"),
     ],
 )
-def test_wrong_arguments_fail_in_the_callers_line(make: Any, error: type[Exception], text: str) -> None:
+def test_wrong_arguments_fail_in_the_callers_line(
+    make: Any, error: type[Exception], text: str
+) -> None:
     with pytest.raises(lp.LoaderpoolError, match=text) as caught:
         make()
     assert isinstance(caught.value, error)
@@ -444,7 +469,9 @@ def test_rows_of_tensorflow_come_as_arrays(tf: Any) -> None:
         for workers in (0, pool):
             with lp.Loader.from_sequence(OfTensors(tf.constant(rows)), workers=workers) as loader:
                 for batches in (loader, loader.as_dataset()):
-                    assert np.array_equal(np.concatenate([np.asarray(batch) for batch in batches]), rows)
+                    assert np.array_equal(
+                        np.concatenate([np.asarray(batch) for batch in batches]), rows
+                    )
                 start = loader.statistics().workers_start
     assert start == "exec"
 
@@ -462,15 +489,21 @@ class Varied(Counting):
 
     def __getitem__(self, index: int) -> Any:
         self.note(f"item {index}")
-        return np.full((8 if index < 4 else 5, self.lengths[index], 3), index, np.float32), np.zeros((8, 1), np.float32)
+        return np.full(
+            (8 if index < 4 else 5, self.lengths[index], 3), index, np.float32
+        ), np.zeros((8, 1), np.float32)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_may_be_of_any_length_and_the_first_one_tells_the_spec(tmp_path: Path, workers: int) -> None:
+def test_batches_may_be_of_any_length_and_the_first_one_tells_the_spec(
+    tmp_path: Path, workers: int
+) -> None:
     with lp.Loader.from_sequence(Varied(tmp_path / "log"), workers=workers) as loader:
         assert [each.shape for each in loader.element_spec] == [(None, 20, 3), (None, 1)]
         batches = [(batch[0].shape, int(batch[0][0, 0, 0])) for batch in loader]
-    assert batches == [((8 if i < 4 else 5, length, 3), i) for i, length in enumerate(Varied.lengths)]
+    assert batches == [
+        ((8 if i < 4 else 5, length, 3), i) for i, length in enumerate(Varied.lengths)
+    ]
     assert sorted(read(tmp_path / "log")) == [f"item {i}" for i in range(BATCHES)]
 
 
@@ -485,12 +518,15 @@ def test_a_dataset_names_the_batch_that_its_spec_does_not_allow_and_the_cure(
         dataset = loader.as_dataset(epochs=1)
         assert dataset.element_spec[0].shape.as_list() == [None, 20, 3]
         with pytest.raises(
-            Exception, match=r"component \[0\]: expected float32\[None, 20, 3\], got float32\[8, 7, 3\]"
+            Exception,
+            match=r"component \[0\]: expected float32\[None, 20, 3\], got float32\[8, 7, 3\]",
         ):
             list(dataset)
         assert isinstance(loader.last_error, lp.SpecMismatchError)
     spec = lp.ArraySpec((None, None, 3), "f4"), lp.ArraySpec((None, 1), "f4")
-    with lp.Loader.from_sequence(Varied(tmp_path / "log"), workers=workers, element_spec=spec) as loader:
+    with lp.Loader.from_sequence(
+        Varied(tmp_path / "log"), workers=workers, element_spec=spec
+    ) as loader:
         assert len(list(loader.as_dataset(epochs=1))) == BATCHES
 
 

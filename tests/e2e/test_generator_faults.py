@@ -28,7 +28,11 @@ def test_a_buffer_that_is_filled_again_for_each_item(
     on: Place, workers: int, settings: dict[str, Any], kind: str
 ) -> None:
     def make(shard: int) -> Iterator[Any]:
-        buffer, filled, ordered = np.zeros(3), {"x": np.zeros(2)}, collections.OrderedDict(x=np.zeros(2))
+        buffer, filled, ordered = (
+            np.zeros(3),
+            {"x": np.zeros(2)},
+            collections.OrderedDict(x=np.zeros(2)),
+        )
         user = collections.UserDict(x=np.zeros(2))
         memory = bytearray(24)
         for number in range(10):
@@ -45,7 +49,13 @@ def test_a_buffer_that_is_filled_again_for_each_item(
         for _ in range(2):
             seen = []
             for batch in read(loader):
-                rows = batch[0] if kind == "tuple" else batch["x"] if kind in ("dict", "ordered", "user") else batch
+                rows = (
+                    batch[0]
+                    if kind == "tuple"
+                    else batch["x"]
+                    if kind in ("dict", "ordered", "user")
+                    else batch
+                )
                 seen += rows.reshape(-1, rows.shape[-1])[:, 0].tolist()
             assert sorted(seen) == [n for n in range(10) for _ in range(2)]
 
@@ -83,15 +93,25 @@ def test_a_generator_that_hangs_is_an_error_that_shows_where(on_error: str) -> N
     """Whatever the policy: what comes behind its item cannot be had."""
     got = []
     with lp.Loader.from_generator(
-        stuck, workers=2, shards=range(3), batch_size=4, limits=lp.Limits(timeout_s=0.5), on_error=on_error
+        stuck,
+        workers=2,
+        shards=range(3),
+        batch_size=4,
+        limits=lp.Limits(timeout_s=0.5),
+        on_error=on_error,
     ) as loader:
         with pytest.raises(lp.SampleTimeoutError, match="has not yielded for") as raised:
             for batch in loader:
                 got.append(int(batch[0]))
         assert "item 22 of generator 1" in str(raised.value)
-        assert "wait_for_ever" in raised.value.remote_traceback and "stuck" in raised.value.remote_traceback
+        assert (
+            "wait_for_ever" in raised.value.remote_traceback
+            and "stuck" in raised.value.remote_traceback
+        )
         assert raised.value.index == 22
-        assert got == [100 * shard + number for number in range(0, 20, 4) for shard in range(3)] + [20]
+        assert got == [100 * shard + number for number in range(0, 20, 4) for shard in range(3)] + [
+            20
+        ]
         assert next(iter(loader)).tolist() == [0, 1, 2, 3], "the workers serve on"
 
 
@@ -102,7 +122,11 @@ def test_a_sample_that_hangs_is_left_out_and_its_generator_goes_on() -> None:
     def make(shard: int) -> range:
         return range(100 * shard, 100 * shard + 12)
 
-    settings: dict[str, Any] = {"shards": range(3), "batch_size": 4, "limits": lp.Limits(timeout_s=0.3)}
+    settings: dict[str, Any] = {
+        "shards": range(3),
+        "batch_size": 4,
+        "limits": lp.Limits(timeout_s=0.3),
+    }
     with lp.Loader.from_generator(make, fn=fn, workers=2, on_error="skip", **settings) as loader:
         got = [n for batch in loader for n in batch.tolist()]
     assert sorted(got) == [n for shard in range(3) for n in make(shard) if n != 107]
@@ -122,7 +146,10 @@ def test_to_run_a_generator_again_is_no_hang(tmp_path: Path) -> None:
     with lp.Loader.from_generator(
         make, workers=2, shards=range(2), batch_size=4, limits=lp.Limits(timeout_s=0.4)
     ) as loader:
-        assert sorted(n for batch in read(loader) for n in batch.tolist()) == [*range(40), *range(100, 140)]
+        assert sorted(n for batch in read(loader) for n in batch.tolist()) == [
+            *range(40),
+            *range(100, 140),
+        ]
         assert loader.statistics().restarts == 1
 
 
@@ -137,8 +164,12 @@ def test_a_generator_that_ends_its_worker_is_named(on_error: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             yield 100 * shard + number
 
-    with lp.Loader.from_generator(make, workers=2, shards=range(3), batch_size=4, on_error=on_error) as loader:
-        with pytest.raises(lp.WorkerLostError, match="SIGKILL while loading item 30 of generator 1") as raised:
+    with lp.Loader.from_generator(
+        make, workers=2, shards=range(3), batch_size=4, on_error=on_error
+    ) as loader:
+        with pytest.raises(
+            lp.WorkerLostError, match="SIGKILL while loading item 30 of generator 1"
+        ) as raised:
             read(loader)
         assert (raised.value.index, raised.value.signal_name) == (30, "SIGKILL")
         assert loader.statistics().restarts <= 6, "another batch of it may have been dealt already"
@@ -160,7 +191,9 @@ def test_errors_say_which_generator_and_which_item(on: Place, workers: int, on_e
         (["a", "c"], "no such scene\nraised for item 0 of generator 1", FileNotFoundError),
         (["c"], "no such scene\nraised for item 0 of generator 0", FileNotFoundError),
     ]:
-        with lp.Loader.from_generator(make, shards=shards, batch_size=4, on_error=on_error, **on(workers)) as loader:
+        with lp.Loader.from_generator(
+            make, shards=shards, batch_size=4, on_error=on_error, **on(workers)
+        ) as loader:
             with pytest.raises(error, match=told) as raised:
                 read(loader)
             assert "replay" not in str(raised.value)

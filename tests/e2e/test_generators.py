@@ -20,7 +20,11 @@ SHARDS = [range(100 * shard, 100 * shard + 3 + 2 * shard) for shard in range(11)
 
 
 def numbers_in(batches: list[Any]) -> list[int]:
-    return [int(n) for batch in batches for n in (batch[0] if isinstance(batch, tuple) else batch).ravel()]
+    return [
+        int(n)
+        for batch in batches
+        for n in (batch[0] if isinstance(batch, tuple) else batch).ravel()
+    ]
 
 
 def of_shard(shard: range, rng: np.random.Generator) -> Iterator[Any]:
@@ -60,7 +64,9 @@ WAYS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("way", WAYS)
-def test_with_shards_the_bits_are_the_same_for_any_number_of_workers(on: Place, way: str, workers: int) -> None:
+def test_with_shards_the_bits_are_the_same_for_any_number_of_workers(
+    on: Place, way: str, workers: int
+) -> None:
     make, settings = WAYS[way]
     settings = {"shards": SHARDS, "cycle_length": 4, "batch_size": 4, "seed": 3, **settings}
     with lp.Loader.from_generator(make, workers=0, **settings) as loader:
@@ -74,7 +80,9 @@ def test_shards_come_in_another_order_each_epoch_only_if_asked(on: Place) -> Non
     with lp.Loader.from_generator(of_shard, **settings) as loader:
         first, second = read(loader), read(loader)
         assert numbers_in(first) == numbers_in(second)
-        assert not np.array_equal(first[0][1], second[0][1])  # the random streams are each epoch's own
+        assert not np.array_equal(
+            first[0][1], second[0][1]
+        )  # the random streams are each epoch's own
     with lp.Loader.from_generator(of_shard, shuffle=True, **settings) as loader:
         first, second = read(loader), read(loader)
         assert numbers_in(first) != numbers_in(second)
@@ -112,7 +120,11 @@ def test_generators_of_shards_are_told_which_they_are(on: Place) -> None:
         yield worker.index, worker.count, rng.random() < 1
 
     with lp.Loader.from_generator(tell, shards=["a", "b", None], batch_size=1, **on(2)) as loader:
-        assert [(int(index[0]), int(count[0])) for index, count, _ in read(loader)] == [(0, 3), (1, 3), (2, 3)]
+        assert [(int(index[0]), int(count[0])) for index, count, _ in read(loader)] == [
+            (0, 3),
+            (1, 3),
+            (2, 3),
+        ]
 
 
 def counting() -> Iterator[int]:
@@ -144,7 +156,9 @@ def test_a_generator_that_cannot_tell_its_copies_apart_runs_once(on: Place) -> N
 @pytest.mark.parametrize("settings", [{"workers": 2}, {"workers": 0, "shard": lp.Shard(2, 0)}])
 def test_copies_that_would_all_yield_the_same_are_refused(settings: dict[str, Any]) -> None:
     for make in (counting, lambda: counting(), itertools.count):
-        with pytest.raises(lp.ArgumentError, match="2 replicas would yield the same items") as raised:
+        with pytest.raises(
+            lp.ArgumentError, match="2 replicas would yield the same items"
+        ) as raised:
             lp.Loader.from_generator(make, **settings)
         for way_out in ("shards=", "parameter worker", "workers=", "copies="):
             assert way_out in str(raised.value)
@@ -196,7 +210,9 @@ def test_deaths_in_mid_pass_change_no_bit() -> None:
     settings: dict[str, Any] = {"shards": shards, "cycle_length": 4, "batch_size": 4}
     with lp.Loader.from_generator(slow, workers=0, **settings) as loader:
         expected = read(loader)
-    with lp.Loader.from_generator(slow, workers=3, limits=lp.Limits(restarts=None), **settings) as loader:
+    with lp.Loader.from_generator(
+        slow, workers=3, limits=lp.Limits(restarts=None), **settings
+    ) as loader:
         got = []
         for number, batch in enumerate(loader):
             got.append(copied(batch))
@@ -250,7 +266,11 @@ def test_generators_that_are_dropped_are_closed(tmp_path: Path) -> None:
         last = iter(loader)
         next(last)
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names[:5] == ["0-0", "0-1", "1-0", "1-1", "2-0"] and "3-0" in names and not list(tmp_path.glob("begun-*"))
+    assert (
+        names[:5] == ["0-0", "0-1", "1-0", "1-1", "2-0"]
+        and "3-0" in names
+        and not list(tmp_path.glob("begun-*"))
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -290,24 +310,58 @@ def test_mistakes_are_named() -> None:
         (nothing(), {}, lp.ArgumentError, "must be a function that returns a generator, got list$"),
         ((n for n in ()), {}, lp.ArgumentError, "got generator: pass the generator function"),
         (of_shard, {}, lp.ArgumentError, r"must be callable as make_generator\(\)"),
-        (nothing, {"shards": [1]}, lp.ArgumentError, r"must be callable as make_generator\(shard\)"),
+        (
+            nothing,
+            {"shards": [1]},
+            lp.ArgumentError,
+            r"must be callable as make_generator\(shard\)",
+        ),
         (of_shard, {"shards": range(1 << 23)}, lp.ArgumentError, "shards has 8,388,608 elements"),
-        *((of_shard, {"shards": each}, lp.ArgumentError, "shards must be a sequence") for each in ([], 3, {"a", "b"})),
-        (of_shard, {"shards": [1], "shard": lp.Shard(2, 0)}, lp.ArgumentError, "each of num_shards=2 processes, got 1"),
-        (of_shard, {"shards": [1], "cycle_length": 0}, lp.ArgumentError, "cycle_length must be at least 1"),
+        *(
+            (of_shard, {"shards": each}, lp.ArgumentError, "shards must be a sequence")
+            for each in ([], 3, {"a", "b"})
+        ),
+        (
+            of_shard,
+            {"shards": [1], "shard": lp.Shard(2, 0)},
+            lp.ArgumentError,
+            "each of num_shards=2 processes, got 1",
+        ),
+        (
+            of_shard,
+            {"shards": [1], "cycle_length": 0},
+            lp.ArgumentError,
+            "cycle_length must be at least 1",
+        ),
         (nothing, {"cycle_length": 2}, lp.ArgumentError, "cycle_length needs shards"),
         (nothing, {"shuffle": True}, lp.ArgumentError, "has no shards. Pass shards="),
         (nothing, {"on_error": ("skip", 0.5)}, lp.ArgumentError, "must be an integer"),
         (nothing, {"copies": 0}, lp.ArgumentError, "copies must be at least 1"),
-        (of_shard, {"copies": 2, "shards": [1]}, lp.ArgumentError, "copies and shards cannot be combined"),
+        (
+            of_shard,
+            {"copies": 2, "shards": [1]},
+            lp.ArgumentError,
+            "copies and shards cannot be combined",
+        ),
     ]:
         with pytest.raises(error, match=match):
             lp.Loader.from_generator(make, workers=0, **settings)
-    with lp.Loader.from_generator(lambda: 5, workers=0) as loader, pytest.raises(lp.SampleError, match="got int"):
+    with (
+        lp.Loader.from_generator(lambda: 5, workers=0) as loader,
+        pytest.raises(lp.SampleError, match="got int"),
+    ):
         next(iter(loader))
     for workers in (0, 1):
         loader = lp.Loader.from_generator(nothing, workers=workers)
-        with loader, pytest.raises(lp.SourceError, match=r"^source is empty: the stream ended before its first item$"):
+        with (
+            loader,
+            pytest.raises(
+                lp.SourceError, match=r"^source is empty: the stream ended before its first item$"
+            ),
+        ):
             next(iter(loader))
-    with lp.Loader.from_generator(itertools.count, workers=0) as loader, pytest.raises(TypeError, match="unknown"):
+    with (
+        lp.Loader.from_generator(itertools.count, workers=0) as loader,
+        pytest.raises(TypeError, match="unknown"),
+    ):
         len(loader)

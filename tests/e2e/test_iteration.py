@@ -76,7 +76,11 @@ SIDE_BY_SIDE: dict[str, Callable[..., lp.Loader]] = {
 def test_two_iterators_go_side_by_side(on: Place, workers: int, kind: str) -> None:
     loader = SIDE_BY_SIDE[kind](batch_size=4, **on(workers))
     pairs = list(zip(loader, loader, strict=True))
-    assert indices_in(left for left, _ in pairs) == indices_in(right for _, right in pairs) == list(range(2000))
+    assert (
+        indices_in(left for left, _ in pairs)
+        == indices_in(right for _, right in pairs)
+        == list(range(2000))
+    )
     loader.close()
 
 
@@ -117,7 +121,11 @@ def test_loaders_and_passes_in_threads(on: Place, workers: int) -> None:
     def consume(number: int) -> None:
         own = lp.Loader(range(number, number + 90), batch_size=4, **on(workers))
         shared_batches = iter(shared)
-        results[number] = [indices_in(own), [copied(batch) for batch in shared_batches], shared_batches.epoch]
+        results[number] = [
+            indices_in(own),
+            [copied(batch) for batch in shared_batches],
+            shared_batches.epoch,
+        ]
 
     threads = [threading.Thread(target=consume, args=(number,)) for number in range(5)]
     interval_s = sys.getswitchinterval()
@@ -133,7 +141,9 @@ def test_loaders_and_passes_in_threads(on: Place, workers: int) -> None:
     assert sorted(epoch for _, _, epoch in results.values()) == list(range(5))
     for number, (own, batches, epoch) in results.items():
         assert own == list(range(number, number + 90))
-        assert [batch[0].tolist() for batch in batches] == [batch[0].tolist() for batch in reference]
+        assert [batch[0].tolist() for batch in batches] == [
+            batch[0].tolist() for batch in reference
+        ]
         if epoch == 0:
             assert_same(batches, reference)
 
@@ -157,7 +167,9 @@ def nested(index: int) -> Any:
 SAMPLES: dict[str, Any] = {
     "int": lambda index: index,
     "float": lambda index: index / 3,
-    "floats that are no numbers": lambda index: np.array([0x7FC00001, 0xFFC12345, index], np.uint32).view(np.float32),
+    "floats that are no numbers": lambda index: np.array(
+        [0x7FC00001, 0xFFC12345, index], np.uint32
+    ).view(np.float32),
     "bool": lambda index: index % 3 == 0,
     "complex": lambda index: complex(index, -index),
     "str": lambda index: "é\0x" * index,
@@ -182,12 +194,21 @@ SAMPLES: dict[str, Any] = {
 @pytest.mark.parametrize("name", SAMPLES)
 def test_samples_of_every_kind_are_stacked_unchanged(on: Place, name: str, workers: int) -> None:
     fn = SAMPLES[name]
-    assert_same(read(lp.Loader(range(23), fn, batch_size=5, **on(workers))), expected_batches(fn, 23, 5))
+    assert_same(
+        read(lp.Loader(range(23), fn, batch_size=5, **on(workers))), expected_batches(fn, 23, 5)
+    )
 
 
 DTYPES = [np.dtype(code) for code in "?bBhHiIqQefdFD"] + [
     np.dtype(getattr(ml_dtypes, name))
-    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e4m3fnuz", "float8_e5m2fnuz")
+    for name in (
+        "bfloat16",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "float8_e4m3b11fnuz",
+        "float8_e4m3fnuz",
+        "float8_e5m2fnuz",
+    )
 ]
 
 
@@ -201,7 +222,9 @@ def test_every_dtype_arrives_as_it_is(on: Place, dtype: np.dtype[Any], workers: 
             "special": np.array([np.nan, -0.0, np.inf]).astype(np.float16).view(np.uint16),
         }
 
-    assert_same(read(lp.Loader(range(11), fn, batch_size=4, **on(workers))), expected_batches(fn, 11, 4))
+    assert_same(
+        read(lp.Loader(range(11), fn, batch_size=4, **on(workers))), expected_batches(fn, 11, 4)
+    )
 
 
 # ---- functions that use one buffer again and again ----
@@ -252,7 +275,9 @@ class _Buffers:
 
 
 @WORKERS
-@pytest.mark.parametrize("form", ["fixed", "padded", "ragged", "replaced", "elements", "given None"])
+@pytest.mark.parametrize(
+    "form", ["fixed", "padded", "ragged", "replaced", "elements", "given None"]
+)
 @pytest.mark.parametrize("method", ["same_array", "view", "in_turn", "from_bytes", "by_protocol"])
 def test_a_buffer_that_the_function_fills_again_never_gives_a_wrong_batch(
     on: Place, method: str, form: str, workers: int
@@ -265,7 +290,9 @@ def test_a_buffer_that_the_function_fills_again_never_gives_a_wrong_batch(
         "elements": {"batch_size": None},
         "given None": {"element_spec": lp.ArraySpec((None, None), np.float64)},
     }[form]
-    loader = lp.Loader(range(300), getattr(_Buffers(), method), **{"batch_size": 4, **settings}, **on(workers))
+    loader = lp.Loader(
+        range(300), getattr(_Buffers(), method), **{"batch_size": 4, **settings}, **on(workers)
+    )
     values = [batch.values if form == "ragged" else batch for batch in read(loader)]
     rows = np.concatenate(values).reshape(-1, 5)
     assert rows.tolist() == [[float(index)] * 5 for index in range(300)]
@@ -276,12 +303,16 @@ def test_a_buffer_that_the_function_fills_again_never_gives_a_wrong_batch(
 def test_an_array_of_text_that_is_filled_again_never_gives_a_wrong_batch(
     on: Place, batch_size: int, workers: int
 ) -> None:
-    batches = read(lp.Loader(range(100), _Buffers().text_array, batch_size=batch_size, **on(workers)))
+    batches = read(
+        lp.Loader(range(100), _Buffers().text_array, batch_size=batch_size, **on(workers))
+    )
     assert np.concatenate(batches).tolist() == [[str(index)] * 5 for index in range(100)]
 
 
 @WORKERS
-@pytest.mark.parametrize("settings", [{}, {"on_error": "replace"}, {"limits": lp.Limits(timeout_s=60)}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"on_error": "replace"}, {"limits": lp.Limits(timeout_s=60)}], ids=str
+)
 def test_a_dict_that_the_function_fills_again_never_gives_a_wrong_batch(
     on: Place, settings: dict[str, Any], workers: int
 ) -> None:
@@ -313,7 +344,9 @@ def test_a_batch_fn_may_fill_one_buffer_again(on: Place, workers: int) -> None:
 
 
 @WORKERS
-def test_axes_that_a_given_spec_leaves_open_may_vary_from_batch_to_batch(on: Place, workers: int) -> None:
+def test_axes_that_a_given_spec_leaves_open_may_vary_from_batch_to_batch(
+    on: Place, workers: int
+) -> None:
     def by_batch(index: int) -> Any:
         return np.full((2, 1 + index // 4), index, np.float32)
 
@@ -326,11 +359,17 @@ def test_axes_that_a_given_spec_leaves_open_may_vary_from_batch_to_batch(on: Pla
 @WORKERS
 def test_batches_without_rows_arrive(on: Place, workers: int) -> None:
     def element(index: int) -> Any:
-        return np.empty((0 if index % 2 else 2, 3)), np.empty(0, "U3") if index % 2 else np.array(["a", "b"])
+        return np.empty((0 if index % 2 else 2, 3)), np.empty(0, "U3") if index % 2 else np.array(
+            ["a", "b"]
+        )
 
     batches = read(lp.Loader(range(9), element, batch_size=None, **on(workers)))
-    assert [batch[0].shape for batch in batches] == [(0 if index % 2 else 2, 3) for index in range(9)]
-    assert [batch[1].tolist() for batch in batches] == [[] if index % 2 else ["a", "b"] for index in range(9)]
+    assert [batch[0].shape for batch in batches] == [
+        (0 if index % 2 else 2, 3) for index in range(9)
+    ]
+    assert [batch[1].tolist() for batch in batches] == [
+        [] if index % 2 else ["a", "b"] for index in range(9)
+    ]
 
 
 @WORKERS
@@ -359,7 +398,9 @@ def test_batches_that_outgrow_their_slot_arrive_whole(on: Place, workers: int) -
 
 
 def test_tiny_batches_come_several_at_a_time_and_are_the_same(on: Place) -> None:
-    loader = lp.Loader(range(4001), lambda index: np.full(4, index, np.float32), batch_size=4, **on(2))
+    loader = lp.Loader(
+        range(4001), lambda index: np.full(4, index, np.float32), batch_size=4, **on(2)
+    )
     kept: collections.deque[Any] = collections.deque(maxlen=40)
     together = []
     for batch in loader:
@@ -378,8 +419,14 @@ def test_tiny_batches_come_several_at_a_time_and_are_the_same(on: Place) -> None
 @WORKERS
 @pytest.mark.parametrize("form", ["fixed", "replaced", "ragged"])
 def test_a_function_may_ignore_the_out_that_it_takes(on: Place, workers: int, form: str) -> None:
-    settings: dict[str, Any] = {"fixed": {}, "replaced": {"on_error": "replace"}, "ragged": {"ragged": True}}[form]
-    loader = lp.Loader(range(9), lambda index, out: np.full(3, index), batch_size=4, **settings, **on(workers))
+    settings: dict[str, Any] = {
+        "fixed": {},
+        "replaced": {"on_error": "replace"},
+        "ragged": {"ragged": True},
+    }[form]
+    loader = lp.Loader(
+        range(9), lambda index, out: np.full(3, index), batch_size=4, **settings, **on(workers)
+    )
     values = [batch.values if form == "ragged" else batch for batch in read(loader)]
     assert np.concatenate(values).reshape(9, 3)[:, 0].tolist() == list(range(9))
 
@@ -391,7 +438,9 @@ def test_setup_runs_once_in_each_worker_before_any_sample(on: Place, workers: in
     def set_up() -> None:
         state["setups"] += 1
 
-    loader = lp.Loader(range(60), lambda index: state["setups"], batch_size=4, setup=set_up, **on(workers))
+    loader = lp.Loader(
+        range(60), lambda index: state["setups"], batch_size=4, setup=set_up, **on(workers)
+    )
     for _ in range(2):
         assert set(indices_in(loader)) == {1}
 
@@ -400,7 +449,9 @@ def test_setup_runs_once_in_each_worker_before_any_sample(on: Place, workers: in
 def test_later_changes_of_captured_objects_are_seen(on: Place, workers: int) -> None:
     items, offset = [1, 2, 3, 4], {"value": 10}
     array = np.arange(100_000)
-    loader = lp.Loader(items, lambda item: item + offset["value"] + int(array[item]), batch_size=2, **on(workers))
+    loader = lp.Loader(
+        items, lambda item: item + offset["value"] + int(array[item]), batch_size=2, **on(workers)
+    )
     items[0], offset["value"] = 100, 0
     array[:] = 0
     for _ in range(2):

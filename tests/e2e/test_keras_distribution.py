@@ -22,7 +22,9 @@ pytestmark = [
 # Read, not imported: this process has another backend.
 CASES = [
     node.name
-    for node in ast.parse((Path(__file__).parents[1] / "support" / "distribution_cases.py").read_text()).body
+    for node in ast.parse(
+        (Path(__file__).parents[1] / "support" / "distribution_cases.py").read_text()
+    ).body
     if isinstance(node, ast.FunctionDef) and node.name.startswith(("alone_", "in_two_"))
 ]
 ALONE = [name for name in CASES if name.startswith("alone_")]
@@ -51,7 +53,9 @@ def environment(devices: int) -> dict[str, str]:
 
 def read(result: ChildResult, cases: list[str]) -> Told:
     """What all of the cases have returned."""
-    lines = [json.loads(line) for line in result.check().stdout.splitlines() if line.startswith('["')]
+    lines = [
+        json.loads(line) for line in result.check().stdout.splitlines() if line.startswith('["')
+    ]
     traces = [f"{name}\n{trace}" for name, _, trace in lines if trace is not None]
     assert not traces, "\n".join(traces)
     assert [name for name, *_ in lines] == cases

@@ -16,7 +16,9 @@ BACKENDS = ("tensorflow", "jax", "torch")
 # Read, not imported: Keras is imported once, with the backend that it then has.
 CASES = [
     node.name
-    for node in ast.parse((Path(__file__).parents[1] / "support" / "keras_cases.py").read_text()).body
+    for node in ast.parse(
+        (Path(__file__).parents[1] / "support" / "keras_cases.py").read_text()
+    ).body
     if isinstance(node, ast.FunctionDef)
     and any(isinstance(each, ast.Name) and each.id == "case" for each in node.decorator_list)
 ]
@@ -32,7 +34,10 @@ CORNERS = {
 # As many cases at most: with TensorFlow and torch the imports take about as long as they do, JAX compiles much in each.
 IN_ONE_PROCESS = {"tensorflow": 20, "jax": 13, "torch": 20}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # the first test of a process waits for all of its cases
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]  # the first test of a process waits for all of its cases
 
 
 def run(backend: str, code: str, imported: str | None = None) -> ChildResult:
@@ -47,14 +52,18 @@ def run(backend: str, code: str, imported: str | None = None) -> ChildResult:
 def traces(request: pytest.FixtureRequest) -> Callable[[str, str], str | None]:
     """What came of a case on a backend: a traceback, or None. A process runs some of the cases that are to be run."""
     found: dict[tuple[str, str], str | None] = {}
-    chosen = {str(item.callspec.params["case"]) for item in request.session.items if is_of_a_case(item)}  # type: ignore[attr-defined]
+    chosen = {
+        str(item.callspec.params["case"]) for item in request.session.items if is_of_a_case(item)
+    }  # type: ignore[attr-defined]
     cases = [case for case in CASES if case in chosen]
 
     def of(backend: str, case: str) -> str | None:
         if (backend, case) not in found:
             processes = -(-len(cases) // IN_ONE_PROCESS[backend])
             some = cases[cases.index(case) % processes :: processes]
-            imported = None if backend == "jax" else backend  # whose import takes less than a second
+            imported = (
+                None if backend == "jax" else backend
+            )  # whose import takes less than a second
             code = f"from tests.support import keras_cases\nkeras_cases.main({some})"
             result = run(backend, code, imported)
             lines = [line for line in result.stdout.splitlines() if line.startswith("[")]
@@ -67,11 +76,14 @@ def traces(request: pytest.FixtureRequest) -> Callable[[str, str], str | None]:
 
 
 def is_of_a_case(item: pytest.Item) -> bool:
-    return item.path == Path(__file__) and "case" in getattr(getattr(item, "callspec", None), "params", {})
+    return item.path == Path(__file__) and "case" in getattr(
+        getattr(item, "callspec", None), "params", {}
+    )
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.corner) if case in CORNERS else case for case in CASES]
+    "case",
+    [pytest.param(case, marks=pytest.mark.corner) if case in CORNERS else case for case in CASES],
 )
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_fit(traces: Callable[[str, str], str | None], backend: str, case: str) -> None:
@@ -99,4 +111,6 @@ def test_a_script_that_has_trained_ends_in_silence(backend: str, ending: str) ->
         {ending}
         """,
     ).check()
-    assert "Exception ignored" not in result.stderr and "Traceback" not in result.stderr, result.stderr
+    assert "Exception ignored" not in result.stderr and "Traceback" not in result.stderr, (
+        result.stderr
+    )

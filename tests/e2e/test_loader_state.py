@@ -64,11 +64,15 @@ def records(shard: int) -> Iterator[Any]:
 
 
 ALL: dict[str, Callable[..., lp.Loader]] = {
-    "generators": lambda **how: lp.Loader.from_generator(records, shards=[0, 1, 2, 3, 4], batch_size=2, seed=4, **how),
+    "generators": lambda **how: lp.Loader.from_generator(
+        records, shards=[0, 1, 2, 3, 4], batch_size=2, seed=4, **how
+    ),
     "samples": SHAPES["samples"],
     "skip": SHAPES["skip"],
     "sequence": SHAPES["sequence"],
-    "tiny": lambda **how: lp.Loader(range(5 * ITEMS), lambda i: i, batch_size=2, shuffle=True, **how),
+    "tiny": lambda **how: lp.Loader(
+        range(5 * ITEMS), lambda i: i, batch_size=2, shuffle=True, **how
+    ),
     "buckets": lambda **how: lp.Loader(
         range(90),
         lambda i, rng: rng.random(1 + i % 9),
@@ -78,9 +82,16 @@ ALL: dict[str, Callable[..., lp.Loader]] = {
         buckets=lp.Buckets([1 + i % 9 for i in range(90)], [3, 6]),
         **how,
     ),
-    "stream": lambda **how: lp.Loader(lp.interleave([range(48)], iter), wide, batch_size=4, shuffle=9, **how),
+    "stream": lambda **how: lp.Loader(
+        lp.interleave([range(48)], iter), wide, batch_size=4, shuffle=9, **how
+    ),
     "ragged": lambda **how: lp.Loader(
-        range(50), lambda i: {"r": np.arange(i % 5), "t": f"item {i}"}, batch_size=4, shuffle=True, ragged=True, **how
+        range(50),
+        lambda i: {"r": np.arange(i % 5), "t": f"item {i}"},
+        batch_size=4,
+        shuffle=True,
+        ragged=True,
+        **how,
     ),
 }
 
@@ -163,7 +174,10 @@ def test_behind_stages_of_the_users_own(
 
     def some(batches: Any, count: int) -> list[Any]:
         elements = itertools.islice(batches, count)
-        return [np.concatenate(mirrored.experimental_local_results(element)).tolist() for element in elements]
+        return [
+            np.concatenate(mirrored.experimental_local_results(element)).tolist()
+            for element in elements
+        ]
 
     for name, stage in stages.items():
         with make(**on(2)) as loader:
@@ -180,7 +194,9 @@ def test_behind_stages_of_the_users_own(
             assert some(state.iterate(stage(loader.as_dataset(epochs=2))), 100) == expected, name
 
 
-def test_what_is_not_one_iteration_over_the_loader_is_refused(on: Place, tf: Any, state_of: Any) -> None:
+def test_what_is_not_one_iteration_over_the_loader_is_refused(
+    on: Place, tf: Any, state_of: Any
+) -> None:
     def make(**how: Any) -> lp.Loader:
         return lp.Loader(range(8), lambda i: np.zeros((64, 512)) + i, batch_size=4, **how)
 
@@ -200,7 +216,9 @@ def test_what_is_not_one_iteration_over_the_loader_is_refused(on: Place, tf: Any
         del repeated, wrong, dataset
 
 
-def test_restored_in_the_same_process_it_goes_back(on: Place, tf: Any, state_of: Any, tmp_path: Path) -> None:
+def test_restored_in_the_same_process_it_goes_back(
+    on: Place, tf: Any, state_of: Any, tmp_path: Path
+) -> None:
     with SHAPES["samples"](**on(2)) as loader:
         state = state_of(loader)
         checkpoint = tf.train.Checkpoint(loader=state)
@@ -230,11 +248,15 @@ def test_a_second_iteration_ends_the_first(on: Place, state_of: Any) -> None:
         saved = json.loads(state.serialize())
         assert (saved["epoch"], saved["position"]) == (1, 8)
         sum(1 for _ in loader)
-        assert json.loads(state.serialize()) == saved, "other passes over the loader are not counted"
+        assert json.loads(state.serialize()) == saved, (
+            "other passes over the loader are not counted"
+        )
         del first, second
 
 
-def test_a_restore_before_the_object_exists(on: Place, tf: Any, state_of: Any, save: Callable[..., str]) -> None:
+def test_a_restore_before_the_object_exists(
+    on: Place, tf: Any, state_of: Any, save: Callable[..., str]
+) -> None:
     with SHAPES["samples"](**on(2)) as loader:
         state = state_of(loader)
         batches = state.iterate(loader.as_dataset())
@@ -249,7 +271,9 @@ def test_a_restore_before_the_object_exists(on: Place, tf: Any, state_of: Any, s
         assert take(checkpoint.loader.iterate(loader.as_dataset()), 100) == expected
 
 
-def test_a_loop_that_is_not_counted_is_not_saved(on: Place, tf: Any, state_of: Any, save: Callable[..., str]) -> None:
+def test_a_loop_that_is_not_counted_is_not_saved(
+    on: Place, tf: Any, state_of: Any, save: Callable[..., str]
+) -> None:
     """What would be saved is where the next pass begins, and what is left of this one would never be trained on."""
     with lp.Loader(range(64), lambda item: np.full(WIDE, item), batch_size=4, **on(2)) as loader:
         state = state_of(loader)
@@ -257,13 +281,16 @@ def test_a_loop_that_is_not_counted_is_not_saved(on: Place, tf: Any, state_of: A
             uncounted = iter(batches)
             next(uncounted)
             with pytest.raises(
-                lp.StateError, match=r"not by LoaderState\.iterate.*state\.iterate\(loader\.as_dataset\(\)\)"
+                lp.StateError,
+                match=r"not by LoaderState\.iterate.*state\.iterate\(loader\.as_dataset\(\)\)",
             ):
                 save(state)
             del uncounted, batches
             gc.collect()
             save(state)  # it was left, as one that only looked at a batch
-        held = [iter(loader.as_dataset())]  # as a traceback holds it, of Ctrl-C while a batch was awaited
+        held = [
+            iter(loader.as_dataset())
+        ]  # as a traceback holds it, of Ctrl-C while a batch was awaited
         counted = state.iterate(held[0])
         next(counted)
         del counted
@@ -306,7 +333,9 @@ def test_a_loop_that_ended_before_its_first_batch_is_saved_where_it_began(
 
 def test_an_asynchronous_checkpoint_is_refused(tf: Any, state_of: Any, tmp_path: Path) -> None:
     """Its thread would ask for the place when the loop is further on than the weights that were saved (tried)."""
-    with SHAPES["tiny"](workers=0) as loader:  # TensorFlow keeps the checkpoint, and so the loader, for good
+    with SHAPES["tiny"](
+        workers=0
+    ) as loader:  # TensorFlow keeps the checkpoint, and so the loader, for good
         checkpoint = tf.train.Checkpoint(loader=state_of(loader), step=tf.Variable(0))
         options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
         with pytest.raises(lp.StateError, match="async_checkpoint"):
@@ -316,13 +345,18 @@ def test_an_asynchronous_checkpoint_is_refused(tf: Any, state_of: Any, tmp_path:
 def test_a_state_of_another_loader_is_refused_and_of_other_shards_gone_on_from(
     on: Place, state_of: Any, save: Callable[..., str], restore: Any
 ) -> None:
-    with lp.Loader(range(101), sample, batch_size=4, shuffle=True, seed=3, pad=True, **on(1)) as loader:
+    with lp.Loader(
+        range(101), sample, batch_size=4, shuffle=True, seed=3, pad=True, **on(1)
+    ) as loader:
         state = state_of(loader)
         batches = state.iterate(loader.as_dataset())
         take(batches, 3)
         path = save(state)
         expected = take(batches, 1)
-        with loader.replace(seed=4) as other, pytest.raises(lp.StateError, match=r"seed: saved 3, current 4\."):
+        with (
+            loader.replace(seed=4) as other,
+            pytest.raises(lp.StateError, match=r"seed: saved 3, current 4\."),
+        ):
             restore(state_of(other), path)
         with loader.replace(shard=lp.Shard(2, 0)) as shard:  # the rest of the epoch is dealt anew
             again = state_of(shard)
@@ -333,9 +367,15 @@ def test_a_state_of_another_loader_is_refused_and_of_other_shards_gone_on_from(
 
 
 def test_what_cannot_be_saved_says_so_at_once(tf: Any, state_of: Any) -> None:
-    with lp.Loader.from_sequence(WithHook(), workers=0) as loader, pytest.raises(lp.StateError, match="on_epoch_end"):
+    with (
+        lp.Loader.from_sequence(WithHook(), workers=0) as loader,
+        pytest.raises(lp.StateError, match="on_epoch_end"),
+    ):
         state_of(loader)
-    with lp.Loader(iter(range(8)), batch_size=2, workers=0) as loader, pytest.raises(lp.StateError, match="only once"):
+    with (
+        lp.Loader(iter(range(8)), batch_size=2, workers=0) as loader,
+        pytest.raises(lp.StateError, match="only once"),
+    ):
         state_of(loader)
     with lp.Loader(range(8), batch_size=2, workers=0) as loader:
         dataset = loader.as_dataset()

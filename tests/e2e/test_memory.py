@@ -74,7 +74,10 @@ def test_a_consumer_that_lets_go_gets_everything_without_a_copy(on: Place) -> No
             check(batch, number)
             del batch
     statistics = loader.statistics()
-    assert (statistics.memory.batches_zero_copy, statistics.memory.batches_copied) == (3 * BATCHES, 0)
+    assert (statistics.memory.batches_zero_copy, statistics.memory.batches_copied) == (
+        3 * BATCHES,
+        0,
+    )
     assert statistics.memory.buffers_in_use == 0
 
 
@@ -121,7 +124,10 @@ def test_arrays_outlive_their_loader_and_its_pool() -> None:
 
 def test_copied_and_lent_batches_are_aligned_for_tensorflow(on: Place) -> None:
     loader = lp.Loader(
-        range(300), lambda index: (np.full(5, index, np.uint8), np.float64(index), [1, 2]), batch_size=3, **on(2)
+        range(300),
+        lambda index: (np.full(5, index, np.uint8), np.float64(index), [1, 2]),
+        batch_size=3,
+        **on(2),
     )
     # Where several batches come in one slot only the first begins at its start.
     large = lp.Loader(
@@ -133,7 +139,10 @@ def test_copied_and_lent_batches_are_aligned_for_tensorflow(on: Place) -> None:
     )
     for batches in (list(large), list(large)):
         assert all(part.ctypes.data % 64 == 0 for batch in batches for part in batch)
-    assert large.statistics().memory.batches_copied > 0 and large.statistics().memory.batches_zero_copy > 0
+    assert (
+        large.statistics().memory.batches_copied > 0
+        and large.statistics().memory.batches_zero_copy > 0
+    )
     first = next(iter(loader))
     assert all(part.ctypes.data % 64 == 0 for part in first)
 
@@ -155,8 +164,14 @@ def test_the_ring_keeps_to_the_memory_limit(on: Place, limit: str) -> None:
 
 
 @settings(max_examples=10)
-@given(row_bytes=st.integers(0, 20_000), batch_size=st.integers(1, 20), kind=st.sampled_from(["fixed", "ragged"]))
-def test_the_least_limit_that_the_error_names_works(on: Place, row_bytes: int, batch_size: int, kind: str) -> None:
+@given(
+    row_bytes=st.integers(0, 20_000),
+    batch_size=st.integers(1, 20),
+    kind=st.sampled_from(["fixed", "ragged"]),
+)
+def test_the_least_limit_that_the_error_names_works(
+    on: Place, row_bytes: int, batch_size: int, kind: str
+) -> None:
     loader = {
         "source": range(3 * batch_size),
         "fn": lambda index: np.full(row_bytes, index % 256, np.uint8),
@@ -174,7 +189,9 @@ def test_the_least_limit_that_the_error_names_works(on: Place, row_bytes: int, b
 
 
 @pytest.fixture
-def pool_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[int], lp.Pool]]:
+def pool_where(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Callable[[int], lp.Pool]]:
     """Makes a pool of one worker on a machine that has so many bytes free."""
     pools = []
 
@@ -190,7 +207,9 @@ def pool_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call
 
 
 def large(index: int) -> Any:
-    return np.broadcast_to(np.float32(index), (16, 1024, 1024, 3))  # 192 MiB of which nothing is allocated
+    return np.broadcast_to(
+        np.float32(index), (16, 1024, 1024, 3)
+    )  # 192 MiB of which nothing is allocated
 
 
 def why_refused(**loader: Any) -> str:
@@ -203,9 +222,18 @@ def test_a_batch_that_the_machine_has_no_room_for_is_not_answered_with_a_limit(
     pool_where: Callable[[int], lp.Pool],
 ) -> None:
     said = why_refused(source=range(1000), fn=large, batch_size=256, workers=pool_where(23 << 30))
-    assert "one batch takes 51,539,607,552 bytes" in said and "Lower batch_size" in said and "Limits(" not in said
+    assert (
+        "one batch takes 51,539,607,552 bytes" in said
+        and "Lower batch_size" in said
+        and "Limits(" not in said
+    )
     pool = pool_where(512 << 20)
-    loader: dict[str, Any] = {"source": range(4000), "fn": large, "workers": pool, "batch_size": 4000}
+    loader: dict[str, Any] = {
+        "source": range(4000),
+        "fn": large,
+        "workers": pool,
+        "batch_size": 4000,
+    }
     assert "Limits(" not in why_refused(**loader, limits=lp.Limits(memory=1 << 16))
 
 
@@ -241,8 +269,12 @@ def test_memory_is_given_back_when_a_loader_is_closed_and_its_batches_have_died(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_size_beyond_the_source_takes_no_more_than_the_source(on: Place, workers: int) -> None:
-    with lp.Loader(range(20), stamped, batch_size=10**6, limits=lp.Limits(memory=1 << 20), **on(workers)) as loader:
+def test_a_batch_size_beyond_the_source_takes_no_more_than_the_source(
+    on: Place, workers: int
+) -> None:
+    with lp.Loader(
+        range(20), stamped, batch_size=10**6, limits=lp.Limits(memory=1 << 20), **on(workers)
+    ) as loader:
         for _ in range(2):
             (batch,) = loader
             check(batch, 0, batch_size=20)
@@ -254,7 +286,9 @@ def test_iterators_that_were_dropped_in_a_cycle_keep_no_buffers() -> None:
 
     gc.disable()
     try:
-        with lp.Loader(range(64), quarter, batch_size=4, workers=1, limits=lp.Limits(memory="4MiB")) as loader:
+        with lp.Loader(
+            range(64), quarter, batch_size=4, workers=1, limits=lp.Limits(memory="4MiB")
+        ) as loader:
             for _ in range(6):
                 ring: list[Any] = [iter(loader)]
                 assert next(ring[0])[3][0] == 3

@@ -18,7 +18,9 @@ import pytest
 
 import loaderpool as lp
 
-pytestmark = pytest.mark.usefixtures("tf")  # whose devices are set before anything here asks TensorFlow for one
+pytestmark = pytest.mark.usefixtures(
+    "tf"
+)  # whose devices are set before anything here asks TensorFlow for one
 
 MOST_IN_ALL, MOST_OF_A_VALUE = 1000, 200
 MARK = "q"  # huge values are made of it, and hardly any message has it twice in a row
@@ -85,8 +87,14 @@ def made_of(folder: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
 
     return {
         "Loader": (lp.Loader, {"source": range(3), "workers": 0}),
-        "Loader.from_generator": (lp.Loader.from_generator, {"make_generator": lambda: iter([1]), "workers": 0}),
-        "Loader.from_sequence": (lp.Loader.from_sequence, {"sequence": [np.zeros(2)], "workers": 0}),
+        "Loader.from_generator": (
+            lp.Loader.from_generator,
+            {"make_generator": lambda: iter([1]), "workers": 0},
+        ),
+        "Loader.from_sequence": (
+            lp.Loader.from_sequence,
+            {"sequence": [np.zeros(2)], "workers": 0},
+        ),
         "Loader.as_dataset": of_loader("as_dataset"),
         "Loader.as_distributed_dataset": of_loader("as_distributed_dataset", strategy=None),
         "Loader.as_jax": of_loader("as_jax"),
@@ -120,7 +128,10 @@ def made_of(folder: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
         "replay": (lp.replay, {"loader": loader, "index": 0}),
         "share": (lp.share, {"array": np.arange(3)}),
         "zip_sources": (lp.zip_sources, {"sources": range(3)}),
-        "BackupCallback": ("loaderpool.adapters.keras:BackupCallback", {"loader": loader, "path": folder / "backup"}),
+        "BackupCallback": (
+            "loaderpool.adapters.keras:BackupCallback",
+            {"loader": loader, "path": folder / "backup"},
+        ),
         "LoaderState": ("loaderpool.adapters.tensorflow:LoaderState", {"loader": loader}),
         "ReportCallback": ("loaderpool.adapters.keras:ReportCallback", {"loader": loader}),
     }
@@ -137,7 +148,9 @@ def said_by(call: Callable[[], Any]) -> Iterator[str]:
                 stack.callback(made.close)
         except Exception as raised:
             error = raised
-    if error is not None and not (isinstance(error, OSError) and error.filename):  # the system's names the whole path
+    if error is not None and not (
+        isinstance(error, OSError) and error.filename
+    ):  # the system's names the whole path
         yield f"{type(error).__name__}: {error}"
     yield from (f"{each.category.__name__}: {each.message}" for each in told)
 
@@ -145,7 +158,11 @@ def said_by(call: Callable[[], Any]) -> Iterator[str]:
 def too_long(message: str) -> bool:
     # What a value is made of may have quotes, commas and the like in between.
     longest = max(
-        (len(re.sub(r"\W+$", "", each)) for each in re.findall(rf"(?:{MARK}[\W\d]*){{2,}}", message)), default=0
+        (
+            len(re.sub(r"\W+$", "", each))
+            for each in re.findall(rf"(?:{MARK}[\W\d]*){{2,}}", message)
+        ),
+        default=0,
     )
     return len(message) > MOST_IN_ALL or longest > MOST_OF_A_VALUE
 
@@ -158,7 +175,9 @@ def test_a_message_about_a_huge_value_is_short(name: str, tmp_path: Path) -> Non
     parameters = inspect.signature(call).parameters.values()
     long = []
     for parameter in parameters:
-        if parameter.name.startswith("_") or parameter.name == "device":  # which the framework reads
+        if (
+            parameter.name.startswith("_") or parameter.name == "device"
+        ):  # which the framework reads
             continue
         for kind, value in VALUES.items():
             given = (value, value) if parameter.kind is parameter.VAR_POSITIONAL else value

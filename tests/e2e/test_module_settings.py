@@ -44,7 +44,9 @@ def tolerate() -> None:
 
 
 @pytest.mark.usefixtures("_tolerant")
-@pytest.mark.parametrize(("setup", "works"), [(None, False), (tolerate, True)], ids=["script", "setup"])
+@pytest.mark.parametrize(
+    ("setup", "works"), [(None, False), (tolerate, True)], ids=["script", "setup"]
+)
 def test_a_setting_of_pillows_reaches_workers_by_setup(
     cut_image: Path, setup: Callable[[], None] | None, works: bool
 ) -> None:

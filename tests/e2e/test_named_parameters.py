@@ -126,12 +126,18 @@ def where(request: pytest.FixtureRequest, on: Place) -> dict[str, Any]:
 def test_what_is_bound_or_has_a_default_is_the_users(name: str, where: dict[str, Any]) -> None:
     function, expected = USERS[name]
     with lp.Loader(range(SIZE), function, batch_size=4, **where) as loader:
-        seen = [pair for batch in loader for pair in zip(*(part.tolist() for part in batch), strict=True)]
+        seen = [
+            pair
+            for batch in loader
+            for pair in zip(*(part.tolist() for part in batch), strict=True)
+        ]
         assert seen == [(item, expected) for item in range(SIZE)]
         assert [int(part) for part in lp.replay(loader, index=5)] == [5, expected]
 
 
-@pytest.mark.parametrize("name", ["out_default", "partial_over_none", "callable", "wrapper_with_default"])
+@pytest.mark.parametrize(
+    "name", ["out_default", "partial_over_none", "callable", "wrapper_with_default"]
+)
 def test_augment_has_the_same_rule(name: str, where: dict[str, Any]) -> None:
     function, expected = USERS[name]
     with lp.Loader(range(SIZE), abs, augment=function, batch_size=4, **where) as loader:
@@ -152,7 +158,9 @@ def batch_open(items: list[int], rng: Any) -> np.ndarray[Any, Any]:
     [(batch_default, 43), (functools.partial(batch_open, rng=42), 42), (batch_open, -1)],
     ids=["default", "partial", "open"],
 )
-def test_batch_fn_has_the_same_rule(batch_fn: Callable[..., Any], expected: int, where: dict[str, Any]) -> None:
+def test_batch_fn_has_the_same_rule(
+    batch_fn: Callable[..., Any], expected: int, where: dict[str, Any]
+) -> None:
     with lp.Loader(range(SIZE), batch_fn=batch_fn, batch_size=4, **where) as loader:
         assert [batch.tolist() for batch in loader] == [[expected] * 4, [expected] * 2]
         assert lp.replay(loader, index=5).tolist() == [expected] * 2  # the batch that it is in
@@ -178,7 +186,9 @@ def test_make_generator_has_the_same_rule(
         assert [batch.tolist() for batch in loader] == [[expected] * 4] * 2
 
 
-def test_a_generator_with_a_generator_of_its_own_does_not_count_as_one_whose_copies_differ() -> None:
+def test_a_generator_with_a_generator_of_its_own_does_not_count_as_one_whose_copies_differ() -> (
+    None
+):
     def numbers(rng: int = 42) -> Iterator[int]:
         yield from range(rng)
 
@@ -197,7 +207,14 @@ def plain_wrapper(*args: Any, **kwargs: Any) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     "fn",
-    [rng_open, rng_none, plain_wrapper, Retried(rng_open), functools.partial(rng_none), functools.lru_cache(rng_open)],
+    [
+        rng_open,
+        rng_none,
+        plain_wrapper,
+        Retried(rng_open),
+        functools.partial(rng_none),
+        functools.lru_cache(rng_open),
+    ],
     ids=["open", "none", "wrapper", "object", "partial", "cached"],
 )
 def test_an_open_parameter_is_passed(fn: Callable[..., Any], where: dict[str, Any]) -> None:

@@ -81,7 +81,9 @@ def test_the_cells_lines_are_in_the_traceback(shown: list[str]) -> None:
 def test_the_advice_fits_a_notebook_and_works_there(shown: list[str]) -> None:
     assert "`loaderpool.replay(loader, index=5, epoch=0)`, or set workers=0." in shown[1]
     assert "TARGET" not in shown[1]
-    assert "ZeroDivisionError" in shown[2] and "SampleError" not in shown[2]  # the function's own, with its frames
+    assert (
+        "ZeroDivisionError" in shown[2] and "SampleError" not in shown[2]
+    )  # the function's own, with its frames
     assert "loaderpool.replay" not in shown[2]
 
 

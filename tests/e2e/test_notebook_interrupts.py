@@ -53,7 +53,10 @@ time.sleep(0.3)  # for what comes late
 """
 
 
-@pytest.fixture(scope="module", params=["loaderpool first", pytest.param("TensorFlow first", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=["loaderpool first", pytest.param("TensorFlow first", marks=pytest.mark.slow)],
+)
 def book(request: pytest.FixtureRequest, tf: object) -> Iterator[Notebook]:
     with notebook() as running:
         order = (OURS, THEIRS) if request.param == "loaderpool first" else (THEIRS, OURS)
@@ -65,7 +68,9 @@ def book(request: pytest.FixtureRequest, tf: object) -> Iterator[Notebook]:
 
 
 @pytest.mark.timeout(900)
-def test_interrupting_a_kernel_is_one_keyboard_interrupt_and_the_next_pass_is_whole(book: Notebook) -> None:
+def test_interrupting_a_kernel_is_one_keyboard_interrupt_and_the_next_pass_is_whole(
+    book: Notebook,
+) -> None:
     moments = itertools.cycle([0.0, 0.011, 0.035, 0.05, 0.083, 0.12])
     for turn in range(REPEATS):
         for kind, loop in LOOPS.items():
@@ -79,7 +84,9 @@ def test_interrupting_a_kernel_is_one_keyboard_interrupt_and_the_next_pass_is_wh
 
 @pytest.mark.timeout(300)
 def test_a_function_that_hangs_can_be_interrupted_in_a_kernel_too(book: Notebook) -> None:
-    cell = book.run("open(folder + '/ctrl_c_patience_s', 'w').write('1'); os.environ['LOADERPOOL_FAULTS'] = folder")
+    cell = book.run(
+        "open(folder + '/ctrl_c_patience_s', 'w').write('1'); os.environ['LOADERPOOL_FAULTS'] = folder"
+    )
     assert not cell.error, cell.text
     fit = LOOPS["fit again and again"].replace("dataset", "hanging")
     for loop in ("for batch in hanging: print('GO', flush=True)", fit):

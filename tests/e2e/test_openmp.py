@@ -8,7 +8,9 @@ import pytest
 
 from tests.support.child import run_child
 
-needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is only one CPU")
+needs_two_cpus = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="there is only one CPU"
+)
 BOUND = """
 import os, warnings
 import numpy as np

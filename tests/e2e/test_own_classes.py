@@ -60,7 +60,9 @@ def test_iterating_keeps_the_functions_own_classes(on: Place) -> None:
 
 
 def test_samples_of_an_own_class_make_batches_of_it(on: Place) -> None:
-    with lp.Loader(range(8), lambda i: Batch(x=np.full(i + 1, i)), batch_size=4, pad=True, **on(2)) as loader:
+    with lp.Loader(
+        range(8), lambda i: Batch(x=np.full(i + 1, i)), batch_size=4, pad=True, **on(2)
+    ) as loader:
         batch = next(iter(loader))
     assert type(batch) is Batch
     assert batch["x"].shape == (4, 4)
@@ -76,14 +78,18 @@ def test_a_class_of_the_function_itself_stays(on: Place) -> None:
 
 def test_an_element_spec_of_plain_dicts_keeps_own_classes(on: Place) -> None:
     spec = {"y": lp.ArraySpec((None,), "int64"), "x": lp.ArraySpec((None,), "float32")}
-    with lp.Loader(range(4), lambda i: Batch(x=float(i), y=i), batch_size=4, element_spec=spec, **on(1)) as loader:
+    with lp.Loader(
+        range(4), lambda i: Batch(x=float(i), y=i), batch_size=4, element_spec=spec, **on(1)
+    ) as loader:
         batch = next(iter(loader))
     assert type(batch) is Batch
     assert batch["x"].dtype == np.float32 and batch["y"].dtype == np.int64
 
 
 def test_a_class_of_the_first_batch_is_that_of_all() -> None:
-    with lp.Loader(range(4), batch_fn=lambda b: Batch(x=b) if 0 in b else {"x": b}, batch_size=2, workers=0) as loader:
+    with lp.Loader(
+        range(4), batch_fn=lambda b: Batch(x=b) if 0 in b else {"x": b}, batch_size=2, workers=0
+    ) as loader:
         assert [type(batch) for batch in loader] == [Batch, Batch]
 
 

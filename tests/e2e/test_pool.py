@@ -42,7 +42,9 @@ def test_loaders_on_one_pool_share_its_workers() -> None:
         for _ in range(3):
             assert sorted(indices_in(batch[0] for batch in train)) == list(range(100))
             assert indices_in(batch[0] for batch in valid) == list(range(1000, 1040))
-            pids.append({pid for loader in (train, valid) for batch in loader for pid in batch[1].tolist()})
+            pids.append(
+                {pid for loader in (train, valid) for batch in loader for pid in batch[1].tolist()}
+            )
         assert train.workers == valid.workers == pool.workers == 2
         assert len(set.union(*pids)) <= 2
         assert os.getpid() not in pids[0]

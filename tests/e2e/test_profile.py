@@ -76,9 +76,13 @@ def seen(path: Path) -> dict[str, int]:
 def test_the_lines_that_compute_are_found_in_every_process(folder: Path) -> None:
     profile("train:make", "--seconds", "2", "-o", "p.txt", cwd=folder).check()
     counts = seen(folder / "p.txt")
-    assert counts["sum(range(100_000))"] > counts.get("time.sleep(0.02)  # waits", 0)  # which takes 2.5 times as long
+    assert counts["sum(range(100_000))"] > counts.get(
+        "time.sleep(0.02)  # waits", 0
+    )  # which takes 2.5 times as long
     rows = [row for row in (folder / "p.txt").read_text().splitlines() if "load (train.py" in row]
-    makers = {re.findall(r"process (\d+):", row)[-1] for row in rows}  # the processes that make samples
+    makers = {
+        re.findall(r"process (\d+):", row)[-1] for row in rows
+    }  # the processes that make samples
     assert len(makers) == 2
     assert all(re.match(r"process \d+: worker;load \(train\.py:\d+\)", row) for row in rows)
 
@@ -86,7 +90,9 @@ def test_the_lines_that_compute_are_found_in_every_process(folder: Path) -> None
 @pytest.mark.slow
 def test_the_flame_graph_begins_with_the_users_function(folder: Path) -> None:
     profile("train:make", "--seconds", "1", "-o", "p.svg", cwd=folder).check()
-    frames = re.findall(r"<title>([^<]*) \([\d,]+ samples.*? y=\"(\d+)\"", (folder / "p.svg").read_text())
+    frames = re.findall(
+        r"<title>([^<]*) \([\d,]+ samples.*? y=\"(\d+)\"", (folder / "p.svg").read_text()
+    )
     top = min(int(y) for _, y in frames)
     level_of = {name.partition(":")[0]: (int(y) - top) // 16 for name, y in frames}
     assert level_of["all"] == 0
@@ -119,8 +125,20 @@ def test_a_wrong_argument_is_told(folder: Path, arguments: list[str], said: str)
 
 
 def test_ctrl_c_writes_what_there_is(folder: Path) -> None:
-    command = [sys.executable, "-m", "loaderpool.tools.cli", "profile", "train:make", "--seconds", "60", "-o", "p.txt"]
-    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "loaderpool.tools.cli",
+        "profile",
+        "train:make",
+        "--seconds",
+        "60",
+        "-o",
+        "p.txt",
+    ]
+    with subprocess.Popen(
+        command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         while not (folder / "began").exists():
             time.sleep(0.1)
         time.sleep(1)

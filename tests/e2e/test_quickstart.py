@@ -58,8 +58,12 @@ def _row(output: str, name: str) -> tuple[int, int, int]:
 @pytest.mark.timeout(180)
 @pytest.mark.slow
 def test_the_script_prints_its_numbers_and_draws_them(tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow", reason="TensorFlow is not installed: scripts/test installs it")
-    pytest.importorskip("matplotlib", reason="the cli extra is not installed: scripts/test installs it")
+    pytest.importorskip(
+        "tensorflow", reason="TensorFlow is not installed: scripts/test installs it"
+    )
+    pytest.importorskip(
+        "matplotlib", reason="the cli extra is not installed: scripts/test installs it"
+    )
     checkout = tmp_path / "checkout"
     script = _installed_checkout(checkout)
     code = f"import subprocess; subprocess.run([{str(script)!r}, '--small'], check=True)"
@@ -76,7 +80,9 @@ def test_the_script_prints_its_numbers_and_draws_them(tmp_path: Path) -> None:
     ratio = re.search(r"^([\d.]+) times .* \(one pair of turns\)", output, re.MULTILINE)
     assert ratio
     assert float(ratio[1]) > 0
-    others = re.search(r"^other processes kept ([\d.]+) of (\d+) CPUs? busy before", output, re.MULTILINE)
+    others = re.search(
+        r"^other processes kept ([\d.]+) of (\d+) CPUs? busy before", output, re.MULTILINE
+    )
     assert others
     assert 0 <= float(others[1]) <= int(others[2]) == os.cpu_count()
     accuracy = re.search(r"^test accuracy ([\d.]+)$", output, re.MULTILINE)

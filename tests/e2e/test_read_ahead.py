@@ -14,7 +14,9 @@ import pytest
 import loaderpool as lp
 from tests.support import leaks
 
-pytestmark = pytest.mark.may_leak(reason="a pool is shared by the tests; the fixture looks when the last has run")
+pytestmark = pytest.mark.may_leak(
+    reason="a pool is shared by the tests; the fixture looks when the last has run"
+)
 
 WORKERS, ITEMS, BATCH_SIZE = 2, 640, 32
 BATCHES = ITEMS // BATCH_SIZE
@@ -90,7 +92,10 @@ def a_prediction(loader: lp.Loader) -> None:
 
 @pytest.mark.parametrize("one_pass", [a_loop, a_loop_after_a_look, a_dataset, a_prediction])
 def test_one_pass_makes_a_few_batches_ahead(
-    one_pass: Callable[[lp.Loader], None], calls: Calls, pool: lp.Pool, request: pytest.FixtureRequest
+    one_pass: Callable[[lp.Loader], None],
+    calls: Calls,
+    pool: lp.Pool,
+    request: pytest.FixtureRequest,
 ) -> None:
     if one_pass in (a_dataset, a_prediction):
         request.getfixturevalue("tf")

@@ -63,14 +63,21 @@ class Digest:
         else:
             array = np.asarray(batch)
             self._hash.update(f"{array.dtype} {array.shape}".encode())
-            self._hash.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
+            self._hash.update(
+                repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
+            )
 
     def __str__(self) -> str:
         return self._hash.hexdigest()[:16]
 
 
 def drawing(item: int, rng: np.random.Generator) -> dict[str, Any]:
-    return {"item": np.int64(item), "noise": rng.random(3), "own": random.random(), "numpy": np.random.random_sample(2)}
+    return {
+        "item": np.int64(item),
+        "noise": rng.random(3),
+        "own": random.random(),
+        "numpy": np.random.random_sample(2),
+    }
 
 
 def plain(item: int) -> dict[str, Any]:
@@ -130,7 +137,9 @@ Make = Callable[[Path], Callable[..., lp.Loader]]
 
 def loader(source: Any, fn: Any = None, **settings: Any) -> Make:
     return lambda folder: (
-        lambda **more: lp.Loader(source(folder) if callable(source) else source, fn, **{**settings, **more})
+        lambda **more: lp.Loader(
+            source(folder) if callable(source) else source, fn, **{**settings, **more}
+        )
     )
 
 

@@ -16,7 +16,13 @@ import loaderpool as lp
 from loaderpool.sources import remote
 from tests.support.batches import Place, assert_same, read
 from tests.support.file_server import FileServer, serving
-from tests.support.record_files import number_of, numbered_members, numbered_records, tar_bytes, tfrecord_bytes
+from tests.support.record_files import (
+    number_of,
+    numbered_members,
+    numbered_records,
+    tar_bytes,
+    tfrecord_bytes,
+)
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("fsspec.asyn")
@@ -111,7 +117,9 @@ def test_all_workers_read_urls_as_this_process_reads_files(
 
 @pytest.mark.parametrize("has_ranges", [True, False])
 @pytest.mark.usefixtures("quick")
-def test_requests_that_fail_are_sent_again(folder: Path, server: FileServer, has_ranges: bool) -> None:
+def test_requests_that_fail_are_sent_again(
+    folder: Path, server: FileServer, has_ranges: bool
+) -> None:
     server.has_ranges = has_ranges
     for ending, make in SOURCES.items():
         expected = list(make(local(folder, ending)))
@@ -123,7 +131,9 @@ def test_requests_that_fail_are_sent_again(folder: Path, server: FileServer, has
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("status", [500, 503, 429])
-def test_a_server_that_goes_on_failing_is_named_with_the_record(server: FileServer, status: int) -> None:
+def test_a_server_that_goes_on_failing_is_named_with_the_record(
+    server: FileServer, status: int
+) -> None:
     source = lp.TFRecords(urls(server, "tfrecord"))
     records = iter(source)
     for _ in range(ROWS + 1):
@@ -140,7 +150,9 @@ def test_a_server_that_goes_on_failing_is_named_with_the_record(server: FileServ
 @pytest.mark.parametrize("status", [403, 401, 400])
 def test_a_refusal_is_told_at_once(server: FileServer, status: int) -> None:
     server.status = status
-    with pytest.raises(lp.SourceError, match=rf"record 1 of {server.url}0.tfrecord cannot be read, from .*{status}"):
+    with pytest.raises(
+        lp.SourceError, match=rf"record 1 of {server.url}0.tfrecord cannot be read, from .*{status}"
+    ):
         list(lp.TFRecords(urls(server, "tfrecord")))
     assert len([method for method, _ in server.requests if method == "GET"]) == 1
 
@@ -163,7 +175,9 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
         next(records)
         path.write_bytes(tfrecord_bytes(numbered_records(1, 2 * ROWS)))
         server.gets, server.fail_every = 0, 1
-        with pytest.raises(lp.SourceError, match=r"because the file has changed from \d+ to \d+ bytes"):
+        with pytest.raises(
+            lp.SourceError, match=r"because the file has changed from \d+ to \d+ bytes"
+        ):
             list(records)
         close_connections()
 
@@ -192,16 +206,24 @@ def test_memory_of_this_process_is_read_without_workers_only() -> None:
     with lp.Loader(source, number_of, batch_size=5, workers=0) as loader:
         assert [batch.tolist() for batch in loader] == [[*range(5)]]
     for workers in (1, "auto"):
-        with pytest.raises(lp.ArgumentError, match=r"memory://some/x\.tar is in the memory of this process.*workers=0"):
+        with pytest.raises(
+            lp.ArgumentError,
+            match=r"memory://some/x\.tar is in the memory of this process.*workers=0",
+        ):
             lp.Loader(source, number_of, workers=workers)
 
 
 def test_options_reach_the_file_system(tmp_path: Path, server: FileServer) -> None:
     (url, *_) = urls(server, "tfrecord")
-    options = {"http": {"headers": {"X-Asked": "yes"}}, "simplecache": {"cache_storage": str(tmp_path)}}
+    options = {
+        "http": {"headers": {"X-Asked": "yes"}},
+        "simplecache": {"cache_storage": str(tmp_path)},
+    }
     assert len(list(lp.TFRecords(f"simplecache::{url}", storage_options=options))) == ROWS
     assert len([*tmp_path.iterdir()]) == 1
-    with pytest.raises(lp.ArgumentError, match="storage_options must be a dict of fsspec's options, got 'anon'"):
+    with pytest.raises(
+        lp.ArgumentError, match="storage_options must be a dict of fsspec's options, got 'anon'"
+    ):
         lp.TFRecords(url, storage_options="anon")  # type: ignore[arg-type]
     with pytest.raises(lp.ArgumentError, match="storage_options needs URLs in paths, got"):
         lp.TFRecords(__file__, storage_options={})
@@ -212,5 +234,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         list(lp.TFRecords("nosuch://x"))
     monkeypatch.setitem(sys.modules, "fsspec", None)
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(ImportError, match=r"reading s3://b/x needs fsspec.*: pip install 'loaderpool\[remote\]'"):
+    with pytest.raises(
+        ImportError, match=r"reading s3://b/x needs fsspec.*: pip install 'loaderpool\[remote\]'"
+    ):
         list(lp.TFRecords("s3://b/x"))

@@ -21,7 +21,12 @@ BUCKETS = lp.Buckets([1 + index % 2 for index in range(SIZE)], [2])
 
 def draw(item: int, rng: np.random.Generator) -> dict[str, Any]:
     """Draws from all three streams."""
-    return {"item": item, "rng": rng.random(3), "random": random.random(), "numpy": np.random.normal(size=2)}
+    return {
+        "item": item,
+        "rng": rng.random(3),
+        "random": random.random(),
+        "numpy": np.random.normal(size=2),
+    }
 
 
 def draw_globals(item: int) -> tuple[float, float]:
@@ -29,7 +34,11 @@ def draw_globals(item: int) -> tuple[float, float]:
 
 
 def draw_batch(items: list[int], rng: np.random.Generator) -> Any:
-    return {"items": np.array(items), "noise": rng.random((len(items), 2)), "random": np.random.rand(len(items))}
+    return {
+        "items": np.array(items),
+        "noise": rng.random((len(items), 2)),
+        "random": np.random.rand(len(items)),
+    }
 
 
 def write_out(item: int, rng: np.random.Generator, out: Any) -> Any:
@@ -48,13 +57,21 @@ def rows_of(batch: Any) -> Iterator[Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    values = [list(each.values()) if isinstance(each, dict) else list(each) for each in (one, other)]
-    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in zip(*values, strict=True))
+    values = [
+        list(each.values()) if isinstance(each, dict) else list(each) for each in (one, other)
+    ]
+    return all(
+        np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in zip(*values, strict=True)
+    )
 
 
 @pytest.mark.parametrize("fn", [draw, draw_globals, write_out])
-@pytest.mark.parametrize("settings", [{}, {"shuffle": True}, {"shuffle": True, "shard": lp.Shard(2, 1)}], ids=str)
-def test_a_sample_has_the_bits_of_the_training(fn: Callable[..., Any], settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"shuffle": True}, {"shuffle": True, "shard": lp.Shard(2, 1)}], ids=str
+)
+def test_a_sample_has_the_bits_of_the_training(
+    fn: Callable[..., Any], settings: dict[str, Any]
+) -> None:
     with lp.Loader(range(SIZE), fn, batch_size=4, seed=3, workers=2, **settings) as loader:
         epochs = [[row for batch in loader for row in rows_of(batch)] for _ in range(2)]
         with lp.Loader(range(SIZE), batch_size=4, seed=3, workers=0, **settings) as items:
@@ -62,11 +79,15 @@ def test_a_sample_has_the_bits_of_the_training(fn: Callable[..., Any], settings:
         for epoch, (rows, indices) in enumerate(zip(epochs, order, strict=True)):
             for at in (0, 1, 11, len(rows) - 1):
                 assert same(lp.replay(loader, indices[at], epoch), rows[at])
-    assert same(lp.replay(loader, index=np.int64(order[1][7]), epoch=1), epochs[1][7])  # also of a closed loader
+    assert same(
+        lp.replay(loader, index=np.int64(order[1][7]), epoch=1), epochs[1][7]
+    )  # also of a closed loader
 
 
 def test_the_whole_batch_of_batch_fn_is_replayed() -> None:
-    with lp.Loader(range(SIZE), batch_fn=draw_batch, batch_size=8, shuffle=True, seed=1, workers=2) as loader:
+    with lp.Loader(
+        range(SIZE), batch_fn=draw_batch, batch_size=8, shuffle=True, seed=1, workers=2
+    ) as loader:
         loader.epoch = 2
         for batch in loader:
             for index in (int(batch["items"][0]), int(batch["items"][-1])):
@@ -117,11 +138,21 @@ def test_setup_runs_before_and_the_global_streams_are_put_back(tmp_path: Path) -
         ({"drop_remainder": True}, 49, "drop_remainder"),
         ({"shard": lp.Shard(2, 0)}, 5, r"Shard\(2, 1\) does, and this loader has Shard\(2, 0\)"),
         ({"shard": lp.Shard(2, 0), "drop_remainder": True}, 49, "drop_remainder"),
-        ({"shard": lp.Shard(2, 0), "drop_remainder": True, "buckets": BUCKETS}, 8, r"Shard\(2, 1\) does"),
-        ({"shard": lp.Shard(2, 0), "drop_remainder": True, "buckets": BUCKETS}, 49, "drop_remainder"),
+        (
+            {"shard": lp.Shard(2, 0), "drop_remainder": True, "buckets": BUCKETS},
+            8,
+            r"Shard\(2, 1\) does",
+        ),
+        (
+            {"shard": lp.Shard(2, 0), "drop_remainder": True, "buckets": BUCKETS},
+            49,
+            "drop_remainder",
+        ),
     ],
 )
-def test_an_index_that_the_loader_never_makes_is_said(settings: dict[str, Any], index: int, says: str) -> None:
+def test_an_index_that_the_loader_never_makes_is_said(
+    settings: dict[str, Any], index: int, says: str
+) -> None:
     with lp.Loader(range(SIZE), draw, batch_size=4, workers=0, **settings) as loader:
         with pytest.raises(ArgumentError, match=says) as raised:
             lp.replay(loader, index, 0)
@@ -213,8 +244,18 @@ for x, y in loader.as_torch():
     [
         ("", "for batch in loader: pass", "for batch in loader: pass"),
         pytest.param("torch", TORCH, "for x, y in loader.as_torch():", marks=pytest.mark.slow),
-        pytest.param("keras", KERAS.format(batches="for_keras"), "model.fit(loader.for_keras(", marks=pytest.mark.slow),
-        pytest.param("keras", KERAS.format(batches="as_dataset"), "model.fit(loader.as_data", marks=pytest.mark.slow),
+        pytest.param(
+            "keras",
+            KERAS.format(batches="for_keras"),
+            "model.fit(loader.for_keras(",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "keras",
+            KERAS.format(batches="as_dataset"),
+            "model.fit(loader.as_data",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["plain", "torch", "keras", "tf.data"],
 )
@@ -227,9 +268,15 @@ def test_a_script_that_trains_shows_only_the_samples_error(
     (tmp_path / "trains.py").write_text(TRAINS.format(imports=imports, training=training))
     result = run_command("replay", "trains:loader", "--index", "37", cwd=tmp_path)
     assert result.returncode == 1
-    assert result.stdout.startswith("Replaying source index 37 of trains:loader") and "trained" not in result.stdout
+    assert (
+        result.stdout.startswith("Replaying source index 37 of trains:loader")
+        and "trained" not in result.stdout
+    )
     note, _, error = result.stderr.partition("Traceback")
-    assert "Note: importing trains iterates a loader. Put the code that trains under" in note and line in note
+    assert (
+        "Note: importing trains iterates a loader. Put the code that trains under" in note
+        and line in note
+    )
     assert "ValueError: bad sample 37\n" in error
     frames = [each for each in result.stderr.splitlines() if each.startswith('  File "')]
     assert len(frames) == 2 and all("trains.py" in frame for frame in frames)
@@ -253,12 +300,16 @@ def test_a_batch_is_shown_with_all_its_indices(command: Callable[..., ChildResul
     assert "int64[4]" in text
 
 
-def test_a_target_may_read_a_loader_which_starts_no_process(command: Callable[..., ChildResult]) -> None:
+def test_a_target_may_read_a_loader_which_starts_no_process(
+    command: Callable[..., ChildResult],
+) -> None:
     text = command("replay", "jobs:read_one", "--index", "7").check().stdout
     assert text.startswith("[0, 1, 2, 3] []\n") and "int64[]" in text
 
 
-def test_an_error_is_shown_with_the_user_s_frames_and_pdb_opens_there(command: Callable[..., ChildResult]) -> None:
+def test_an_error_is_shown_with_the_user_s_frames_and_pdb_opens_there(
+    command: Callable[..., ChildResult],
+) -> None:
     result = command("replay", "jobs:make", "--index", "3")
     assert result.returncode == 1
     assert "ValueError: no such row" in result.stderr and "in fn" in result.stderr
@@ -290,7 +341,9 @@ def test_a_crash_shows_its_stack_here(command: Callable[..., ChildResult]) -> No
         (["jobs:sharded", "--index", "1"], "Shard(2, 0) does, and this loader has Shard(2, 1)"),
     ],
 )
-def test_a_wrong_call_is_one_clear_line(command: Callable[..., ChildResult], arguments: list[str], says: str) -> None:
+def test_a_wrong_call_is_one_clear_line(
+    command: Callable[..., ChildResult], arguments: list[str], says: str
+) -> None:
     result = command("replay", *arguments)
     assert result.returncode == 2
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
@@ -299,8 +352,16 @@ def test_a_wrong_call_is_one_clear_line(command: Callable[..., ChildResult], arg
 
 
 def test_what_has_no_index_says_what_it_is() -> None:
-    with lp.Loader(iter(range(9)), workers=0) as loader, pytest.raises(lp.ArgumentError, match="a stream, which has"):
+    with (
+        lp.Loader(iter(range(9)), workers=0) as loader,
+        pytest.raises(lp.ArgumentError, match="a stream, which has"),
+    ):
         lp.replay(loader, 0, 0)
-    generators = lp.Loader.from_generator(lambda shard: iter(range(shard)), shards=[1, 2], batch_size=1, workers=0)
-    with generators as loader, pytest.raises(lp.ArgumentError, match="generators, which have no index"):
+    generators = lp.Loader.from_generator(
+        lambda shard: iter(range(shard)), shards=[1, 2], batch_size=1, workers=0
+    )
+    with (
+        generators as loader,
+        pytest.raises(lp.ArgumentError, match="generators, which have no index"),
+    ):
         lp.replay(loader, 0, 0)

@@ -58,4 +58,6 @@ def test_another_loader_has_no_command(tmp_path: Path) -> None:
     """One of the script itself, while one of a module waits for its next turn."""
     code = "next(iter(data.loader))\nkept = iter(data.loader)\nnext(kept)\nloader = data.loader.replace(seed=3)"
     text = in_module(tmp_path, 0, code)
-    assert "replay data:loader" not in text and "catch the error and call `loaderpool.replay(" in text
+    assert (
+        "replay data:loader" not in text and "catch the error and call `loaderpool.replay(" in text
+    )

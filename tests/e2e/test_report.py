@@ -42,7 +42,9 @@ def test_what_data_cost_stands_in_history_csv_and_the_progress_bar(
     assert all(0 < share <= 1 for share in history["data_wait"])
     assert all(20 < rate < 1000 for rate in history["samples_per_s"])
     with open(tmp_path / "log.csv") as file:
-        assert [float(row["data_wait"]) for row in csv.DictReader(file)] == pytest.approx(history["data_wait"])
+        assert [float(row["data_wait"]) for row in csv.DictReader(file)] == pytest.approx(
+            history["data_wait"]
+        )
     printed = capsys.readouterr()
     assert "data_wait:" in printed.out
     told = printed.err
@@ -51,7 +53,9 @@ def test_what_data_cost_stands_in_history_csv_and_the_progress_bar(
     assert "Slowest items: " in told or not workers
 
 
-def test_through_tf_data_and_verbose_0_prints_nothing(model: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_through_tf_data_and_verbose_0_prints_nothing(
+    model: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
     from loaderpool.adapters.keras import ReportCallback
 
     with lp.Loader(range(64), sample, batch_size=16, workers=1) as loader:
@@ -64,7 +68,9 @@ def test_through_tf_data_and_verbose_0_prints_nothing(model: Any, capfd: pytest.
     assert "WARM" not in told.err + told.out
 
 
-def test_another_loader_than_that_of_fit_is_reported_once(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_loader_than_that_of_fit_is_reported_once(
+    model: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     from loaderpool.adapters.keras import ReportCallback
 
     with (
@@ -72,4 +78,9 @@ def test_another_loader_than_that_of_fit_is_reported_once(model: Any, capsys: py
         lp.Loader(range(160), sample, batch_size=16, workers=0) as other,
     ):
         model.fit(loader.for_keras(), epochs=2, verbose=0, callbacks=[ReportCallback(other)])
-    assert capsys.readouterr().err.count("no batch of epoch 1 came from its loader. Pass it the loader of fit") == 1
+    assert (
+        capsys.readouterr().err.count(
+            "no batch of epoch 1 came from its loader. Pass it the loader of fit"
+        )
+        == 1
+    )

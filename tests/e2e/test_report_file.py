@@ -30,14 +30,19 @@ def take(loader: lp.Loader, seconds: float) -> None:
 
 def inside(path: Path) -> dict[str, Any]:
     (text,) = re.findall(
-        r'<script type="application/json" id="loaderpool-report">(.*)</script>', path.read_text("utf-8")
+        r'<script type="application/json" id="loaderpool-report">(.*)</script>',
+        path.read_text("utf-8"),
     )
     found: dict[str, Any] = json.loads(text)
     return found
 
 
-def test_a_loader_that_runs_tells_what_it_has_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epoch_tracker, "_MARK_NS", 400_000_000)  # a look now and then, five times as often
+def test_a_loader_that_runs_tells_what_it_has_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        epoch_tracker, "_MARK_NS", 400_000_000
+    )  # a look now and then, five times as often
     path = tmp_path / "report.html"
     with lp.Loader(range(10**6), sample, batch_size=8, workers=2) as loader:
         take(loader, 1.5)
@@ -68,7 +73,10 @@ def test_a_loader_that_runs_tells_what_it_has_seen(tmp_path: Path, monkeypatch: 
     ],
 )
 def test_where_no_file_can_be_it_is_told(path: Any, error: type[Exception], words: str) -> None:
-    with lp.Loader(range(8), sample, batch_size=4, workers=0) as loader, pytest.raises(error, match=words):
+    with (
+        lp.Loader(range(8), sample, batch_size=4, workers=0) as loader,
+        pytest.raises(error, match=words),
+    ):
         loader.report(path)
 
 

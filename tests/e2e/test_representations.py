@@ -52,7 +52,9 @@ def test_what_fit_cannot_take_says_what_to_write() -> None:
 
         import loaderpool as lp
 
-        loader = lp.Loader(range(8), lambda item: (np.float32([item]), np.float32([item])), batch_size=4, workers=0)
+        loader = lp.Loader(
+            range(8), lambda item: (np.float32([item]), np.float32([item])), batch_size=4, workers=0
+        )
         model = keras.Sequential([keras.layers.Dense(1)])
         model.compile("sgd", "mse")
         for given in (loader, iter(loader), loader.tensors(), iter(loader.tensors())):

@@ -46,8 +46,12 @@ class WithHook(Pairs):
 
 
 SHAPES: dict[str, Callable[..., lp.Loader]] = {
-    "samples": lambda **how: lp.Loader(range(ITEMS), sample, batch_size=4, shuffle=True, seed=3, pad=True, **how),
-    "tiny": lambda **how: lp.Loader(range(20 * ITEMS), lambda i: i, batch_size=2, shuffle=True, **how),
+    "samples": lambda **how: lp.Loader(
+        range(ITEMS), sample, batch_size=4, shuffle=True, seed=3, pad=True, **how
+    ),
+    "tiny": lambda **how: lp.Loader(
+        range(20 * ITEMS), lambda i: i, batch_size=2, shuffle=True, **how
+    ),
     "in order": lambda **how: lp.Loader(np.arange(ITEMS), batch_size=7, drop_remainder=True, **how),
     "skip": lambda **how: lp.Loader(range(ITEMS), failing, batch_size=4, on_error="skip", **how),
     "sequence": lambda **how: lp.Loader.from_sequence(Pairs(), shuffle=True, **how),
@@ -73,7 +77,9 @@ def over_json(state: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_first_batch_that_fails_takes_nothing_of_the_rest(workers: int, on: Place, tmp_path: Path) -> None:
+def test_a_first_batch_that_fails_takes_nothing_of_the_rest(
+    workers: int, on: Place, tmp_path: Path
+) -> None:
     def fn(item: int) -> int:
         if item == 8 and not (tmp_path / "mended").exists():
             raise ValueError("not now")
@@ -155,7 +161,14 @@ def test_a_state_with_nothing_left_goes_on_with_the_next_epoch(on: Place) -> Non
     """Three shards have taken all but four rows, which are too few for eight shards that drop the remainder."""
 
     def shard(shards: int) -> lp.Loader:
-        return lp.Loader(range(31), lambda i: i, batch_size=3, shard=lp.Shard(shards, 0), drop_remainder=True, **on(1))
+        return lp.Loader(
+            range(31),
+            lambda i: i,
+            batch_size=3,
+            shard=lp.Shard(shards, 0),
+            drop_remainder=True,
+            **on(1),
+        )
 
     with shard(3) as loader, shard(8) as wider:
         batches = iter(loader)

@@ -47,7 +47,9 @@ def test_the_rest_is_the_same_to_the_bit(on: Place, way: str, before: int, after
             assert_same(take(batches, taken), first[:taken])
             state = over_json(batches.state_dict())  # type: ignore[attr-defined]
             del batches
-        with lp.Loader.from_generator(make, **on(after), **settings, limits=lp.Limits(memory="8MiB")) as again:
+        with lp.Loader.from_generator(
+            make, **on(after), **settings, limits=lp.Limits(memory="8MiB")
+        ) as again:
             again.load_state_dict(state)
             assert_same(read(again), first[taken:] or second)
             if first[taken:]:
@@ -89,7 +91,12 @@ def test_a_generator_without_end_is_saved_in_few_words(on: Place) -> None:
 
 
 def test_states_of_others_are_refused(on: Place) -> None:
-    settings: dict[str, Any] = {"shards": SHARDS, "cycle_length": 4, "batch_size": 4, "shard": lp.Shard(2, 0)}
+    settings: dict[str, Any] = {
+        "shards": SHARDS,
+        "cycle_length": 4,
+        "batch_size": 4,
+        "shard": lp.Shard(2, 0),
+    }
     with lp.Loader.from_generator(of_shard, **on(1), **settings) as loader:
         batches = iter(loader)
         take(batches, 3)
@@ -125,7 +132,9 @@ def test_where_nothing_was_left_the_next_epoch_begins(on: Place, workers: int) -
     def loader(kind: str) -> lp.Loader:
         if kind == "stream":
             return lp.Loader(Numbers(), batch_size=4, **on(workers))
-        return lp.Loader.from_generator(list, shards=[range(4), range(4, 8)], batch_size=4, **on(workers))
+        return lp.Loader.from_generator(
+            list, shards=[range(4), range(4, 8)], batch_size=4, **on(workers)
+        )
 
     for kind in ("stream", "generators"):
         with loader(kind) as stopped:
@@ -173,5 +182,7 @@ def test_a_resume_that_takes_long_reports_its_progress(
         reports.append([line for line in capfd.readouterr().err.splitlines() if "resuming" in line])
     what = "the stream" if kind == "stream" else "generator 0"
     (line,) = reports[1]
-    assert re.fullmatch(rf"loaderpool: resuming: \d+ of (36|40) items of {what} were read again in 2\.\d+ s", line)
+    assert re.fullmatch(
+        rf"loaderpool: resuming: \d+ of (36|40) items of {what} were read again in 2\.\d+ s", line
+    )
     assert reports[0] == []

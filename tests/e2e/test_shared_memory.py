@@ -25,7 +25,9 @@ STARTS = ("fork", "exec", "spawn")
 # One of each for the life of this process: no test leaves it behind.
 resource_tracker.ensure_running()
 multiprocess.resource_tracker.ensure_running()
-TRACKERS = {each._resource_tracker._pid for each in (resource_tracker, multiprocess.resource_tracker)}  # type: ignore[attr-defined]
+TRACKERS = {
+    each._resource_tracker._pid for each in (resource_tracker, multiprocess.resource_tracker)
+}  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -55,7 +57,10 @@ def loader_of(start: str, fn: Callable[[Any], Any], items: Any = range(400)) -> 
     """A loader whose two workers start in one of the three ways."""
     kept = StartsThread() if start == "exec" else None
     pool = lp.Pool(2, start="spawn" if start == "spawn" else "fork")
-    with pool, lp.Loader(items, lambda item: (kept, fn(item))[1], batch_size=4, workers=pool) as loader:
+    with (
+        pool,
+        lp.Loader(items, lambda item: (kept, fn(item))[1], batch_size=4, workers=pool) as loader,
+    ):
         yield loader
         assert loader.statistics().workers_start == start
 
@@ -98,7 +103,9 @@ ENDS: dict[str, Callable[[lp.Loader], object]] = {
 @pytest.mark.filterwarnings("ignore:Workers are started without fork")
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("start", STARTS)
-def test_a_segment_outlives_workers_that_attached(segment: SharedMemory, start: str, end: str) -> None:
+def test_a_segment_outlives_workers_that_attached(
+    segment: SharedMemory, start: str, end: str
+) -> None:
     if (start, end) == ("spawn", "supervisor killed"):
         pytest.skip("their supervisor is a thread of the main process")
     name = segment.name

@@ -64,7 +64,9 @@ def test_an_iterator_that_is_closed_while_its_first_batch_is_awaited_gives_none(
         assert loader.statistics().epoch == 1  # the one that gave nothing does not count
 
 
-def test_a_run_that_is_ended_while_it_begins_again_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_ended_while_it_begins_again_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its end was said before its beginning, so it had slots for ever, for which other runs waited."""
     with lp.Loader(range(400), np.int64, batch_size=10, workers=2) as loader:
         batches = iter(loader)
@@ -106,7 +108,10 @@ class Growing:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_made_by_replace_is_told_of_changes_itself(workers: int) -> None:
-    with lp.Loader.from_sequence(Growing(), workers=1) as one, one.replace(workers=workers) as other:
+    with (
+        lp.Loader.from_sequence(Growing(), workers=1) as one,
+        one.replace(workers=workers) as other,
+    ):
         assert [int(batch[0]) for _ in range(2) for batch in one] == [0, 1, 2, 100, 101, 102]
         list(other)
         assert [int(batch[0]) for batch in other] == [100, 101, 102]
@@ -126,7 +131,9 @@ def ragged(item: int) -> Any:
     ],
     ids=["fixed", "ragged and text", "skip"],
 )  # fmt: skip
-def test_bytes_are_those_of_the_batches_handed_over(settings: dict[str, Any], expected: int) -> None:
+def test_bytes_are_those_of_the_batches_handed_over(
+    settings: dict[str, Any], expected: int
+) -> None:
     for workers in (0, 2):
         with lp.Loader(range(40), workers=workers, **settings) as loader:
             list(loader)

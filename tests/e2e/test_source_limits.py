@@ -36,7 +36,9 @@ def holding(path: Path, flags: int = fcntl.LOCK_EX) -> Iterator[Any]:
 def rate(path: Path) -> None:
     """A server that answers 120 calls a second, each after 4 ms."""
     with holding(path) as file:
-        begun_s = max(time.monotonic(), *struct.unpack("d", os.pread(file.fileno(), 8, 0) or bytes(8)))
+        begun_s = max(
+            time.monotonic(), *struct.unpack("d", os.pread(file.fileno(), 8, 0) or bytes(8))
+        )
         file.truncate(0)
         file.write(struct.pack("d", begun_s + 1 / 120))
     time.sleep(max(0.0, begun_s - time.monotonic()) + 0.004)
@@ -93,7 +95,9 @@ def varying(_: Path) -> None:
     time.sleep(np.random.default_rng(time.monotonic_ns()).exponential(0.02))
 
 
-def told(work: Callable[[Path], None], workers: int, path: Path, step_s: float = 0.0, **settings: Any) -> Any:
+def told(
+    work: Callable[[Path], None], workers: int, path: Path, step_s: float = 0.0, **settings: Any
+) -> Any:
     """What explain() says as soon as it knows a limit, or in the end."""
 
     def sample(item: int) -> np.ndarray:
@@ -125,7 +129,9 @@ def told(work: Callable[[Path], None], workers: int, path: Path, step_s: float =
     ],
     ids=["rate", "lock", "connections", "disk", "rate beside compute", "lock beside compute"],
 )
-def test_a_limit_is_told_within_twenty_seconds(work: Callable[[Path], None], workers: int, tmp_path: Path) -> None:
+def test_a_limit_is_told_within_twenty_seconds(
+    work: Callable[[Path], None], workers: int, tmp_path: Path
+) -> None:
     found = told(work, workers, tmp_path / "file")
     assert found.verdict is Verdict.SOURCE_LIMIT, found
 

@@ -41,7 +41,12 @@ SHAPES = (
     "batch_fn",
     "from_sequence, hooks",
 )
-QUICK = ("chunks of tiny batches", "row ranges of slow batches", "oversize batches", "from_sequence, hooks")
+QUICK = (
+    "chunks of tiny batches",
+    "row ranges of slow batches",
+    "oversize batches",
+    "from_sequence, hooks",
+)
 # One for the life of this process: no test leaves it behind.
 resource_tracker.ensure_running()
 
@@ -52,7 +57,9 @@ def sample(item: int, rng: np.random.Generator) -> Any:
 
 
 def loader_of(workers: int | lp.Pool, items: int = 600, **settings: Any) -> lp.Loader:
-    return lp.Loader(range(items), sample, batch_size=6, shuffle=True, seed=3, workers=workers, **settings)
+    return lp.Loader(
+        range(items), sample, batch_size=6, shuffle=True, seed=3, workers=workers, **settings
+    )
 
 
 def spawned(workers: int = 2, **settings: Any) -> lp.Pool:
@@ -60,7 +67,8 @@ def spawned(workers: int = 2, **settings: Any) -> lp.Pool:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES]
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES],
 )
 def test_spawned_workers_make_the_same_bits(shapes: ModuleType, tmp_path: Path, name: str) -> None:
     """Over two epochs, while some items end their workers."""
@@ -84,7 +92,10 @@ def test_a_large_array_and_a_captured_one_are_copied_and_writes_stay_private() -
         row[:] = 0
         return total
 
-    with spawned() as pool, lp.Loader(rows.copy(), overwrites, batch_size=5, workers=pool) as loader:
+    with (
+        spawned() as pool,
+        lp.Loader(rows.copy(), overwrites, batch_size=5, workers=pool) as loader,
+    ):
         got = np.concatenate(list(loader))
         statistics = loader.statistics()
     assert got.tolist() == rows.sum(axis=1).tolist()
@@ -117,7 +128,9 @@ def test_workers_die_come_and_go_and_a_second_loader_shares_them() -> None:
         ("closes", lp.WorkerLostError, "closed file descriptors"),
     ],
 )
-def test_what_ends_a_sample_is_told(how: str, error: Any, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_ends_a_sample_is_told(
+    how: str, error: Any, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     def fn(item: int) -> int:
         if item == 9:
             if how == "raises":
@@ -133,15 +146,22 @@ def test_what_ends_a_sample_is_told(how: str, error: Any, said: str, capfd: pyte
         return item
 
     limits, got = lp.Limits(timeout_s=0.5 if how == "hangs" else None), list[int]()
-    with spawned(1) as pool, lp.Loader(range(20), fn, batch_size=4, workers=pool, limits=limits) as loader:
+    with (
+        spawned(1) as pool,
+        lp.Loader(range(20), fn, batch_size=4, workers=pool, limits=limits) as loader,
+    ):
         with pytest.raises(error, match=said) as caught:
             for batch in loader:
                 got += batch.tolist()
         del batch
     assert got == list(range(8)) and (how == "closes" or caught.value.index == 9)
-    assert how != "raises" or (isinstance(caught.value, lp.SampleError) and "in fn" in str(caught.value))
+    assert how != "raises" or (
+        isinstance(caught.value, lp.SampleError) and "in fn" in str(caught.value)
+    )
     assert how != "falls" or "in fn" in capfd.readouterr().err
-    assert "loaderpool-commands" not in str(caught.value) and "connection.py" not in str(caught.value)
+    assert "loaderpool-commands" not in str(caught.value) and "connection.py" not in str(
+        caught.value
+    )
 
 
 def test_a_payload_that_cannot_be_loaded_is_told() -> None:
@@ -191,7 +211,9 @@ def test_what_workers_have_in_their_environment(monkeypatch: pytest.MonkeyPatch)
     names = ["CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONHASHSEED", "LOADERPOOL_ROLE"]
 
     def found(item: int) -> Any:
-        return "|".join([*(os.environ.get(name, "-") for name in names), *{"a", "b", "c", "d", "e"}])
+        return "|".join(
+            [*(os.environ.get(name, "-") for name in names), *{"a", "b", "c", "d", "e"}]
+        )
 
     with spawned(3) as pool, lp.Loader(range(60), found, batch_size=1, workers=pool) as loader:
         seen = {str(batch[0]) for batch in loader}
@@ -205,7 +227,9 @@ def test_another_way_to_start_is_refused() -> None:
         lp.Pool(1, start="thread")  # type: ignore[arg-type]
 
 
-def test_where_there_is_no_memfd_a_pool_is_spawned_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_memfd_a_pool_is_spawned_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr(os, "memfd_create")
     with loader_of(2, items=60) as loader:
         got = read(loader)
@@ -230,7 +254,9 @@ def refused_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("refused_memfd")
 def test_refused_memfd_spawns_workers_with_a_warning() -> None:
-    with pytest.warns(lp.LoaderpoolWarning, match=r"refuses memfd_create \(Operation not permitted\)"):
+    with pytest.warns(
+        lp.LoaderpoolWarning, match=r"refuses memfd_create \(Operation not permitted\)"
+    ):
         loader = loader_of(2, items=60)
     with loader:
         got = read(loader)
@@ -248,7 +274,10 @@ def test_spawned_pool_needs_no_memfd() -> None:
 
 @pytest.mark.usefixtures("refused_memfd")
 def test_refused_memfd_is_named() -> None:
-    with pytest.raises(lp.ArgumentError, match=r"memfd_create, which this system refuses \(Operation not permitted\)"):
+    with pytest.raises(
+        lp.ArgumentError,
+        match=r"memfd_create, which this system refuses \(Operation not permitted\)",
+    ):
         lp.Pool(1, start="fork")
     with pytest.raises(lp.CacheError, match="memfd_create"):
         lp.Loader(range(4), abs, workers=0, cache="memory")
@@ -373,7 +402,9 @@ def test_workers_end_with_a_trainer_that_is_killed() -> None:
     assert result.returncode == -signal.SIGKILL
     blocks, pids = (line.split() for line in result.stdout.splitlines())
     assert len(pids) == 2 and wait_gone(map(int, pids), 5) == []
-    assert blocks and not any(Path(block).exists() for block in blocks), "the resource tracker unlinks them"
+    assert blocks and not any(Path(block).exists() for block in blocks), (
+        "the resource tracker unlinks them"
+    )
 
 
 def test_ctrl_c_ends_a_wait_and_no_worker() -> None:
@@ -404,7 +435,9 @@ def test_ctrl_c_ends_a_wait_and_no_worker() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_error_of_the_threads_own_is_followed_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_threads_own_is_followed_by_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real, answers = State.done, itertools.count()
 
     def done(*arguments: Any) -> Any:

@@ -39,7 +39,9 @@ def train(loader: lp.Loader, steps: int, step_s: float) -> lp.Statistics:
 def test_steps_are_told_with_what_was_waited_for(workers: int) -> None:
     told = train(lp.Loader(range(10**6), sample, batch_size=8, workers=workers), 40, 0.005).steps
     assert told.count == 40
-    assert told.mean_s is not None and told.wait_share is not None and told.first_batch_s is not None
+    assert (
+        told.mean_s is not None and told.wait_share is not None and told.first_batch_s is not None
+    )
     assert told.mean_s > 0.012  # 8 samples of 4 ms, of two workers at best
     assert 0.3 < told.wait_share < 1
     assert told.first_batch_s > 0.004
@@ -48,7 +50,9 @@ def test_steps_are_told_with_what_was_waited_for(workers: int) -> None:
 
 
 def test_steps_that_find_data_ready_are_told_apart() -> None:
-    told = train(lp.Loader(range(10**6), lambda item: np.float32(item), batch_size=8, workers=1), 40, 0.02).steps
+    told = train(
+        lp.Loader(range(10**6), lambda item: np.float32(item), batch_size=8, workers=1), 40, 0.02
+    ).steps
     assert told.ready_share is not None and told.ready_share > 0.6
     assert told.ready_mean_s is not None and told.ready_mean_s >= 0.02
     assert told.wait_share is not None and told.wait_share < 0.5
@@ -135,7 +139,9 @@ def test_calls_of_a_function_for_what_generators_yield_are_its_own() -> None:
         time.sleep(0.02)
         return item
 
-    with lp.Loader.from_generator(part, shards=range(2), fn=slow, batch_size=4, workers=2) as loader:
+    with lp.Loader.from_generator(
+        part, shards=range(2), fn=slow, batch_size=4, workers=2
+    ) as loader:
         assert len(list(loader)) == 20
         told = loader.statistics().calls
     assert told is not None and told.p50_s > 0.015

@@ -51,7 +51,9 @@ def test_a_step_has_the_rows_of_one_loader_with_so_large_a_batch(
             loader.epoch = 0
             assert steps(mirrored, loader.as_distributed_dataset(mirrored, epochs=2)) == expected
             loader.epoch = 0
-            endless = zip(expected, loader.as_distributed_dataset(mirrored, epochs=None), strict=False)
+            endless = zip(
+                expected, loader.as_distributed_dataset(mirrored, epochs=None), strict=False
+            )
             assert steps(mirrored, (batch for _, batch in endless)) == expected
 
 
@@ -63,12 +65,16 @@ def test_tensors_of_each_replica_look_at_the_slots(tf: Any, mirrored: Any, pool:
         for step, (x, _) in enumerate(loader.as_distributed_dataset(mirrored)):
             for replica, part in enumerate(mirrored.experimental_local_results(x)):
                 assert part.device.endswith(f"CPU:{replica}")
-                assert part[:, 9, 9, 1].numpy().tolist() == [8 * step + 4 * replica + row for row in range(4)]
+                assert part[:, 9, 9, 1].numpy().tolist() == [
+                    8 * step + 4 * replica + row for row in range(4)
+                ]
         assert loader.statistics().memory.batches_copied == 0
 
 
 def test_the_dataset_keeps_its_loader(mirrored: Any, pool: lp.Pool) -> None:
-    batches = lp.Loader(range(16), sample, batch_size=4, workers=pool).as_distributed_dataset(mirrored)
+    batches = lp.Loader(range(16), sample, batch_size=4, workers=pool).as_distributed_dataset(
+        mirrored
+    )
     assert len(steps(mirrored, batches)) == 2
 
 
@@ -84,7 +90,10 @@ def test_fit_takes_it_and_knows_its_steps(tf: Any, mirrored: Any, pool: lp.Pool)
 
     with mirrored.scope():
         trained = small(keras, is_built=True)
-    with lp.Loader(range(60), sample, batch_size=4, workers=pool) as loader, warnings.catch_warnings():
+    with (
+        lp.Loader(range(60), sample, batch_size=4, workers=pool) as loader,
+        warnings.catch_warnings(),
+    ):
         warnings.filterwarnings("error", ".*ran out of data")
         warnings.filterwarnings("ignore", ".*shuffle=True")
         history = trained.fit(loader.as_distributed_dataset(mirrored), epochs=3, verbose=0)
@@ -96,7 +105,10 @@ def test_fit_takes_it_and_knows_its_steps(tf: Any, mirrored: Any, pool: lp.Pool)
 def weights_after(trained: Any, pool: lp.Pool) -> Any:
     """After three epochs, each with a validation; each of both loaders has taken as many."""
     settings: dict[str, Any] = {"batch_size": 8, "shuffle": True, "workers": pool}
-    with lp.Loader(range(48), sample, **settings) as loader, lp.Loader(range(16), sample, **settings) as other:
+    with (
+        lp.Loader(range(48), sample, **settings) as loader,
+        lp.Loader(range(16), sample, **settings) as other,
+    ):
         trained.fit(loader.for_keras(), validation_data=other.for_keras(), epochs=3, verbose=0)
         assert (loader.epoch, other.epoch) == (3, 3)
     return trained.get_weights()
@@ -129,22 +141,37 @@ def test_a_wrong_strategy_is_refused_with_what_works(tf: Any, mirrored: Any, poo
 
     with lp.Loader(range(16), sample, batch_size=8, workers=pool) as loader:
         for wrong in ("mirrored", None, tf.distribute.MirroredStrategy):
-            with pytest.raises(lp.ArgumentError, match=re.escape("strategy must be a tf.distribute.Strategy")):
+            with pytest.raises(
+                lp.ArgumentError, match=re.escape("strategy must be a tf.distribute.Strategy")
+            ):
                 loader.as_distributed_dataset(wrong)
         told = re.escape("no effect under a tf.distribute strategy")
         with mirrored.scope(), pytest.raises(lp.ArgumentError, match=told):
             small(keras, is_built=True).fit(loader.for_keras(class_weight={0: 1.0}), verbose=0)
-        servers = object.__new__(tf.distribute.ParameterServerStrategy)  # without the cluster that it would wait for
-        with pytest.raises(lp.ArgumentError, match=r"ParameterServerStrategy runs .* Train under MultiWorkerMirrored"):
+        servers = object.__new__(
+            tf.distribute.ParameterServerStrategy
+        )  # without the cluster that it would wait for
+        with pytest.raises(
+            lp.ArgumentError,
+            match=r"ParameterServerStrategy runs .* Train under MultiWorkerMirrored",
+        ):
             loader.as_distributed_dataset(servers)
         with pytest.raises(lp.ArgumentError, match="epochs must be"):
             loader.as_distributed_dataset(mirrored, epochs=0)
-        told = re.escape("gives this process input pipeline 0 of 1, but the loader has shard=Shard(2, 1)")
-        with loader.replace(shard=lp.Shard(2, 1)) as half, pytest.raises(lp.ArgumentError, match=told):
+        told = re.escape(
+            "gives this process input pipeline 0 of 1, but the loader has shard=Shard(2, 1)"
+        )
+        with (
+            loader.replace(shard=lp.Shard(2, 1)) as half,
+            pytest.raises(lp.ArgumentError, match=told),
+        ):
             half.as_distributed_dataset(mirrored)
         with mirrored.scope(), loader.replace(shard="auto") as auto:
             assert auto.config.shard == lp.Shard(1, 0)
-        default = steps(tf.distribute.get_strategy(), loader.as_distributed_dataset(tf.distribute.get_strategy()))
+        default = steps(
+            tf.distribute.get_strategy(),
+            loader.as_distributed_dataset(tf.distribute.get_strategy()),
+        )
         loader.epoch = 0
         assert default == rows(loader)
 
@@ -210,12 +237,18 @@ def test_two_processes_train_as_one_with_batches_of_twice_the_size(tf: Any, tmp_
 
     results = run_side_by_side(TWO_WORKERS, environment, imported="tensorflow")
     first, second = (
-        json.loads(next(line for line in result.check().stdout.splitlines() if line.startswith("told "))[5:])
+        json.loads(
+            next(line for line in result.check().stdout.splitlines() if line.startswith("told "))[
+                5:
+            ]
+        )
         for result in results
     )
     assert (first["shard"], second["shard"]) == ([2, 0], [2, 1])
     assert first["cardinality"] == second["cardinality"] == 8
-    with lp.Loader(range(61), lambda index: np.float32(index), batch_size=8, shuffle=True, workers=0) as whole:
+    with lp.Loader(
+        range(61), lambda index: np.float32(index), batch_size=8, shuffle=True, workers=0
+    ) as whole:
         expected = [batch.tolist() for _ in range(2) for batch in whole]
     together = [mine + others for mine, others in zip(first["rows"], second["rows"], strict=True)]
     assert together == expected

@@ -35,7 +35,13 @@ def numbers_in(batches: Any) -> list[int]:
 def read_by(loader: lp.Loader) -> str | None:
     """What reads the stream."""
     said = " ".join(loader.statistics().notes)
-    return "process" if "read in a separate process" in said else "thread" if "read on a thread" in said else None
+    return (
+        "process"
+        if "read in a separate process" in said
+        else "thread"
+        if "read on a thread" in said
+        else None
+    )
 
 
 def test_one_process_reads_the_passes_that_follow_one_another(on: Place) -> None:
@@ -90,11 +96,17 @@ class Locked(Telling):
 
 
 def test_what_cannot_travel_is_read_here(on: Place) -> None:
-    for source, why in [(Locked(), "attribute .lock of Locked"), (iter(Telling()), "is an iterator")]:
+    for source, why in [
+        (Locked(), "attribute .lock of Locked"),
+        (iter(Telling()), "is an iterator"),
+    ]:
         with lp.Loader(source, batch_size=4, **on(2)) as loader:
             assert pids_in(read(loader)) == {os.getpid()}
             statistics = loader.statistics()
-            assert any("on a thread of the main process: " in note and why in note for note in statistics.notes)
+            assert any(
+                "on a thread of the main process: " in note and why in note
+                for note in statistics.notes
+            )
     with lp.Loader(Telling(), batch_size=4, workers=0) as loader:
         assert pids_in(read(loader)) == {os.getpid()}
         assert read_by(loader) is None
@@ -139,7 +151,8 @@ def test_an_error_is_the_same_as_on_a_thread(on: Place, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [0, 17])
 @pytest.mark.parametrize(
-    ("how", "told"), [("SIGKILL", "killed by SIGKILL"), ("SIGSEGV", "inside a C extension"), ("3", "status 3")]
+    ("how", "told"),
+    [("SIGKILL", "killed by SIGKILL"), ("SIGSEGV", "inside a C extension"), ("3", "status 3")],
 )
 def test_the_readers_death_is_an_error_behind_what_was_read(
     on: Place, tmp_path: Path, how: str, told: str, at: int
@@ -206,7 +219,9 @@ def test_a_pass_of_large_items_is_let_go_of_wherever_it_is(on: Place) -> None:
 
 
 @pytest.mark.parametrize("holds_lock", [False, True])
-def test_a_pass_that_cannot_be_let_go_of_costs_its_reader(on: Place, holds_lock: bool, tmp_path: Path) -> None:
+def test_a_pass_that_cannot_be_let_go_of_costs_its_reader(
+    on: Place, holds_lock: bool, tmp_path: Path
+) -> None:
     notes = tmp_path / "notes"
     with lp.Loader(Blocking(8, holds_lock, str(notes)), batch_size=4, **on(2)) as loader:
         pids = []
@@ -232,7 +247,9 @@ class Holding:
 
 
 def test_what_a_stream_holds_is_shared_with_its_reader(on: Place) -> None:
-    rows = np.random.default_rng(1).random((2200, 2000))  # 35 MB: the allocator never has it share pages with others
+    rows = np.random.default_rng(1).random(
+        (2200, 2000)
+    )  # 35 MB: the allocator never has it share pages with others
     with lp.Loader(Holding(rows), lambda row: row.sum(), batch_size=100, **on(1)) as loader:
         assert np.concatenate(read(loader)).tolist() == rows.sum(1).tolist()
         assert bytes_shared(loader.statistics()) == rows.nbytes
@@ -292,7 +309,9 @@ def test_items_and_errors_are_of_the_scripts_own_classes_and_prints_are_seen() -
     assert result.stderr == ""
 
 
-def test_items_of_a_module_that_imports_tensorflow_bring_it_to_nobody_who_does_not_use_it(tmp_path: Path) -> None:
+def test_items_of_a_module_that_imports_tensorflow_bring_it_to_nobody_who_does_not_use_it(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "tensorflow.py").write_text(  # a stand-in that tells who imports it
         "import os\nprint(os.environ.get('LOADERPOOL_ROLE', 'trainer'), flush=True)\ndef op(x): return x\n"
     )
@@ -331,9 +350,12 @@ def test_a_loader_is_closed_while_its_stream_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "at", "holds_lock"), [("os._exit(0)", 9, False), ("os.kill(os.getpid(), 9)", 9, True), ("1 / 0", 0, True)]
+    ("how", "at", "holds_lock"),
+    [("os._exit(0)", 9, False), ("os.kill(os.getpid(), 9)", 9, True), ("1 / 0", 0, True)],
 )
-def test_no_end_of_the_trainer_leaves_a_reader(how: str, at: int, holds_lock: bool, tmp_path: Path) -> None:
+def test_no_end_of_the_trainer_leaves_a_reader(
+    how: str, at: int, holds_lock: bool, tmp_path: Path
+) -> None:
     script = f"""
         import os, sys, time
         import loaderpool as lp
@@ -368,7 +390,9 @@ def test_a_reader_ends_with_a_trainer_whose_fork_lives_on(tmp_path: Path) -> Non
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    process = subprocess.Popen([sys.executable, "-c", __import__("textwrap").dedent(script)], start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", __import__("textwrap").dedent(script)], start_new_session=True
+    )
     try:
         process.wait(30)
         reader = int((tmp_path / "notes").read_text())

@@ -25,7 +25,11 @@ ITEMS, BATCH = 101, 8
 
 def numbers_in(batches: Iterable[Any]) -> list[int]:
     """The numbers of all items, which are the first component or the only one."""
-    return [int(n) for batch in batches for n in (batch[0] if isinstance(batch, tuple) else batch).ravel()]
+    return [
+        int(n)
+        for batch in batches
+        for n in (batch[0] if isinstance(batch, tuple) else batch).ravel()
+    ]
 
 
 def of_varied_length(item: Any, rng: np.random.Generator) -> Any:
@@ -79,7 +83,8 @@ def test_the_same_bits_for_any_number_of_workers(on: Place, way: str, workers: i
         per_epoch = len(expected) // 2
         for epoch in range(2):
             both = [
-                sorted(each[epoch * per_epoch :][:per_epoch], key=lambda b: int(b[0][0])) for each in (got, expected)
+                sorted(each[epoch * per_epoch :][:per_epoch], key=lambda b: int(b[0][0]))
+                for each in (got, expected)
             ]
             assert_same(*both)
         return
@@ -180,7 +185,9 @@ def test_the_reader_is_not_far_ahead_of_the_consumer() -> None:
         time.sleep(0.001)
         return item
 
-    with lp.Loader(count(), nap, batch_size=4, workers=2, limits=lp.Limits(memory="64KiB")) as loader:
+    with lp.Loader(
+        count(), nap, batch_size=4, workers=2, limits=lp.Limits(memory="64KiB")
+    ) as loader:
         batches = iter(loader)
         for taken in range(1, 30):
             next(batches)
@@ -193,7 +200,9 @@ def test_the_reader_is_not_far_ahead_of_the_consumer() -> None:
 
 def test_a_queue_that_somebody_else_fills(on: Place) -> None:
     messages: queue.Queue[Any] = queue.Queue()
-    with lp.Loader(iter(messages.get, None), lambda item: item * 2, batch_size=2, **on(2)) as loader:
+    with lp.Loader(
+        iter(messages.get, None), lambda item: item * 2, batch_size=2, **on(2)
+    ) as loader:
         batches = iter(loader)
         for number in range(6):
             messages.put(number)
@@ -213,7 +222,12 @@ def test_workers_and_supervisors_killed_in_mid_stream_change_no_bit(deterministi
         expected = read(loader)
     got = []
     with lp.Loader(
-        iter(Numbers(600)), work, batch_size=4, workers=3, limits=lp.Limits(restarts=None), deterministic=deterministic
+        iter(Numbers(600)),
+        work,
+        batch_size=4,
+        workers=3,
+        limits=lp.Limits(restarts=None),
+        deterministic=deterministic,
     ) as loader:
         for number, batch in enumerate(loader):
             got.append(copied(batch))
@@ -268,9 +282,13 @@ class HeldUp:
 
 
 @pytest.mark.parametrize("killed", [True, False])
-def test_batches_out_of_order_are_read_and_held_until_none_is_made_again(tmp_path: Path, killed: bool) -> None:
+def test_batches_out_of_order_are_read_and_held_until_none_is_made_again(
+    tmp_path: Path, killed: bool
+) -> None:
     flag = tmp_path / "flag"
-    with lp.Loader(Numbers(4000), HeldUp(flag), batch_size=2, workers=2, deterministic=False) as loader:
+    with lp.Loader(
+        Numbers(4000), HeldUp(flag), batch_size=2, workers=2, deterministic=False
+    ) as loader:
         flag.touch()  # for the probe
         next(iter(loader))
         flag.unlink()

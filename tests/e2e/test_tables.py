@@ -48,13 +48,17 @@ def test_a_table_is_read_by_row_in_workers_that_need_no_library(name: str) -> No
         batches = read(loader)
         statistics = loader.statistics()
     assert_same(batches, expected)
-    assert {int(count) for batch in batches for count in batch[4]} == {0}, "a worker has imported a library of tables"
-    assert statistics.workers_start == "fork"
-    assert not any("items of the source were packed into bytes" in note for note in statistics.notes), (
-        "text went as Python objects"
+    assert {int(count) for batch in batches for count in batch[4]} == {0}, (
+        "a worker has imported a library of tables"
     )
+    assert statistics.workers_start == "fork"
+    assert not any(
+        "items of the source were packed into bytes" in note for note in statistics.notes
+    ), "text went as Python objects"
     text_bytes = sum(map(len, COLUMNS["text"])) + 17 * ROWS  # with a view, or two offsets, of each
-    assert name == "pandas" or bytes_copied(statistics) <= 1.5 * (13 * ROWS + text_bytes)  # buffers have slack
+    assert name == "pandas" or bytes_copied(statistics) <= 1.5 * (
+        13 * ROWS + text_bytes
+    )  # buffers have slack
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -63,7 +67,9 @@ def test_rows_without_a_function_are_batches_of_columns(library: str, workers: i
     columns = {key: values for key, values in COLUMNS.items() if key != "text"}
     table = pl.DataFrame(columns) if library == "polars" else pa.table(columns)
     with lp.Loader(table, batch_size=5000, workers=workers) as loader:
-        assert {key: spec.shape for key, spec in loader.element_spec.items()} == dict.fromkeys(columns, (None,))
+        assert {key: spec.shape for key, spec in loader.element_spec.items()} == dict.fromkeys(
+            columns, (None,)
+        )
         for key, values in columns.items():
             assert_same(np.concatenate([batch[key] for batch in loader]), np.asarray(values))
     with lp.Loader(table["id"], batch_size=5000, workers=workers) as loader:

@@ -71,13 +71,20 @@ def test_drop_remainder_makes_the_batch_axis_static(tf: Any, pool: lp.Pool) -> N
             assert [tuple(tf.nest.flatten(batch)[0].shape) for batch in dataset] == [shape] * 2
 
 
-def test_skipped_rows_leave_the_batch_axis_open_beside_drop_remainder(tf: Any, pool: lp.Pool) -> None:
+def test_skipped_rows_leave_the_batch_axis_open_beside_drop_remainder(
+    tf: Any, pool: lp.Pool
+) -> None:
     def fn(item: int) -> Any:
         if item == 1:
             raise ValueError(item)
         return np.zeros(3, np.float32)
 
-    how: dict[str, Any] = {"batch_size": 4, "drop_remainder": True, "on_error": "skip", "workers": pool}
+    how: dict[str, Any] = {
+        "batch_size": 4,
+        "drop_remainder": True,
+        "on_error": "skip",
+        "workers": pool,
+    }
     for given in (None, lp.ArraySpec((4, 3), np.float32), lp.ArraySpec((None, 3), np.float32)):
         with lp.Loader(range(10), fn, element_spec=given, **how) as loader:
             dataset = loader.as_dataset()
@@ -93,14 +100,21 @@ def test_cardinality_is_known(tf: Any, pool: lp.Pool, epochs: int | None, cardin
     assert tf.data.INFINITE_CARDINALITY == -1
 
 
-def test_options_have_no_sharding_and_nothing_that_holds_for_the_users_own_stages(tf: Any, pool: lp.Pool) -> None:
+def test_options_have_no_sharding_and_nothing_that_holds_for_the_users_own_stages(
+    tf: Any, pool: lp.Pool
+) -> None:
     with lp.Loader(range(10), wide, batch_size=4, workers=pool) as loader:
         options = loader.as_dataset().map(lambda x, y: y).options()
-    assert options.experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
+    assert (
+        options.experimental_distribute.auto_shard_policy
+        == tf.data.experimental.AutoShardPolicy.OFF
+    )
     assert options.threading.private_threadpool_size is None
     assert options.threading.max_intra_op_parallelism is None
     assert options.autotune.enabled is None
-    assert options.experimental_optimization.inject_prefetch is None  # a last map of theirs may run ahead of training
+    assert (
+        options.experimental_optimization.inject_prefetch is None
+    )  # a last map of theirs may run ahead of training
     assert options.deterministic is None
 
 
@@ -112,7 +126,10 @@ def test_options_have_no_sharding_and_nothing_that_holds_for_the_users_own_stage
         ({"epochs": 2**62}, ValueError, "epochs"),  # of four batches each
         ({"prefetch": -2}, ValueError, "prefetch.*AUTOTUNE"),
         ({"prefetch": None}, TypeError, "prefetch"),
-        *(({"device": wrong}, ValueError, "device must be one of /CPU:0.*got") for wrong in (0, "", "gpu", "/GPU:7")),
+        *(
+            ({"device": wrong}, ValueError, "device must be one of /CPU:0.*got")
+            for wrong in (0, "", "gpu", "/GPU:7")
+        ),
     ],
 )
 def test_wrong_arguments_fail_in_the_callers_line(
@@ -129,11 +146,17 @@ def test_devices_that_are_not_there_are_refused_and_others_taken(tf: Any) -> Non
         with pytest.raises(lp.ArgumentError, match=r"device must be one of /CPU:0, .*got '/GPU:7'"):
             loader.tensors(device="/GPU:7")
         for device in ("/CPU:0", "/cpu:0", "/job:localhost/replica:0/task:0/device:CPU:0"):
-            assert len(list(loader.as_dataset(device=device))) == len(list(loader.tensors(device=device))) == 2
+            assert (
+                len(list(loader.as_dataset(device=device)))
+                == len(list(loader.tensors(device=device)))
+                == 2
+            )
 
 
 def test_a_dict_that_tensorflow_cannot_sort_is_its_own_error(tf: Any) -> None:
-    with lp.Loader(range(4), lambda i: {1: np.int64(i), "a": np.int64(i)}, batch_size=2, workers=0) as loader:
+    with lp.Loader(
+        range(4), lambda i: {1: np.int64(i), "a": np.int64(i)}, batch_size=2, workers=0
+    ) as loader:
         with pytest.raises(TypeError):
             loader.as_dataset()
         assert len(list(loader)) == 2
@@ -144,15 +167,19 @@ def test_a_dict_that_tensorflow_cannot_sort_is_its_own_error(tf: Any) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_of_several_epochs_is_their_concatenation(tf: Any, workers: int) -> None:
-    with lp.Loader(range(10), lambda i: np.int64(i), batch_size=4, shuffle=True, workers=workers) as loader:
+    with lp.Loader(
+        range(10), lambda i: np.int64(i), batch_size=4, shuffle=True, workers=workers
+    ) as loader:
         wanted = [batch.tolist() for _ in range(3) for batch in loader]
         loader.epoch = 0
         assert [
-            batch.numpy().tolist() for batch in loader.as_dataset(epochs=np.uint8(3), prefetch=np.int64(2))
+            batch.numpy().tolist()
+            for batch in loader.as_dataset(epochs=np.uint8(3), prefetch=np.int64(2))
         ] == wanted
         loader.epoch = 0
         endless = [
-            batch.numpy().tolist() for batch in loader.as_dataset(epochs=None, prefetch=tf.data.AUTOTUNE).take(9)
+            batch.numpy().tolist()
+            for batch in loader.as_dataset(epochs=None, prefetch=tf.data.AUTOTUNE).take(9)
         ]
         assert endless == wanted
 
@@ -169,7 +196,10 @@ def test_dtypes_arrive_as_they_are(tf: Any, pool: lp.Pool, shape: tuple[int, ...
     width = int(np.prod(shape))
 
     def fn(index: int) -> Any:
-        return {name: ((np.arange(width) + index) % 7).reshape(shape).astype(dtype) for name, dtype in dtypes.items()}
+        return {
+            name: ((np.arange(width) + index) % 7).reshape(shape).astype(dtype)
+            for name, dtype in dtypes.items()
+        }
 
     with lp.Loader(range(6), fn, batch_size=2, workers=pool) as loader:
         for wanted, got in zip(loader, loader.as_dataset(), strict=True):
@@ -191,18 +221,25 @@ def test_a_dtype_that_tensorflow_lacks_is_named(tf: Any) -> None:
     fn = functools.partial(np.ones, (4,), ml_dtypes.float8_e8m0fnu)
     with lp.Loader(range(8), lambda i: {"v": fn()}, batch_size=2, workers=0) as loader:
         for view in (loader.as_dataset, loader.tensors):
-            with pytest.raises(lp.LoaderpoolError, match=r"component \['v'\] is float8_e8m0fnu, and TensorFlow"):
+            with pytest.raises(
+                lp.LoaderpoolError, match=r"component \['v'\] is float8_e8m0fnu, and TensorFlow"
+            ):
                 next(iter(view()))
 
 
 def test_ragged_rows_become_ragged_tensors_in_any_structure(tf: Any, pool: lp.Pool) -> None:
     def fn(index: int) -> Any:
-        return {"r": np.arange(index, dtype=np.int32), "deep": (np.ones((index % 3, 2), np.float32), np.int64(index))}
+        return {
+            "r": np.arange(index, dtype=np.int32),
+            "deep": (np.ones((index % 3, 2), np.float32), np.int64(index)),
+        }
 
     with lp.Loader(range(10), fn, batch_size=4, ragged=True, workers=pool) as loader:
         dataset = loader.as_dataset()
         assert dataset.element_spec["r"] == tf.RaggedTensorSpec((None, None), tf.int32, 1, tf.int64)
-        assert dataset.element_spec["deep"][0] == tf.RaggedTensorSpec((None, None, 2), tf.float32, 1, tf.int64)
+        assert dataset.element_spec["deep"][0] == tf.RaggedTensorSpec(
+            (None, None, 2), tf.float32, 1, tf.int64
+        )
         batches = list(dataset)
     assert [isinstance(batch["r"], tf.RaggedTensor) for batch in batches] == [True] * 3
     rows = [row for batch in batches for row in batch["r"].to_list()]
@@ -250,7 +287,9 @@ def test_samples_without_elements_arrive_as_they_are(tf: Any) -> None:
 
 def test_tensors_lie_in_shared_memory(tf: Any, pool: lp.Pool) -> None:
     with lp.Loader(range(80), wide, batch_size=4, workers=pool) as loader:
-        aliases = tensorflow_runtime.aliases_arrays()  # a version that does not copies behind our back
+        aliases = (
+            tensorflow_runtime.aliases_arrays()
+        )  # a version that does not copies behind our back
         batches = 0
         for x, y in loader.as_dataset():
             for tensor in (x, y):
@@ -305,8 +344,12 @@ def test_several_iterators_at_once(tf: Any, pool: lp.Pool, fn: Any) -> None:
     with lp.Loader(range(50), fn, batch_size=4, workers=pool) as loader:
         dataset = loader.as_dataset()
         wanted = [list(range(start, min(50, start + 4))) for start in range(0, 50, 4)]
-        assert [(label(a), label(b)) for a, b in zip(dataset, dataset, strict=True)] == [(w, w) for w in wanted]
-        assert [(label(a), label(b)) for a, b in tf.data.Dataset.zip((dataset, dataset))] == [(w, w) for w in wanted]
+        assert [(label(a), label(b)) for a, b in zip(dataset, dataset, strict=True)] == [
+            (w, w) for w in wanted
+        ]
+        assert [(label(a), label(b)) for a, b in tf.data.Dataset.zip((dataset, dataset))] == [
+            (w, w) for w in wanted
+        ]
         first = iter(dataset)
         next(first)
         assert [label(batch) for batch in dataset] == wanted
@@ -315,7 +358,9 @@ def test_several_iterators_at_once(tf: Any, pool: lp.Pool, fn: Any) -> None:
 
 
 @pytest.mark.parametrize("stage", ["map", "zip", "iterator"])
-def test_the_dataset_holds_the_loader_and_dropping_all_ends_the_processes(tf: Any, stage: str) -> None:
+def test_the_dataset_holds_the_loader_and_dropping_all_ends_the_processes(
+    tf: Any, stage: str
+) -> None:
     loader = lp.Loader(range(40), wide, batch_size=4, workers=2)
     dataset = loader.as_dataset()
     pids = [worker.pid for worker in loader.statistics().workers]
@@ -379,7 +424,9 @@ def test_an_error_of_the_function_arrives_with_its_remote_traceback_and_the_next
         assert [int(y[0]) for _, y in dataset] == list(range(0, 40, 4))
 
 
-def test_an_error_of_the_first_sample_is_raised_by_as_dataset_itself(tf: Any, pool: lp.Pool) -> None:
+def test_an_error_of_the_first_sample_is_raised_by_as_dataset_itself(
+    tf: Any, pool: lp.Pool
+) -> None:
     with (
         lp.Loader(range(4), lambda i: 1 / i, batch_size=2, workers=pool) as loader,
         pytest.raises(ZeroDivisionError) as caught,

@@ -140,7 +140,13 @@ def test_a_resize_and_a_state_that_goes_on_with_other_threads_change_no_bit(on: 
 @pytest.mark.parametrize("kind", ["fixed rows", "skip", "elements"])
 def test_without_an_order_each_batch_comes_once(on: Place, kind: str) -> None:
     def as_text(batch: Any) -> str:
-        parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, tuple) else [batch]
+        parts = (
+            batch.values()
+            if isinstance(batch, dict)
+            else batch
+            if isinstance(batch, tuple)
+            else [batch]
+        )
         return repr([part.tolist() for part in parts])
 
     with lp.Loader(**arguments(kind), workers=0) as loader:
@@ -171,7 +177,9 @@ def test_samples_wait_at_the_same_time() -> None:
         return os.getpid(), begun, time.monotonic()
 
     with lp.Loader(range(64), fn, batch_size=4, workers=2, threads=8) as loader:
-        spans = [row for batch in loader for row in zip(*(part.tolist() for part in batch), strict=True)]
+        spans = [
+            row for batch in loader for row in zip(*(part.tolist() for part in batch), strict=True)
+        ]
     for worker in {pid for pid, _, _ in spans}:
         mine = [(begun, ended) for pid, begun, ended in spans if pid == worker]
         most = max(sum(begun <= at < ended for begun, ended in mine) for at, _ in mine)

@@ -95,7 +95,9 @@ def test_the_trainer_ends_while_tensorflow_gives_items() -> None:
 
 
 @pytest.mark.parametrize("drop_remainder", [False, True])
-@pytest.mark.parametrize(("boundaries", "sizes"), [([5, 12, 20], [4, 3, 2, 5]), ([3, 4, 40], [2, 3, 4, 5])])
+@pytest.mark.parametrize(
+    ("boundaries", "sizes"), [([5, 12, 20], [4, 3, 2, 5]), ([3, 4, 40], [2, 3, 4, 5])]
+)
 def test_buckets_without_shuffle_are_what_tf_data_makes(
     tf: Any, on: Place, boundaries: list[int], sizes: list[int], drop_remainder: bool
 ) -> None:
@@ -120,7 +122,11 @@ def test_buckets_without_shuffle_are_what_tf_data_makes(
 def labelled(index: int) -> Any:
     length = 1 + index % 4
     words = np.array(["a", "bé", "", "d"][:length])
-    return {"x": np.full(length, index + 1, np.float32), "y": np.full(length, index, np.int32), "words": words}
+    return {
+        "x": np.full(length, index + 1, np.float32),
+        "y": np.full(length, index, np.int32),
+        "words": words,
+    }
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -129,7 +135,8 @@ def test_each_component_is_padded_with_its_own_value(tf: Any, on: Place, workers
     pad = {"x": np.nan, "y": -1, "words": None}
     types = {"x": tf.float32, "y": tf.int32, "words": tf.string}
     dataset = tf.data.Dataset.from_generator(
-        lambda: map(labelled, range(18)), output_signature={name: tf.TensorSpec([None], types[name]) for name in types}
+        lambda: map(labelled, range(18)),
+        output_signature={name: tf.TensorSpec([None], types[name]) for name in types},
     )
     values = {"x": np.float32(np.nan), "y": np.int32(-1), "words": None}
     expected = list(dataset.padded_batch(5, padding_values=values))
@@ -145,16 +152,26 @@ def test_each_component_is_padded_with_its_own_value(tf: Any, on: Place, workers
 
 def test_ragged_text_is_a_ragged_tensor(tf: Any, on: Place) -> None:
     def fn(index: int) -> Any:
-        return {"words": np.array(["a", "bé", "c\0d"][: index % 4], "U3"), "n": index, "two": np.array([b"x", b"y"])}
+        return {
+            "words": np.array(["a", "bé", "c\0d"][: index % 4], "U3"),
+            "n": index,
+            "two": np.array([b"x", b"y"]),
+        }
 
     with lp.Loader(range(12), fn, batch_size=5, ragged=True, **on(2)) as loader:
         spec = loader.element_spec
-        assert (spec["words"].ragged, spec["two"].ragged, spec["two"].shape) == (True, False, (None, 2))
+        assert (spec["words"].ragged, spec["two"].ragged, spec["two"].shape) == (
+            True,
+            False,
+            (None, 2),
+        )
         batches = list(loader)
         assert all(isinstance(batch["words"], lp.RaggedArray) for batch in batches)
         rows = [row.tolist() for batch in batches for row in batch["words"]]
         assert rows == [fn(index)["words"].tolist() for index in range(12)]
         dataset = loader.as_dataset(epochs=1)
-        assert dataset.element_spec["words"] == tf.RaggedTensorSpec((None, None), tf.string, 1, tf.int64)
+        assert dataset.element_spec["words"] == tf.RaggedTensorSpec(
+            (None, None), tf.string, 1, tf.int64
+        )
         got = [row for element in dataset for row in element["words"].to_list()]
         assert got == [[word.encode() for word in row] for row in rows]

@@ -92,18 +92,26 @@ def top(*arguments: object, before: str = "", status: int = 0) -> subprocess.Com
     code = f"import sys\nfrom loaderpool.tools import cli, commands, top\n{before}\nsys.exit(cli.main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "top"] if before else COMMAND
     result = subprocess.run(
-        [*command, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S
+        [*command, *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
     )
     assert result.returncode == status, result.stderr
     assert "Traceback" not in result.stderr
     return result
 
 
-def look_until(training: RunningTraining, is_wanted: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+def look_until(
+    training: RunningTraining, is_wanted: Callable[[dict[str, Any]], object]
+) -> dict[str, Any]:
     """The first look at it that is wanted."""
     command = [*COMMAND, f"{training.pid}", "--json"]
     found: dict[str, Any] = training.look_until(
-        lambda: subprocess.run(command, cwd=ROOT, capture_output=True, text=True), json.loads, is_wanted
+        lambda: subprocess.run(command, cwd=ROOT, capture_output=True, text=True),
+        json.loads,
+        is_wanted,
     )
     return found
 
@@ -115,7 +123,9 @@ def at_held(found: dict[str, Any]) -> list[dict[str, Any]]:
 # -- what is shown
 
 
-def test_a_worker_that_is_at_an_item_for_long_is_shown_with_it(start: Callable[[str], RunningTraining]) -> None:
+def test_a_worker_that_is_at_an_item_for_long_is_shown_with_it(
+    start: Callable[[str], RunningTraining],
+) -> None:
     training = start("held")
     found = look_until(training, lambda found: at_held(found) and found["loaders"][0]["asked_s"])
     (loader,), begun_s = found["loaders"], float((training.folder / "begun").read_text())
@@ -127,7 +137,9 @@ def test_a_worker_that_is_at_an_item_for_long_is_shown_with_it(start: Callable[[
     after_s = time.monotonic()
     (worker,) = at_held(found)
     assert worker["state"] == "item"
-    assert before_s - begun_s - 3.0 < worker["item_s"] < after_s - begun_s + 0.1  # the page is a second old or so
+    assert (
+        before_s - begun_s - 3.0 < worker["item_s"] < after_s - begun_s + 0.1
+    )  # the page is a second old or so
     assert found["loaders"][0]["asked_s"] >= loader["asked_s"]
     assert found["process"].endswith("train.py held")
     assert (found["pid"], found["command"], found["format"]) == (training.pid, "top", 3)
@@ -135,14 +147,20 @@ def test_a_worker_that_is_at_an_item_for_long_is_shown_with_it(start: Callable[[
     assert f"item {HELD} for " in shown
     assert "training has waited " in shown
     training.release()
-    found = look_until(training, lambda found: (found["loaders"][0]["explanation"] or {}).get("slowest"))
+    found = look_until(
+        training, lambda found: (found["loaders"][0]["explanation"] or {}).get("slowest")
+    )
     slowest = found["loaders"][0]["explanation"]["slowest"][0]
     assert slowest["index"] == HELD
     assert slowest["seconds"] >= worker["item_s"]
     times = found["loaders"][0]["call_s"]
     assert list(times) == ["p50", "p90", "p99"] and 0 < times["p50"] <= times["p90"] <= times["p99"]
     assert found["loaders"][0]["calls_of"] == "sample"
-    assert re.search(r"^calls +p50 .*s, p90 .*s, p99 .*s for each sample *$", top(training.pid).stdout, re.MULTILINE)
+    assert re.search(
+        r"^calls +p50 .*s, p90 .*s, p99 .*s for each sample *$",
+        top(training.pid).stdout,
+        re.MULTILINE,
+    )
 
 
 def test_two_loaders_stand_one_below_the_other(start: Callable[[str], RunningTraining]) -> None:
@@ -187,7 +205,9 @@ class Terminal:
         self.descriptor, its = pty.openpty()
         fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
         environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(command, cwd=ROOT, stdin=its, stdout=its, stderr=its, env=environment)
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=its, stdout=its, stderr=its, env=environment
+        )
         os.close(its)
 
     def read_until(self, text: str) -> None:

@@ -28,14 +28,20 @@ SHOW = """
 
 def needs(package: str) -> pytest.MarkDecorator:
     """The package is imported in a child only: this process shall stay without its threads."""
-    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
+    return pytest.mark.skipif(
+        importlib.util.find_spec(package) is None, reason=f"{package} is not installed"
+    )
 
 
 def shown(directory: Path, modules: dict[str, str], script: str) -> tuple[list[str], str]:
     """What a script in a directory of its own prints, warnings being errors, and its error stream."""
     for name, text in modules.items():
         (directory / f"{name}.py").write_text(textwrap.dedent(text))
-    code = f"import sys\nsys.path.insert(0, {str(directory)!r})\n" + textwrap.dedent(SHOW) + textwrap.dedent(script)
+    code = (
+        f"import sys\nsys.path.insert(0, {str(directory)!r})\n"
+        + textwrap.dedent(SHOW)
+        + textwrap.dedent(script)
+    )
     child = run_child(code, timeout_s=90).check()  # imports of torch take a second
     return child.stdout.splitlines(), child.stderr
 
@@ -61,7 +67,9 @@ BATCHES = "[[[0.0, 0.0], [2.0, 2.0], [4.0, 4.0], [6.0, 6.0]], [[8.0, 8.0], [10.0
 
 
 @needs("torch")
-def test_a_training_of_torch_forks_workers_that_have_torch_where_they_use_it(tmp_path: Path) -> None:
+def test_a_training_of_torch_forks_workers_that_have_torch_where_they_use_it(
+    tmp_path: Path,
+) -> None:
     lines, errors = shown(
         tmp_path,
         {"numpy_only": NUMPY_ONLY.format(framework="torch"), "uses_torch": TORCH},
@@ -105,10 +113,16 @@ def test_a_training_of_torch_forks_workers_that_have_torch_where_they_use_it(tmp
 
 @pytest.mark.slow
 @needs("jax")
-def test_a_training_of_jax_forks_workers_unless_a_jax_array_is_made_beforehand(tmp_path: Path) -> None:
+def test_a_training_of_jax_forks_workers_unless_a_jax_array_is_made_beforehand(
+    tmp_path: Path,
+) -> None:
     lines, errors = shown(
         tmp_path,
-        {"numpy_only": NUMPY_ONLY.format(framework="jax"), "uses_jax": JAX, "on_import": JAX_ON_IMPORT},
+        {
+            "numpy_only": NUMPY_ONLY.format(framework="jax"),
+            "uses_jax": JAX,
+            "on_import": JAX_ON_IMPORT,
+        },
         """
         warnings.simplefilter("error")
         os.environ["JAX_PLATFORMS"] = "cpu"
@@ -198,7 +212,9 @@ def test_tensors_become_arrays_or_say_why_not(tmp_path: Path) -> None:
         ("sparse", "to_dense()"),
     ):
         line = next(line for line in lines if line.startswith(name))
-        assert line.startswith(f"{name} the element: an object of type Tensor cannot be converted to an array ("), line
+        assert line.startswith(
+            f"{name} the element: an object of type Tensor cannot be converted to an array ("
+        ), line
         assert cure in line  # of torch's own message
         lines.remove(line)
     assert lines == [
@@ -287,6 +303,10 @@ def test_devices_that_are_not_there_are_refused_in_the_callers_line(tmp_path: Pa
         """,
     )
     torch, far, jax = lines
-    assert torch.startswith("device must be a device that PyTorch has here, such as \"cpu\", got 'cudaa': ")
-    assert far.startswith("device must be a device that PyTorch has here, such as \"cpu\", got 'cuda:99': ")
+    assert torch.startswith(
+        "device must be a device that PyTorch has here, such as \"cpu\", got 'cudaa': "
+    )
+    assert far.startswith(
+        "device must be a device that PyTorch has here, such as \"cpu\", got 'cuda:99': "
+    )
     assert jax == "sharding must be a jax.sharding.Sharding or a jax.Device, got 'gpu'"

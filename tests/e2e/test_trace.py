@@ -73,7 +73,12 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], RunningTraining]]:
 def run(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
-        [*COMMAND, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=DEADLINE_S
+        [*COMMAND, *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
     )
     assert "Traceback" not in result.stderr
     return result
@@ -86,7 +91,10 @@ def make(i: int) -> Any:
 
 def check_slow_sample(found: Loaded, least_us: float) -> None:
     """It was made by a worker in the task of its batch, for which training waited."""
-    samples, tasks = [each for each in found.named("item") if each["name"] == f"item {SLOW}"], found.named("batch")
+    samples, tasks = (
+        [each for each in found.named("item") if each["name"] == f"item {SLOW}"],
+        found.named("batch"),
+    )
     assert samples and all(sample["dur"] >= least_us for sample in samples)
     for sample in samples[:-1]:  # the last one may have been traced half-way
         end = sample["ts"] + sample["dur"]
@@ -106,7 +114,11 @@ def test_a_slow_item_is_found_by_its_index_and_is_in_the_batch_that_was_waited_f
     found = until(training, lambda found: len(found.named(f"item {SLOW}")) > 1)
     check_slow_sample(found, 150_000)
     assert found.processes[training.pid].endswith("train.py waiting")
-    assert sorted(found.processes.values()) == [found.processes[training.pid], "worker 0", "worker 1"]
+    assert sorted(found.processes.values()) == [
+        found.processes[training.pid],
+        "worker 0",
+        "worker 1",
+    ]
     assert found.named("epoch 0")
     printed = run(training.pid, "-o", training.folder / "trace.json").stdout
     waited = rf"^Waited .* for batch {SLOW // 4} of epoch \d+; item {SLOW} took 1\d\d ms in it\.$"
@@ -123,7 +135,9 @@ def test_a_slow_item_is_found_by_its_index_and_is_in_the_batch_that_was_waited_f
         (["-o", "trace.txt"], "'trace.txt' must end in .json, .json.gz."),
     ],
 )
-def test_each_mistake_is_answered_on_one_line(arguments: list[str], answer: str, tmp_path: Path) -> None:
+def test_each_mistake_is_answered_on_one_line(
+    arguments: list[str], answer: str, tmp_path: Path
+) -> None:
     result = run(*arguments, cwd=tmp_path)
     assert result.returncode in (1, 2)
     last = result.stderr.splitlines()[-1]
@@ -161,7 +175,9 @@ def test_in_passes_and_after_them_from_any_thread(tmp_path: Path, start: Any) ->
     compressed = load(gzip.decompress((tmp_path / "after.json.gz").read_bytes()).decode())
     # The first samples may be made before there are tickets, and more are made for the next pass.
     assert len(compressed.named("item")) >= len(after.named("item")) >= 60
-    assert (tmp_path / "after.json.gz").stat().st_size < (tmp_path / "after.json").stat().st_size / 4
+    assert (tmp_path / "after.json.gz").stat().st_size < (
+        tmp_path / "after.json"
+    ).stat().st_size / 4
     assert not list(tmp_path.glob("*.part"))
     with pytest.raises(lp.ClosedError, match="Call trace\\(\\) before"):
         loader.trace(tmp_path / "closed.json")
@@ -188,6 +204,9 @@ def test_workers_that_are_spawned_cannot_be_read_from_outside(
 def test_wrong_arguments_name_themselves(
     path: str, seconds: Any, error: type[Exception], words: str, tmp_path: Path
 ) -> None:
-    with lp.Loader(range(8), make, batch_size=4, workers=0) as loader, pytest.raises(error, match=words):
+    with (
+        lp.Loader(range(8), make, batch_size=4, workers=0) as loader,
+        pytest.raises(error, match=words),
+    ):
         loader.trace(tmp_path / path, seconds)
     assert not list(tmp_path.iterdir())

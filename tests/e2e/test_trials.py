@@ -66,7 +66,9 @@ def is_over(loader: lp.Loader) -> bool:
     return board.trials == board.trials_over
 
 
-def take(batches: Iterator[Any], until: Callable[[], bool], seconds: float = LONG_S) -> list[np.ndarray]:
+def take(
+    batches: Iterator[Any], until: Callable[[], bool], seconds: float = LONG_S
+) -> list[np.ndarray]:
     """Take batches until this is true."""
     taken, begun_s = [], time.monotonic()
     for batch in batches:
@@ -79,7 +81,9 @@ def take(batches: Iterator[Any], until: Callable[[], bool], seconds: float = LON
 
 def assert_same(batches: list[np.ndarray]) -> None:
     """They are those that a training without workers has."""
-    quick = lp.Loader(range(100_000), lambda item, rng: np.full(8, item + rng.random()), workers=0, **SETTINGS)
+    quick = lp.Loader(
+        range(100_000), lambda item, rng: np.full(8, item + rng.random()), workers=0, **SETTINGS
+    )
     with quick:
         for batch, expected in zip(batches, quick, strict=False):
             np.testing.assert_array_equal(batch, expected)
@@ -139,16 +143,28 @@ def nothing(loader: lp.Loader) -> None:
     pass
 
 
-EVENTS = [nothing, kills_a_worker, kills_a_paused_worker, kills_the_supervisor, resizes_up, resizes_down]
+EVENTS = [
+    nothing,
+    kills_a_worker,
+    kills_a_paused_worker,
+    kills_the_supervisor,
+    resizes_up,
+    resizes_down,
+]
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_batches_are_the_same_whatever_happens_in_a_trial(event: Callable[[lp.Loader], None]) -> None:
+def test_batches_are_the_same_whatever_happens_in_a_trial(
+    event: Callable[[lp.Loader], None],
+) -> None:
     with lp.Loader(range(100_000), waits, workers=4, **SETTINGS) as loader:
         loader._core.observer.tries_fewer = False
         batches, stream = [], iter(loader)
         batches += take(stream, lambda: len(board_of(loader).workers()) == 4)
-        for pause in (0.7, 1.3):  # the trial begins within a second, and pauses workers half a second later
+        for pause in (
+            0.7,
+            1.3,
+        ):  # the trial begins within a second, and pauses workers half a second later
             begin_trial(loader)
             begun_s = time.monotonic()
             batches += take(stream, lambda s=begun_s, p=pause: time.monotonic() - s > p)  # type: ignore[misc]
@@ -159,7 +175,12 @@ def test_batches_are_the_same_whatever_happens_in_a_trial(event: Callable[[lp.Lo
         before = {worker.index: worker.samples for worker in loader.statistics().workers}
         batches += take(
             stream,
-            lambda: sum(each.samples > before.get(each.index, 0) for each in loader.statistics().workers) == workers,
+            lambda: (
+                sum(
+                    each.samples > before.get(each.index, 0) for each in loader.statistics().workers
+                )
+                == workers
+            ),
         )  # all have work again
     assert_same(batches)
 

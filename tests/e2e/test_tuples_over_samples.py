@@ -24,7 +24,10 @@ class Scenes:
         return self.size
 
     def __getitem__(self, index: int) -> Any:
-        return np.full((3, 4 + index % 3, 5), index, np.float32), {"boxes": np.zeros((index % 4, 4)), "label": index}
+        return np.full((3, 4 + index % 3, 5), index, np.float32), {
+            "boxes": np.zeros((index % 4, 4)),
+            "label": index,
+        }
 
 
 def over_samples(items: list[Any]) -> Any:
@@ -49,11 +52,15 @@ def stream() -> Iterator[Any]:
 
 @WORKERS
 @pytest.mark.parametrize(
-    "settings", [{"drop_remainder": True}, {"batch_size": 5}, {"shard": lp.Shard(2, 1), "batch_size": 5}], ids=str
+    "settings",
+    [{"drop_remainder": True}, {"batch_size": 5}, {"shard": lp.Shard(2, 1), "batch_size": 5}],
+    ids=str,
 )
 def test_they_work_where_each_batch_is_full(settings: dict[str, Any], workers: int) -> None:
     settings = {"batch_size": 4, **settings}
-    with lp.Loader(Scenes(50), batch_fn=over_samples, workers=workers, shuffle=True, **settings) as loader:
+    with lp.Loader(
+        Scenes(50), batch_fn=over_samples, workers=workers, shuffle=True, **settings
+    ) as loader:
         seen = [target["label"].tolist() for _, targets in loader for target in targets]
     rows = 5 if settings["batch_size"] != 4 else 4
     assert len(set(seen)) == len(seen) == (25 if "shard" in settings else 50 // rows * rows)
@@ -72,9 +79,17 @@ def test_they_work_where_each_batch_is_full(settings: dict[str, Any], workers: i
     ],
     ids=["source", "stream", "generator", "tuple", "dict", "skip"],
 )
-def test_the_first_batch_is_refused_where_a_shorter_one_will_come(make: Callable[..., lp.Loader], workers: int) -> None:
+def test_the_first_batch_is_refused_where_a_shorter_one_will_come(
+    make: Callable[..., lp.Loader], workers: int
+) -> None:
     message = refusal_of(make(batch_fn=over_samples, batch_size=4, workers=min(workers, 1)))
-    for part in ("a tuple of 4", "a tuple of 3", "drop_remainder=True", "batch axis", "batch_size=None"):
+    for part in (
+        "a tuple of 4",
+        "a tuple of 3",
+        "drop_remainder=True",
+        "batch axis",
+        "batch_size=None",
+    ):
         assert part in message
 
 
@@ -107,10 +122,14 @@ def test_the_call_with_fewer_items_changes_no_batch(workers: int) -> None:
         return full, half
 
     def one_array(items: list[int], rng: np.random.Generator) -> Any:
-        return np.stack([np.array(items) + rng.random(len(items)), np.random.rand(len(items))], axis=1)
+        return np.stack(
+            [np.array(items) + rng.random(len(items)), np.random.rand(len(items))], axis=1
+        )
 
     def batches(batch_fn: Callable[..., Any]) -> list[Any]:
-        with lp.Loader(range(11), batch_fn=batch_fn, batch_size=2, seed=3, workers=workers) as loader:
+        with lp.Loader(
+            range(11), batch_fn=batch_fn, batch_size=2, seed=3, workers=workers
+        ) as loader:
             return [np.array(batch).tolist() for batch in loader]
 
     assert [np.stack(pair, axis=1).tolist() for pair in batches(noisy)] == batches(one_array)
@@ -128,4 +147,7 @@ def test_the_message_of_a_shorter_last_batch_says_drop_remainder(workers: int) -
             next(batches), next(batches)
             with pytest.raises((SampleError, SpecMismatchError)) as raised:
                 next(batches)
-        assert "This batch is shorter, with 2 of 4 items. Set drop_remainder=True to drop it" in str(raised.value)
+        assert (
+            "This batch is shorter, with 2 of 4 items. Set drop_remainder=True to drop it"
+            in str(raised.value)
+        )

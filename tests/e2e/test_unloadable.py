@@ -78,8 +78,13 @@ def capturing(value: Any) -> Callable[[int], Any]:
 
 def test_a_captured_object_is_named_with_what_loading_raised() -> None:
     text = refusal(lambda: lp.Loader(range(4), capturing(Wrapper([1, 2])), workers=1))
-    assert text.startswith("the supervisor could not load the function and the source: RecursionError: ")
-    assert "The cause is fn → closure variable 'value' of function capturing.<locals>.<lambda>, " in text
+    assert text.startswith(
+        "the supervisor could not load the function and the source: RecursionError: "
+    )
+    assert (
+        "The cause is fn → closure variable 'value' of function capturing.<locals>.<lambda>, "
+        in text
+    )
     assert (
         f", of type {__name__}.Wrapper, which" in text
         and "__getattr__" in text
@@ -92,8 +97,14 @@ def test_a_captured_object_is_named_with_what_loading_raised() -> None:
     ("arguments", "path"),
     [
         ({"source": [0, Refusing(), 2]}, "source → item 1 of the list"),
-        ({"source": range(3), "augment": capturing(Refusing())}, "augment → closure variable 'value' of "),
-        ({"source": range(3), "setup": functools.partial(print, Refusing())}, "setup → argument 0 of the partial"),
+        (
+            {"source": range(3), "augment": capturing(Refusing())},
+            "augment → closure variable 'value' of ",
+        ),
+        (
+            {"source": range(3), "setup": functools.partial(print, Refusing())},
+            "setup → argument 0 of the partial",
+        ),
         ({"source": range(3), "fn": capturing(Tree())}, "<lambda> → attribute .broken of Tree"),
     ],
 )
@@ -116,12 +127,19 @@ def test_it_is_named_in_streams_generators_and_spawned_workers() -> None:
     assert "The cause is make_generator → default of 'value' of" in text
     with lp.Pool(1, start="spawn") as pool:
         text = refusal(lambda: lp.Loader(range(4), capturing(Refusing()), workers=pool))
-    assert "could not load the function and the source: LookupError" in text and "closure variable 'value'" in text
+    assert (
+        "could not load the function and the source: LookupError" in text
+        and "closure variable 'value'" in text
+    )
 
 
 def test_each_way_to_batches_and_the_last_error_name_it() -> None:
     with lp.Loader(range(4), capturing(Refusing()), workers=1) as loader:
-        for way in (lambda: loader.element_spec, lambda: list(loader), lambda: list(loader.as_torch())):
+        for way in (
+            lambda: loader.element_spec,
+            lambda: list(loader),
+            lambda: list(loader.as_torch()),
+        ):
             with pytest.raises(lp.SetupError, match="closure variable 'value'"):
                 way()
 
@@ -134,7 +152,9 @@ def test_a_module_that_is_missing_there_is_told_as_before() -> None:
             return load_only_here, ()
 
     text = refusal(lambda: lp.Loader(range(4), capturing(Elsewhere()), workers=1))
-    assert "KeyError" in text and "The cause is" not in text and "Modules are imported again" in text
+    assert (
+        "KeyError" in text and "The cause is" not in text and "Modules are imported again" in text
+    )
 
 
 def load_only_here() -> Any:
@@ -152,7 +172,10 @@ def test_a_progress_bar_has_advice_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     tqdm = pytest.importorskip("tqdm")
     monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # a thread, which stays
     bar = tqdm.tqdm([1, 2, 3], file=Silent())
-    for make in (lambda: lp.Loader(range(4), capturing([bar]), workers=1), lambda: lp.Loader(bar, workers=1)):
+    for make in (
+        lambda: lp.Loader(range(4), capturing([bar]), workers=1),
+        lambda: lp.Loader(bar, workers=1),
+    ):
         text = refusal(make)
         assert "of type tqdm.std.tqdm, which can be pickled" in text
         assert "for batch in tqdm(loader)" in text

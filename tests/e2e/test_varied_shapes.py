@@ -22,7 +22,11 @@ def sequence(index: int) -> Any:
 
 
 def shapes_of(spec: Any) -> Any:
-    return {name: each.shape for name, each in spec.items()} if isinstance(spec, dict) else [s.shape for s in spec]
+    return (
+        {name: each.shape for name, each in spec.items()}
+        if isinstance(spec, dict)
+        else [s.shape for s in spec]
+    )
 
 
 # ---- which axes are open ----
@@ -37,7 +41,10 @@ def test_only_axes_that_are_seen_to_vary_are_open(on: Place, workers: int, batch
     assert [batch[0].shape[2] for batch in batches] == [4] * len(batches)
     rows = [row for batch in batches for row in batch[0]]
     for index, row in enumerate(rows):
-        assert np.array_equal(row[: 5 + index % 7], sequence(index)[0]) and not row[5 + index % 7 :].any()
+        assert (
+            np.array_equal(row[: 5 + index % 7], sequence(index)[0])
+            and not row[5 + index % 7 :].any()
+        )
 
 
 @WORKERS
@@ -88,7 +95,9 @@ class Noting:
         self.log = str(log)
 
     def __call__(self, index: int, rng: np.random.Generator) -> Any:
-        with open(self.log, "a") as file:  # a short append is one write, so lines of several processes stay whole
+        with open(
+            self.log, "a"
+        ) as file:  # a short append is one write, so lines of several processes stay whole
             file.write(f"{index} {rng.random()}\n")
         return sequence(index)
 
@@ -111,11 +120,16 @@ class Noting:
         *(({"ragged": True}, workers) for workers in (0, 2)),
         *(({"pad": 1, "threads": 3, "batch_size": 20}, workers) for workers in (0, 2)),
         *(({"pad": True, "batch_size": 1}, workers) for workers in (0, 1)),
-        *(({"pad": True, "buckets": lp.Buckets([5 + i % 7 for i in range(SIZE)], [8], [9, 4])}, n) for n in (0, 1)),
+        *(
+            ({"pad": True, "buckets": lp.Buckets([5 + i % 7 for i in range(SIZE)], [8], [9, 4])}, n)
+            for n in (0, 1)
+        ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else value,
 )
-def test_no_call_is_made_twice(tmp_path: Path, on: Place, how: dict[str, Any], workers: int) -> None:
+def test_no_call_is_made_twice(
+    tmp_path: Path, on: Place, how: dict[str, Any], workers: int
+) -> None:
     fn = Noting(tmp_path / "log")
     how = {"batch_size": None if "buckets" in how else 8, **how}
     with lp.Loader(range(SIZE), fn, shuffle=True, **how, **on(workers)) as loader:
@@ -135,7 +149,9 @@ def test_a_sample_that_fails_tells_nothing_and_fails_in_its_turn(on: Place, work
         assert shapes_of(loader.element_spec) == [(None, None, 4), (None, 10)]
         with pytest.raises(KeyError, match="index 3"):
             list(loader)
-    with lp.Loader(range(SIZE), fn, batch_size=8, pad=True, on_error="skip", **on(workers)) as loader:
+    with lp.Loader(
+        range(SIZE), fn, batch_size=8, pad=True, on_error="skip", **on(workers)
+    ) as loader:
         assert sum(len(batch[0]) for batch in loader) == SIZE - 1
         assert loader.statistics().skipped_indices == (3,)
 
@@ -157,7 +173,11 @@ def later(axis: int) -> Any:
 @pytest.mark.parametrize(
     ("how", "axis", "says"),
     [
-        ({"pad": True}, 1, r"component \['x'\] of source index 41: expected float32\[None, 4\], got float32\[11, 5\]"),
+        (
+            {"pad": True},
+            1,
+            r"component \['x'\] of source index 41: expected float32\[None, 4\], got float32\[11, 5\]",
+        ),
         ({"pad": True}, 0, r"component \['y'\] of source index 41: expected float32\[10\]"),
         ({"ragged": True}, 0, r"component \['y'\] of source index 41: expected float32\[10\]"),
     ],
@@ -166,11 +186,21 @@ def test_an_axis_that_varies_later_is_named_with_a_line_to_paste(
     on: Place, workers: int, how: dict[str, Any], axis: int, says: str
 ) -> None:
     loader = lp.Loader(range(SIZE), later(axis), batch_size=8, **how, **on(workers))
-    with loader, pytest.raises(lp.SpecMismatchError, match=f"{says}.*To allow it, pass element_spec=") as caught:
+    with (
+        loader,
+        pytest.raises(
+            lp.SpecMismatchError, match=f"{says}.*To allow it, pass element_spec="
+        ) as caught,
+    ):
         list(loader)
     spec = pasted(caught.value)
-    assert shapes_of(spec) == {"x": (None, None, None if axis else 4), "y": (None, 10 if axis else None)}
-    with lp.Loader(range(SIZE), later(axis), batch_size=8, element_spec=spec, **how, **on(workers)) as loader:
+    assert shapes_of(spec) == {
+        "x": (None, None, None if axis else 4),
+        "y": (None, 10 if axis else None),
+    }
+    with lp.Loader(
+        range(SIZE), later(axis), batch_size=8, element_spec=spec, **how, **on(workers)
+    ) as loader:
         assert len(list(loader)) == len(loader)
 
 
@@ -231,7 +261,9 @@ def test_a_component_that_pad_says_false_for_must_not_vary(on: Place, workers: i
         assert len(list(loader)) == 5
     with (
         lp.Loader(range(SIZE), later(0), **how, **on(workers)) as loader,
-        pytest.raises(lp.SpecMismatchError, match=r"\['y'\] of source index 41.*differ in axis 0.*pad is F") as raised,
+        pytest.raises(
+            lp.SpecMismatchError, match=r"\['y'\] of source index 41.*differ in axis 0.*pad is F"
+        ) as raised,
     ):
         list(loader)
     assert "None pads with zeros" in str(raised.value) and "element_spec" not in str(raised.value)
@@ -262,6 +294,8 @@ def test_a_sample_that_is_longer_is_named(on: Place, workers: int) -> None:
         r"component \[0\] of source index 5: expected float32\[9, 4\], got float32\[10, 4\]\. Batches are padded to .*"
         r"for axis 0 of a sample\. Set a larger one\. To pad to the longest sample .*, pass element_spec="
     )
-    loader = lp.Loader(range(SIZE), sequence, batch_size=8, pad=True, element_spec=fixed(9), **on(workers))
+    loader = lp.Loader(
+        range(SIZE), sequence, batch_size=8, pad=True, element_spec=fixed(9), **on(workers)
+    )
     with loader, pytest.raises(lp.SpecMismatchError, match=says):
         list(loader)

@@ -45,7 +45,9 @@ def large(item: int) -> Any:
 
 class Outcome(NamedTuple):
     said: Any  # of explain()
-    steps: list[tuple[float, float]]  # when each ended, from the first batch on, and how long it took, in seconds
+    steps: list[
+        tuple[float, float]
+    ]  # when each ended, from the first batch on, and how long it took, in seconds
     workers: int
     decisions: tuple[Any, ...]
 
@@ -56,7 +58,12 @@ class Outcome(NamedTuple):
 
 
 def train(
-    fn: Any, seconds: float = 12.0, step_s: float = STEP_S, kept: int = 0, first: int = 0, **settings: Any
+    fn: Any,
+    seconds: float = 12.0,
+    step_s: float = STEP_S,
+    kept: int = 0,
+    first: int = 0,
+    **settings: Any,
 ) -> Outcome:
     held: list[Any] = []
     steps: list[tuple[float, float]] = []
@@ -98,7 +105,9 @@ def test_the_verdict_is_right_and_no_change_is_wrong(
     assert not said.change or (change is not None and change in said.change), said
 
 
-@pytest.mark.parametrize(("fn", "least"), [(waits, None), (functools.partial(computes, 0.002), 2)], ids=["wait", "cpu"])
+@pytest.mark.parametrize(
+    ("fn", "least"), [(waits, None), (functools.partial(computes, 0.002), 2)], ids=["wait", "cpu"]
+)
 def test_a_change_brings_what_is_said(fn: Callable[[int], Any], least: int | None) -> None:
     before = train(fn, workers=1).said
     change = re.search(r"(workers|threads)=(\d+)", before.change)
@@ -119,5 +128,7 @@ def test_auto_finds_the_number(fn: Callable[[int], Any], least: int, start: int)
     is_dearer = fn is becomes_dearer  # after 20 s
     best_ms = 20.3 if is_dearer else train(fn, 8.0, workers=least).step_ms()
     found = train(fn, 80.0, first=1 if start == 1 else 4 * least, workers=(1, 1024))
-    assert found.step_ms(20.0 if start == 1 and not is_dearer else 60.0) <= 1.05 * best_ms, found.decisions
+    assert found.step_ms(20.0 if start == 1 and not is_dearer else 60.0) <= 1.05 * best_ms, (
+        found.decisions
+    )
     assert is_dearer or abs(found.workers - least) <= 1, found.decisions  # more bring nothing

@@ -59,11 +59,17 @@ def tiny(index: int, rng: np.random.Generator) -> Any:
 
 
 def odd(index: int, rng: np.random.Generator) -> Any:
-    return {"a": rng.integers(0, 255, 3).astype(np.uint8), "b": np.float32(index), "c": np.bool_(index % 3 == 0)}
+    return {
+        "a": rng.integers(0, 255, 3).astype(np.uint8),
+        "b": np.float32(index),
+        "c": np.bool_(index % 3 == 0),
+    }
 
 
 def nested(index: int, rng: np.random.Generator) -> Any:
-    return Pair({"x": rng.random((5, 7)), "i": index}, (np.int8(index % 100), np.float16(0.5 * index)))
+    return Pair(
+        {"x": rng.random((5, 7)), "i": index}, (np.int8(index % 100), np.float16(0.5 * index))
+    )
 
 
 def wide(index: int, rng: np.random.Generator) -> Any:
@@ -97,7 +103,9 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.corner
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_tensors_are_the_loaders_own_bits(framework: Framework, on: Place, kind: str, workers: int) -> None:
+def test_tensors_are_the_loaders_own_bits(
+    framework: Framework, on: Place, kind: str, workers: int
+) -> None:
     fn, settings = KINDS[kind]
     with lp.Loader(range(701), fn, shuffle=True, seed=5, **settings, **on(workers)) as loader:
         expected = [in_32_bits(batch, framework) for batch in read(loader, passes=2)]
@@ -159,10 +167,14 @@ def test_the_place_is_the_iterators_own(framework: Framework, on: Place) -> None
         loader.load_state_dict(state)
         rest = [framework.arrays(batch) for batch in framework.view(loader)]
         assert_same([copied(batch) for batch in rest], expected[5:13])
-        assert_same([copied(framework.arrays(batch)) for batch in framework.view(loader)], expected[13:])
+        assert_same(
+            [copied(framework.arrays(batch)) for batch in framework.view(loader)], expected[13:]
+        )
 
 
-def test_errors_come_as_they_are_behind_the_batches_before_them(framework: Framework, on: Place) -> None:
+def test_errors_come_as_they_are_behind_the_batches_before_them(
+    framework: Framework, on: Place
+) -> None:
     def bad(index: int) -> Any:
         if index == 11:
             raise KeyError("eleven")
@@ -170,7 +182,10 @@ def test_errors_come_as_they_are_behind_the_batches_before_them(framework: Frame
 
     with lp.Loader(range(20), bad, batch_size=4, **on(2)) as loader:
         batches: Iterator[Any] = iter(framework.view(loader))
-        assert [framework.arrays(next(batches)).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert [framework.arrays(next(batches)).tolist() for _ in range(2)] == [
+            [0, 1, 2, 3],
+            [4, 5, 6, 7],
+        ]
         with pytest.raises(lp.SampleError, match="eleven"):
             next(batches)
         view = framework.view(loader)
@@ -196,7 +211,9 @@ def test_text_is_given_or_refused_by_name(framework: Framework, on: Place) -> No
             found = [(type(x), x.tolist(), y.tolist()) for x, y in view]
             assert found[1] == (np.ndarray, [[f"w{i}", "ü"] for i in (3, 4, 5)], [3, 4, 5])
             return
-        with pytest.raises(lp.SpecMismatchError, match=rf"{framework.method}: component \[0\] is text \(str\)"):
+        with pytest.raises(
+            lp.SpecMismatchError, match=rf"{framework.method}: component \[0\] is text \(str\)"
+        ):
             next(iter(view))
 
 
@@ -206,11 +223,15 @@ def test_ragged_components_are_given_or_refused_by_name(framework: Framework, on
         expected = read(loader)
         loader.epoch = 0
         if framework.name == "jax":
-            with pytest.raises(lp.SpecMismatchError, match=r"as_jax: component \[0\] is ragged.*pad=True"):
+            with pytest.raises(
+                lp.SpecMismatchError, match=r"as_jax: component \[0\] is ragged.*pad=True"
+            ):
                 next(iter(framework.view(loader)))
             return
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
+            warnings.filterwarnings(
+                "ignore", "The PyTorch API of nested tensors is in prototype stage"
+            )
             found = [framework.arrays(batch) for batch in framework.view(loader)]
         assert_same(found, expected)
 
@@ -221,7 +242,15 @@ LACKS = {
     "tensorflow": {"float8_e8m0fnu"},
     "jax": {"float6_e2m3fn"},
 }
-SMALL = ["float8_e4m3fn", "float8_e4m3b11fnuz", "float8_e8m0fnu", "int4", "uint2", "float4_e2m1fn", "float6_e2m3fn"]
+SMALL = [
+    "float8_e4m3fn",
+    "float8_e4m3b11fnuz",
+    "float8_e8m0fnu",
+    "int4",
+    "uint2",
+    "float4_e2m1fn",
+    "float6_e2m3fn",
+]
 
 
 @pytest.mark.parametrize("dtype", [name for name in SMALL if hasattr(ml_dtypes, name)])
@@ -229,15 +258,23 @@ def test_small_dtypes_are_given_or_an_error(framework: Framework, on: Place, dty
     if dtype == "float6_e2m3fn" and framework.name != "jax":
         pytest.skip("as float4_e2m1fn or float8_e8m0fnu")
     most = 2 if dtype in ("uint2", "float8_e8m0fnu") else 4  # powers of two, or small ones
-    with lp.Loader(range(20), lambda i: np.full(2, i % most + 1, getattr(ml_dtypes, dtype)), **on(1)) as loader:
+    with lp.Loader(
+        range(20), lambda i: np.full(2, i % most + 1, getattr(ml_dtypes, dtype)), **on(1)
+    ) as loader:
         batches = iter(framework.view(loader))
         if dtype in LACKS[framework.name]:
-            with pytest.raises(lp.LoaderpoolError, match=rf"{framework.method}: the batch is {dtype}, and .*astype"):
+            with pytest.raises(
+                lp.LoaderpoolError, match=rf"{framework.method}: the batch is {dtype}, and .*astype"
+            ):
                 next(batches)
             return
         found = next(batches)
         assert str(found.dtype).endswith(dtype) or dtype in str(found.dtype)
-        values = found.float().numpy() if framework.name == "torch" else framework.arrays(found).astype("f4")
+        values = (
+            found.float().numpy()
+            if framework.name == "torch"
+            else framework.arrays(found).astype("f4")
+        )
         assert values.tolist() == [[i % most + 1] * 2 for i in range(20)]
 
 
@@ -257,7 +294,9 @@ def test_a_wrong_argument_is_named(
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_tensors_are_copied_to_a_device_ahead_of_the_step(tf: Any, on: Place, prefetch: int) -> None:
+def test_tensors_are_copied_to_a_device_ahead_of_the_step(
+    tf: Any, on: Place, prefetch: int
+) -> None:
     with lp.Loader(range(60), wide, batch_size=4, **on(2)) as loader:
         expected = read(loader, passes=2)
         loader.epoch = 0
@@ -265,11 +304,18 @@ def test_tensors_are_copied_to_a_device_ahead_of_the_step(tf: Any, on: Place, pr
         for number, (x, y) in enumerate(batches):
             assert x.device.endswith("CPU:1") and y.device.endswith("CPU:1")
             assert_same((x.numpy(), y.numpy()), expected[number])
-            assert batches.state_dict()["batches"] == (number + 1) % 15 if "batches" in batches.state_dict() else True
+            assert (
+                batches.state_dict()["batches"] == (number + 1) % 15
+                if "batches" in batches.state_dict()
+                else True
+            )
             if number == 7:
                 state = batches.state_dict()
         loader.load_state_dict(state)
-        rest = [copied((x.numpy(), y.numpy())) for x, y in loader.tensors(device="/CPU:1", prefetch=prefetch)]
+        rest = [
+            copied((x.numpy(), y.numpy()))
+            for x, y in loader.tensors(device="/CPU:1", prefetch=prefetch)
+        ]
         assert_same(rest, expected[8:15])
 
 
@@ -280,7 +326,10 @@ def test_a_data_loader_takes_the_torch_view_as_it_is(on: Place) -> None:
         loader.epoch = 0
         view = loader.as_torch()
         assert isinstance(view, torch.utils.data.IterableDataset)
-        found = [(text, number.numpy()) for text, number in torch.utils.data.DataLoader(view, batch_size=None)]
+        found = [
+            (text, number.numpy())
+            for text, number in torch.utils.data.DataLoader(view, batch_size=None)
+        ]
         assert_same([copied(batch) for batch in found], expected)
         for text, number in loader.as_torch(device="meta"):
             assert isinstance(text, np.ndarray) and number.device.type == "meta"

@@ -133,7 +133,9 @@ def test_workers_that_die_in_fn_lose_no_more_than_that_call(where: Any, tmp_path
         marker.touch()
         return True
 
-    with lp.Loader(range(ITEMS), decoder(log, deadly), workers=2, cache=where, **SETTINGS) as loader:
+    with lp.Loader(
+        range(ITEMS), decoder(log, deadly), workers=2, cache=where, **SETTINGS
+    ) as loader:
         assert_same(read(loader, 3), reference())
         statistics = loader.statistics()
     deaths = statistics.restarts
@@ -143,7 +145,9 @@ def test_workers_that_die_in_fn_lose_no_more_than_that_call(where: Any, tmp_path
     assert ITEMS - 2 * deaths <= statistics.cache.misses <= len(noted(log))
 
 
-def test_other_workers_and_a_new_supervisor_go_on_with_what_is_kept(where: Any, tmp_path: Path) -> None:
+def test_other_workers_and_a_new_supervisor_go_on_with_what_is_kept(
+    where: Any, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     with lp.Loader(range(ITEMS), decoder(log), workers=1, cache=where, **SETTINGS) as loader:
         batches = read_while(loader, {4: lambda: loader.resize(3)})

@@ -73,7 +73,12 @@ def test_buffers_keep_within_what_the_cgroup_has() -> None:
 
 @pytest.mark.parametrize(
     ("left", "told"),
-    [(0, "Could not start the supervisor process"), (1, "no worker could be started"), (2, ""), (3, "")],
+    [
+        (0, "Could not start the supervisor process"),
+        (1, "no worker could be started"),
+        (2, ""),
+        (3, ""),
+    ],
 )
 def test_where_few_processes_are_allowed_it_works_or_says_so(left: int, told: str) -> None:
     """The trainer's one thread, and so many processes more."""

@@ -23,7 +23,9 @@ from tests.support.processes import parents, wait_gone
 
 Make = Callable[..., ModuleType]
 # For tests in which the warning is no matter.
-unasked = pytest.mark.filterwarnings("ignore:Workers are started without fork:loaderpool.LoaderpoolWarning")
+unasked = pytest.mark.filterwarnings(
+    "ignore:Workers are started without fork:loaderpool.LoaderpoolWarning"
+)
 
 # In the trainer nothing is started: this process is the tests' own.
 THREAD = """
@@ -77,7 +79,9 @@ def start_of(module: ModuleType, **settings: Any) -> str | None:
 # ---- forked
 
 
-@pytest.mark.parametrize("library", ["numpy", "pandas", "PIL.Image", "scipy.linalg", "cv2", "pyarrow.parquet"])
+@pytest.mark.parametrize(
+    "library", ["numpy", "pandas", "PIL.Image", "scipy.linalg", "cv2", "pyarrow.parquet"]
+)
 def test_libraries_that_have_thread_pools_are_forked(make: Make, library: str) -> None:
     if importlib.util.find_spec(library.partition(".")[0]) is None:
         pytest.skip(f"{library} is not installed")
@@ -86,7 +90,8 @@ def test_libraries_that_have_thread_pools_are_forked(make: Make, library: str) -
 
 
 @pytest.mark.parametrize(
-    ("began", "start"), [("", "fork"), ('began = pl.DataFrame({"a": [1, 2]}).filter(pl.col("a") > 1)', "exec")]
+    ("began", "start"),
+    [("", "fork"), ('began = pl.DataFrame({"a": [1, 2]}).filter(pl.col("a") > 1)', "exec")],
 )
 def test_polars_is_forked_unless_its_pool_has_begun(make: Make, began: str, start: str) -> None:
     """A fork would wait for ever in the pool's first operation."""
@@ -124,7 +129,9 @@ def test_a_module_that_starts_a_thread_on_import_is_not_forked(make: Make) -> No
         named = r"of thread 'Thread-\d+ \(sleep\)' \(from importing 'cf_thread'\) in the"
         with pytest.warns(lp.LoaderpoolWarning, match=named) as warned:
             batches = read(loader)
-        assert_same(batches + read(loader), expected)  # it warns once: a second one would be an error here
+        assert_same(
+            batches + read(loader), expected
+        )  # it warns once: a second one would be an error here
         statistics = loader.statistics()
         assert statistics.workers_start == "exec"
         assert statistics.restarts == 0
@@ -134,9 +141,14 @@ def test_a_module_that_starts_a_thread_on_import_is_not_forked(make: Make) -> No
 
 
 def test_of_many_threads_the_first_are_named(make: Make) -> None:
-    modules = [make(cf_inner=THREAD, **{f"cf_{n}": both(THREAD, "import cf_inner", IDENTITY)}) for n in range(5)]
+    modules = [
+        make(cf_inner=THREAD, **{f"cf_{n}": both(THREAD, "import cf_inner", IDENTITY)})
+        for n in range(5)
+    ]
     functions = [module.fn for module in modules]
-    loader = lp.Loader(range(8), lambda item: [fn(item) for fn in functions], batch_size=4, workers=1)
+    loader = lp.Loader(
+        range(8), lambda item: [fn(item) for fn in functions], batch_size=4, workers=1
+    )
     named = r"thread '[^']*' \(from importing 'cf_\w+'\)"
     message = f"of {named}, {named}, {named} and 3 more in the supervisor"
     with loader, pytest.warns(lp.LoaderpoolWarning, match=message):
@@ -153,7 +165,10 @@ def test_each_thread_has_the_name_of_the_module_that_started_it(make: Make) -> N
 
 
 STARTED = {
-    "polars": ('polars.DataFrame({"a": [1]}).filter(polars.col("a") > 1)', r"of (_polars\w+ \(imported by )?polars"),
+    "polars": (
+        'polars.DataFrame({"a": [1]}).filter(polars.col("a") > 1)',
+        r"of (_polars\w+ \(imported by )?polars",
+    ),
     "tqdm": ("bar = tqdm.tqdm(total=2, disable=False)", "thread 'tqdm_monitor' of tqdm"),
     "cv2": (
         "import numpy; cv2.setNumThreads(3); cv2.GaussianBlur(numpy.ones((3000, 3000)), (31, 31), 0)",
@@ -178,14 +193,19 @@ def test_a_threads_library_is_named(make: Make, library: str) -> None:
 
 
 def test_a_thread_of_the_interpreters_own_start_is_noticed(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(THREAD.replace('"LOADERPOOL_ROLE"', '"PYTHONHASHSEED"')))
+    (tmp_path / "sitecustomize.py").write_text(
+        textwrap.dedent(THREAD.replace('"LOADERPOOL_ROLE"', '"PYTHONHASHSEED"'))
+    )
     child = run_child(
         """
         import loaderpool as lp
         with lp.Loader(range(4), batch_size=4, workers=1) as loader:
             print([batch.tolist() for batch in loader], loader.statistics().workers_start)
         """,
-        env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", "PYTHONHASHSEED": None},
+        env={
+            "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            "PYTHONHASHSEED": None,
+        },
     ).check()
     assert child.stdout == "[[0, 1, 2, 3]] exec\n"
     assert "in the supervisor, which imports" in child.stderr
@@ -207,7 +227,9 @@ def test_the_same_pool_stays_as_it_is_when_a_clean_loader_comes(make: Make) -> N
         with lp.Loader(range(8), clean.fn, batch_size=4, workers=pool) as first:
             assert indices_in(first) == list(range(8))
             assert first.statistics().workers_start == "fork"
-            with lp.Loader(range(8), make(cf_thread=both(THREAD, IDENTITY)).fn, batch_size=4, workers=pool) as second:
+            with lp.Loader(
+                range(8), make(cf_thread=both(THREAD, IDENTITY)).fn, batch_size=4, workers=pool
+            ) as second:
                 with pytest.warns(lp.LoaderpoolWarning, match="started without fork"):
                     assert indices_in(second) == list(range(8))
                 assert indices_in(first) == list(range(8))
@@ -256,9 +278,13 @@ def test_an_import_that_fails_in_the_worker_only_is_an_error_at_once(make: Make)
                 list(loader)
             assert "port 8000 is in use" in str(raised.value)
             assert "cf_port.py" in str(raised.value)
-            assert not any(inner in str(raised.value) for inner in ("importlib", "loaded.py", "contextlib"))
+            assert not any(
+                inner in str(raised.value) for inner in ("importlib", "loaded.py", "contextlib")
+            )
             assert loader.statistics().restarts == 0
-        with lp.Loader(range(8), batch_size=4, workers=pool) as loader:  # of others the workers can be
+        with lp.Loader(
+            range(8), batch_size=4, workers=pool
+        ) as loader:  # of others the workers can be
             assert indices_in(loader) == list(range(8))
 
 

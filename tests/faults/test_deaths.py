@@ -139,16 +139,28 @@ def test_a_sample_that_always_kills_is_named_and_all_before_it_delivered(way: st
 
 @pytest.mark.parametrize("way", ["segfault", "abort", "SIGTERM", "exit 3"])
 def test_how_it_died_is_said(way: str) -> None:
-    stack = r"Last output of the worker:\nFatal Python error: Aborted[\s\S]*in fn" if way == "abort" else ""
-    told = stack or SIGNALS.get(way, r"status 3 while loading source index 5[\s\S]*or from C code \(sys\.exit would be")
+    stack = (
+        r"Last output of the worker:\nFatal Python error: Aborted[\s\S]*in fn"
+        if way == "abort"
+        else ""
+    )
+    told = stack or SIGNALS.get(
+        way, r"status 3 while loading source index 5[\s\S]*or from C code \(sys\.exit would be"
+    )
     loader = lp.Loader(range(8), dying(way, 5), batch_size=BATCH, workers=1)
     with loader, pytest.raises(WorkerLostError, match=told) as raised:
         list(loader)
-    assert (raised.value.index, raised.value.epoch, raised.value.signal_name) == (5, 0, SIGNALS.get(way, ""))
+    assert (raised.value.index, raised.value.epoch, raised.value.signal_name) == (
+        5,
+        0,
+        SIGNALS.get(way, ""),
+    )
 
 
 def test_a_function_that_calls_sys_exit_ends_no_worker() -> None:
-    with lp.Loader(range(8), lambda item: sys.exit(123) if item == 5 else item, batch_size=4, workers=1) as loader:
+    with lp.Loader(
+        range(8), lambda item: sys.exit(123) if item == 5 else item, batch_size=4, workers=1
+    ) as loader:
         with pytest.raises(lp.SampleError, match="SystemExit: 123") as raised:
             list(loader)
         assert raised.value.index == 5 and loader.statistics().restarts == 0
@@ -162,7 +174,9 @@ def test_how_many_deaths_are_too_many_can_be_set(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return item
 
-    loader = lp.Loader(range(8), fn, batch_size=BATCH, workers=1, limits=lp.Limits(restarts_per_item=2))
+    loader = lp.Loader(
+        range(8), fn, batch_size=BATCH, workers=1, limits=lp.Limits(restarts_per_item=2)
+    )
     with loader, pytest.raises(WorkerLostError, match="2 workers crashed on this task"):
         list(loader)
     assert (tmp_path / "deaths").read_bytes() == b"xx"
@@ -172,7 +186,10 @@ def test_how_many_deaths_are_too_many_can_be_set(tmp_path: Path) -> None:
     ("how", "told"),
     [
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL in the setup hook"),
-        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "inside a C extension that the setup hook uses"),
+        (
+            lambda: os.kill(os.getpid(), signal.SIGSEGV),
+            "inside a C extension that the setup hook uses",
+        ),
         (lambda: os._exit(3), r"The setup hook \(or a library that it uses\) ended the process"),
     ],
     ids=["SIGKILL", "SIGSEGV", "_exit"],
@@ -253,7 +270,11 @@ STATUS = {"SIGKILL": -signal.SIGKILL, "_exit": 5, "exception": 1, "exit": 6}
 
 
 def trainer(function: str, how: str, moment: str) -> str:
-    return TRAINER.replace("FN", function).replace("DIE_NOW", MOMENTS[moment]).replace("HOW", repr(how))
+    return (
+        TRAINER.replace("FN", function)
+        .replace("DIE_NOW", MOMENTS[moment])
+        .replace("HOW", repr(how))
+    )
 
 
 @pytest.mark.parametrize(
@@ -289,7 +310,10 @@ of = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
 for each in (of, pid): os.kill(each, signal.SIGSTOP)
 DIE["SIGKILL"]()
 """
-    assert run_child(TRAINER.replace("FN", "sleeping").replace("DIE_NOW", stop)).returncode == -signal.SIGKILL
+    assert (
+        run_child(TRAINER.replace("FN", "sleeping").replace("DIE_NOW", stop)).returncode
+        == -signal.SIGKILL
+    )
 
 
 def test_each_of_two_passes_is_told_that_no_worker_is_left() -> None:

@@ -17,7 +17,9 @@ from tests.support.child import run_child
 
 
 @pytest.mark.parametrize(
-    ("number", "raised"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)], ids=["SIGTERM", "SIGINT"]
+    ("number", "raised"),
+    [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)],
+    ids=["SIGTERM", "SIGINT"],
 )
 def test_what_a_handler_raises_in_a_batchs_finalizer_comes_at_the_next_batch(
     number: int, raised: type[BaseException]
@@ -39,7 +41,9 @@ def test_what_a_handler_raises_in_a_batchs_finalizer_comes_at_the_next_batch(
         signal.signal(number, before)
 
 
-def _finalizer_was_interrupted(loader: lp.Loader, at: int, number: int, raised: type[BaseException]) -> bool:
+def _finalizer_was_interrupted(
+    loader: lp.Loader, at: int, number: int, raised: type[BaseException]
+) -> bool:
     """Whether a batch's finalizer has as many calls of ours; a signal came at this one, and its exception after it."""
     batches = iter(loader)
     batch = next(batches)

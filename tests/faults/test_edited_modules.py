@@ -85,7 +85,8 @@ LATER = {
 
 
 @pytest.mark.parametrize(
-    "later", [pytest.param(each, marks=pytest.mark.slow) if "spawned" in each else each for each in LATER]
+    "later",
+    [pytest.param(each, marks=pytest.mark.slow) if "spawned" in each else each for each in LATER],
 )
 def test_later_processes_import_the_first_version(later: str) -> None:
     change, has_thread, is_spawned = LATER[later]
@@ -149,7 +150,9 @@ with lp.Loader(Stream(), batch_size=4, workers=1) as loader:
 """)
 
 
-@pytest.mark.parametrize("edit", ["HELPERS.write_text('def told(')", "HELPERS.unlink(); SUBMODULE.unlink()"])
+@pytest.mark.parametrize(
+    "edit", ["HELPERS.write_text('def told(')", "HELPERS.unlink(); SUBMODULE.unlink()"]
+)
 def test_a_half_written_or_missing_file_ends_no_training(edit: str) -> None:
     run(f"""
 with lp.Loader(range(400), row, batch_size=4, workers=1) as loader:

@@ -36,7 +36,9 @@ def run_program(folder: Path, does: str, body: str, before: str = "") -> tuple[C
         f"import os, sys\nprint('program', flush=True)\n{before}\nsys.executable = {str(app.path)!r}\n"
         f"import loaderpool as lp\n{body}\n"
     )
-    result = run_child(f"import runpy; runpy.run_path({str(folder / 'program.py')!r}, run_name='__main__')")
+    result = run_child(
+        f"import runpy; runpy.run_path({str(folder / 'program.py')!r}, run_name='__main__')"
+    )
     return result, app.starts
 
 
@@ -48,20 +50,28 @@ AGAIN = "exec {python} {program} $*"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_executable_that_ends_is_started_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int) -> None:
+def test_an_executable_that_ends_is_started_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int
+) -> None:
     app = StandIn(tmp_path, "exit 3")
     monkeypatch.setattr(sys, "executable", str(app.path))
-    with pytest.raises(lp.PoolBrokenError, match=r"(?s)exit code 3.*sys\.executable is .*app") as caught:
+    with pytest.raises(
+        lp.PoolBrokenError, match=r"(?s)exit code 3.*sys\.executable is .*app"
+    ) as caught:
         list(lp.Loader(range(40), batch_size=4, workers=workers))
     assert "workers=0" in str(caught.value)
     assert app.starts == 1
 
 
-def test_an_executable_that_stays_is_warned_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_executable_that_stays_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     app = StandIn(tmp_path, "exec sleep 60")
     monkeypatch.setattr(sys, "executable", str(app.path))
     monkeypatch.setattr("loaderpool.core.pool._BEGINS_S", 0.5)
-    expected = pytest.raises(lp.LoaderpoolWarning, match=r"has not begun for 0\.5 s.* sys\.executable is .*app")
+    expected = pytest.raises(
+        lp.LoaderpoolWarning, match=r"has not begun for 0\.5 s.* sys\.executable is .*app"
+    )
     with lp.Loader(range(40), batch_size=4, workers=1) as loader, expected:
         list(loader)
     assert app.starts == 1
@@ -106,7 +116,9 @@ with lp.Loader(Stream(), batch_size=4, workers=1) as loader:
 
 
 def test_a_frozen_program_gets_no_arguments_of_pythons(tmp_path: Path) -> None:
-    result, _ = run_program(tmp_path, 'echo "got $*"\nexec {python} {program}', TWICE, "sys.frozen = True")
+    result, _ = run_program(
+        tmp_path, 'echo "got $*"\nexec {python} {program}', TWICE, "sys.frozen = True"
+    )
     assert "got loaderpool-supervisor" in result.check().stdout.splitlines()
 
 
@@ -136,7 +148,9 @@ def test_without_workers_nothing_is_started(tmp_path: Path) -> None:
     assert starts == 0
 
 
-@pytest.mark.parametrize(("before", "most"), [("sys.frozen = True", 0), ("", 1)], ids=["frozen", "embedded"])
+@pytest.mark.parametrize(
+    ("before", "most"), [("sys.frozen = True", 0), ("", 1)], ids=["frozen", "embedded"]
+)
 def test_spawned_workers_need_python(tmp_path: Path, before: str, most: int) -> None:
     body = TWICE.replace("workers=2", "workers=lp.Pool(2, start='spawn')")
     result, starts = run_program(tmp_path, AGAIN, body, before)
@@ -157,7 +171,9 @@ def test_programs_that_workers_start_may_have_loaders(tmp_path: Path) -> None:
         import subprocess
 
         assert "LOADERPOOL_START" not in os.environ
-        return int(subprocess.run([sys.executable, program], check=True, capture_output=True).stdout)
+        return int(
+            subprocess.run([sys.executable, program], check=True, capture_output=True).stdout
+        )
 
     with lp.Loader(range(2), run, batch_size=2, workers=1) as loader:
         assert next(iter(loader)).tolist() == [6, 6]

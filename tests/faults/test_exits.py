@@ -36,7 +36,12 @@ def test_close_twice_and_use_afterwards() -> None:
     next(batches)
     for _ in range(3):
         loader.close()
-    for use in (lambda: next(batches), lambda: iter(loader), lambda: loader.element_spec, lambda: loader.resize(2)):
+    for use in (
+        lambda: next(batches),
+        lambda: iter(loader),
+        lambda: loader.element_spec,
+        lambda: loader.resize(2),
+    ):
         with pytest.raises(ClosedError, match="closed"):
             use()
     assert loader.statistics().batches == 1
@@ -44,7 +49,9 @@ def test_close_twice_and_use_afterwards() -> None:
 
 
 @pytest.mark.parametrize(("first_batch", "use_pool"), [("comes", False), ("never comes", True)])
-def test_close_wakes_the_waiter_whether_or_not_the_pool_goes_on(first_batch: str, use_pool: bool) -> None:
+def test_close_wakes_the_waiter_whether_or_not_the_pool_goes_on(
+    first_batch: str, use_pool: bool
+) -> None:
     def fn(item: int) -> int:
         if item or first_batch == "never comes":
             time.sleep(600)

@@ -85,7 +85,10 @@ KINDS: dict[str, Callable[[Callable[..., Any]], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(
     ("kind", "ending"),
-    [*(("rows", ending) for ending in ENDINGS), *((kind, "returns") for kind in KINDS if kind != "rows")],
+    [
+        *(("rows", ending) for ending in ENDINGS),
+        *((kind, "returns") for kind in KINDS if kind != "rows"),
+    ],
 )
 def test_a_child_of_the_function_ends_alone(kind: str, ending: str, tmp_path: Path) -> None:
     end, status = ENDINGS[ending]
@@ -110,7 +113,9 @@ def test_a_child_of_setup_ends_alone(ending: str, tmp_path: Path) -> None:
     assert set((tmp_path / "log").read_text().split()) == {str(status)}
 
 
-def test_what_a_child_says_as_it_ends_is_heard(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_a_child_says_as_it_ends_is_heard(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     for ending in ("raises", "exits with words"):
         fn = forking(ENDINGS[ending][0], tmp_path / "log", 2)
         with lp.Loader(range(8), fn, batch_size=4, workers=1) as loader:

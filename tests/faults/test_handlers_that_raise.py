@@ -23,7 +23,12 @@ SHOTS = int(os.environ.get("LOADERPOOL_SIGNALS", "24"))
 
 @pytest.mark.timeout(120 + SHOTS)
 @pytest.mark.parametrize(
-    "kind", ["indexed", "local", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("streamed", "generated"))]
+    "kind",
+    [
+        "indexed",
+        "local",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("streamed", "generated")),
+    ],
 )
 def test_a_handler_that_raises_at_any_moment_leaves_the_next_pass_whole(kind: str) -> None:
     """Ctrl-C, too: the four are sent by turns."""
@@ -133,7 +138,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("where", ["before close", "in close"])
-@pytest.mark.parametrize("way", ["finalizer", "collected_finalizer", "weak_reference", "finalize", "dropped_generator"])
+@pytest.mark.parametrize(
+    "way", ["finalizer", "collected_finalizer", "weak_reference", "finalize", "dropped_generator"]
+)
 def test_sigterm_in_a_finalizer_ends_a_training(way: str, where: str) -> None:
     """Python drops what a finalizer raises, so the signal comes once more after it."""
     ended = run_child(_FINALIZED.replace("WHERE", repr(where)).replace("WAY", way), timeout_s=60)
@@ -195,10 +202,16 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("[float(row) for batch in beside for row in batch]", str([float(item) for item in range(8)])),
+        (
+            "[float(row) for batch in beside for row in batch]",
+            str([float(item) for item in range(8)]),
+        ),
         ("len([row for batch in loader for row in batch])", "40"),
         ("loader.statistics().batches", ""),
-        ("next(batches)", "next() was called while the same thread is inside next() of this iterator"),
+        (
+            "next(batches)",
+            "next() was called while the same thread is inside next() of this iterator",
+        ),
     ],
 )
 def test_a_handler_may_use_the_pool_for_which_the_main_thread_waits(what: str, says: str) -> None:

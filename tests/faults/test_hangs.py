@@ -18,7 +18,9 @@ def hangs_once(index: int) -> int:
 
 
 def test_raises_with_index_epoch_and_stack_of_the_users_frames() -> None:
-    with lp.Loader(range(20), hangs_once, batch_size=4, workers=2, limits=lp.Limits(timeout_s=0.3)) as loader:
+    with lp.Loader(
+        range(20), hangs_once, batch_size=4, workers=2, limits=lp.Limits(timeout_s=0.3)
+    ) as loader:
         batches = []
         with pytest.raises(lp.SampleTimeoutError, match=r"Limits\(timeout_s=0\.3\)") as caught:
             for batch in loader:
@@ -37,7 +39,9 @@ def test_stuck_in_c_code_that_holds_the_gil() -> None:
         return index
 
     with (
-        lp.Loader(range(4), spins, batch_size=1, workers=1, limits=lp.Limits(timeout_s=0.3)) as loader,
+        lp.Loader(
+            range(4), spins, batch_size=1, workers=1, limits=lp.Limits(timeout_s=0.3)
+        ) as loader,
         pytest.raises(lp.SampleTimeoutError) as caught,
     ):
         list(loader)

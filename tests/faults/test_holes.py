@@ -95,7 +95,9 @@ def test_a_pool_of_many_loaders_with_long_payloads_recovers_from_its_supervisors
         return item + number + len(table)
 
     with lp.Pool(2) as pool:
-        functions = [functools.partial(fn, table=bytes(25_000), number=number) for number in range(20)]
+        functions = [
+            functools.partial(fn, table=bytes(25_000), number=number) for number in range(20)
+        ]
         loaders = [lp.Loader(range(100), each, batch_size=1, workers=pool) for each in functions]
         iterators = [iter(loader) for loader in loaders]
         for number, each in enumerate(iterators):
@@ -113,7 +115,8 @@ def test_a_pool_of_many_loaders_with_long_payloads_recovers_from_its_supervisors
 
 
 @pytest.mark.skipif(
-    0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 3000, reason="this user may not open so many files"
+    0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 3000,
+    reason="this user may not open so many files",
 )
 def test_a_main_process_with_more_than_1024_open_files_gets_its_batches() -> None:
     """`select` takes no descriptor beyond 1,023: ValueError at the first `next`."""
@@ -236,7 +239,9 @@ def test_a_full_channel_ends_a_stopped_supervisor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["loader.close()", "", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_a_supervisor_that_imports_a_slow_module_ends_with_its_pool(end: str, tmp_path: Path) -> None:
+def test_a_supervisor_that_imports_a_slow_module_ends_with_its_pool(
+    end: str, tmp_path: Path
+) -> None:
     """`close`, and the exit, waited for the end of the import."""
     (tmp_path / "slow_module.py").write_text(
         "import pathlib, time\n"
@@ -271,7 +276,11 @@ def test_a_supervisor_that_imports_a_slow_module_ends_with_its_pool(end: str, tm
 def batch_files() -> dict[str, str]:
     """The files in which slots are that this process has mapped: their inodes, and where each can be looked at."""
     mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
-    return {line[4]: f"/proc/self/map_files/{line[0]}" for line in mapped if "/memfd:loaderpool-batches" in line}
+    return {
+        line[4]: f"/proc/self/map_files/{line[0]}"
+        for line in mapped
+        if "/memfd:loaderpool-batches" in line
+    }
 
 
 def may_look_at_mapped_files() -> bool:
@@ -287,7 +296,11 @@ def test_kept_batches_of_lost_supervisors_keep_no_memory_but_their_own() -> None
     row_bytes, kept, before = 1 << 19, [], batch_files().keys()
 
     def taken() -> list[int]:
-        return [os.stat(where).st_blocks * 512 for file, where in batch_files().items() if file not in before]
+        return [
+            os.stat(where).st_blocks * 512
+            for file, where in batch_files().items()
+            if file not in before
+        ]
 
     def fn(item: int) -> Any:
         return np.full(row_bytes // 4, item, np.float32)
@@ -303,7 +316,9 @@ def test_kept_batches_of_lost_supervisors_keep_no_memory_but_their_own() -> None
             kept.append(next(batches))
         wait_until(lambda: max(taken()) >= (loader.statistics().memory.buffers - 2) * row_bytes)
         *lost, _ = sorted(taken())
-        assert 0 < sum(lost) <= 4 * len(kept) * row_bytes  # a slot may have two rows, and be the first of its file
+        assert (
+            0 < sum(lost) <= 4 * len(kept) * row_bytes
+        )  # a slot may have two rows, and be the first of its file
         for batch in kept:  # and these have what they had
             assert np.unique(batch).tolist() == [batch[0, 0]]
         kept.clear()
@@ -339,7 +354,9 @@ def test_a_lost_supervisors_memory_goes_with_it_though_no_garbage_is_collected()
 # ---- loaders that are made while supervisors die
 
 
-def test_a_loader_that_is_made_as_the_supervisor_is_replaced_gets_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_is_made_as_the_supervisor_is_replaced_gets_its_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The next supervisor never heard of it, and `next` waited for ever."""
     from loaderpool.core import version
 

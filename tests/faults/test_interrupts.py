@@ -23,7 +23,17 @@ from loaderpool.core import local_engine
 from loaderpool.system import interrupts
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, checkpoint
 from tests.support.child import run_child
-from tests.support.handler_storm import ITEMS, WANTED, Countdown, generated, indexed, local, rows, streamed, works_of
+from tests.support.handler_storm import (
+    ITEMS,
+    WANTED,
+    Countdown,
+    generated,
+    indexed,
+    local,
+    rows,
+    streamed,
+    works_of,
+)
 from tests.support.interrupts import CountBytecodes, interrupted_at
 from tests.support.processes import supervisors, wait_gone
 
@@ -110,7 +120,9 @@ def test_behind_an_interrupt_anywhere_the_next_pass_is_whole(make: Callable[[], 
 
 
 @pytest.mark.parametrize("make", [indexed, slowly_streamed, generated])
-def test_an_iterator_that_was_interrupted_goes_on_with_what_it_had_not_given(make: Callable[[], lp.Loader]) -> None:
+def test_an_iterator_that_was_interrupted_goes_on_with_what_it_had_not_given(
+    make: Callable[[], lp.Loader],
+) -> None:
     with make() as loader:
 
         def some() -> None:
@@ -126,7 +138,9 @@ def test_an_iterator_that_was_interrupted_goes_on_with_what_it_had_not_given(mak
             _, where = interrupted_at(at, some)
             if batches is None:  # it came before there was an iterator
                 continue
-            got = rows(batches)  # a batch may be lost between our return and the loop's variable, in Python's hands
+            got = rows(
+                batches
+            )  # a batch may be lost between our return and the loop's variable, in Python's hands
             assert got == WANTED[ITEMS - len(got) :], where
             assert len(rows(seen)) + len(got) >= ITEMS - 4, where
             seen.clear()
@@ -157,7 +171,9 @@ def test_a_second_interrupt_while_the_first_is_handled_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("make", [indexed, slowly_streamed, streamed_here, generated])
-def test_an_interrupt_anywhere_in_a_loaders_making_leaves_no_process(make: Callable[[], lp.Loader]) -> None:
+def test_an_interrupt_anywhere_in_a_loaders_making_leaves_no_process(
+    make: Callable[[], lp.Loader],
+) -> None:
     def made_and_used() -> None:
         with make() as loader:
             next(iter(loader))
@@ -334,7 +350,9 @@ StatusError.__module__ = "tensorflow.python.framework.errors_impl"
 
 
 @pytest.mark.parametrize("is_raised", [True, False])
-def test_a_ctrl_c_while_an_error_of_tensorflows_is_made_comes_where_that_arrives(is_raised: bool) -> None:
+def test_a_ctrl_c_while_an_error_of_tensorflows_is_made_comes_where_that_arrives(
+    is_raised: bool,
+) -> None:
     interrupts.gate_handlers()
     reached = []
 

@@ -27,7 +27,9 @@ from tests.support.child import run_child
 from tests.support.faulty import AT, Faults, expected_of, make_loader, read
 from tests.support.processes import cpu_ns, descendants, is_alive, wait_until
 
-pytestmark = pytest.mark.may_leak("one pool serves all cells; it is looked at after each, and for all in the end")
+pytestmark = pytest.mark.may_leak(
+    "one pool serves all cells; it is looked at after each, and for all in the end"
+)
 
 # What the user gets:
 #   same      the same bits as with workers=0; a worker was replaced
@@ -110,9 +112,13 @@ class Scene(NamedTuple):
 
     kind: str = "plain"  # of the loader
     place: str = ""  # of the fault; none: the row's name
-    before_making: bool = False  # the fault is laid before the loader is made; else when its first sample is there
+    before_making: bool = (
+        False  # the fault is laid before the loader is made; else when its first sample is there
+    )
     in_second_pass: bool = False  # the fault is laid when all of the first one was read
-    also: str = ""  # a place at which a worker is killed, so that the supervisor has something to do
+    also: str = (
+        ""  # a place at which a worker is killed, so that the supervisor has something to do
+    )
     own_pool: bool = False
 
 
@@ -126,7 +132,9 @@ SCENES: dict[str, Scene] = {
     "user.half_written": Scene("half"),
     "worker.memory_file": Scene("large", place="machine.reserve"),
     "supervisor.loading": Scene(before_making=True),
-    "supervisor.loading_again": Scene(place="supervisor.loading", also="supervisor.dealing", own_pool=True),
+    "supervisor.loading_again": Scene(
+        place="supervisor.loading", also="supervisor.dealing", own_pool=True
+    ),
     "supervisor.first_fork": Scene(place="supervisor.forking", before_making=True, own_pool=True),
     "supervisor.forking": Scene(also="worker.before_note"),
     "supervisor.forked": Scene(also="worker.before_note"),
@@ -150,13 +158,32 @@ MODULES = iter(range(1000))
 def way(where: str, how: str) -> str:
     """What is laid for a column."""
     if how == "no_memory":
-        is_call = where in ("supervisor.first_fork", "supervisor.forking", "trainer.slots", "worker.memory_file")
-        return "ENOMEM" if is_call else "MemoryError"  # what a call of the system's says, or else Python
+        is_call = where in (
+            "supervisor.first_fork",
+            "supervisor.forking",
+            "trainer.slots",
+            "worker.memory_file",
+        )
+        return (
+            "ENOMEM" if is_call else "MemoryError"
+        )  # what a call of the system's says, or else Python
     return "SIGKILL" if how == "oversize" else how
 
 
 def test_every_cell_is_an_outcome_or_says_why_there_is_none() -> None:
-    known = {"same", "bits", "again", "sample", "setup", "import", "ship", "raises", "memory", "read", "lost"}
+    known = {
+        "same",
+        "bits",
+        "again",
+        "sample",
+        "setup",
+        "import",
+        "ship",
+        "raises",
+        "memory",
+        "read",
+        "lost",
+    }
     known |= IN_CHILD
     assert set(SHOWN.values()) == known
     assert set(LEFT_OUT) == set(CELLS.values()) - known
@@ -167,8 +194,12 @@ def test_every_cell_is_an_outcome_or_says_why_there_is_none() -> None:
 
 def test_the_places_are_those_of_the_code() -> None:
     used = {SCENES.get(row[0], Scene()).place or row[0] for row in ROWS}
-    code = "".join(path.read_text(encoding="utf-8") for path in Path(lp.__file__).parent.rglob("*.py"))
-    assert {place for place in used if not place.startswith("user.")} == set(re.findall(r'\breach\("([^"]+)"\)', code))
+    code = "".join(
+        path.read_text(encoding="utf-8") for path in Path(lp.__file__).parent.rglob("*.py")
+    )
+    assert {place for place in used if not place.startswith("user.")} == set(
+        re.findall(r'\breach\("([^"]+)"\)', code)
+    )
 
 
 # ---- the pool of all cells ----
@@ -188,16 +219,22 @@ class Stage:
         """Nobody is missing, nobody is left over, and the loader beside is whole."""
         self.beside.epoch = 0
         assert read(self.beside) == first_pass(expected_of("plain"))
-        self.beside.load_state_dict(self.beside.state_dict())  # what is made ahead would meet the next cell's fault
+        self.beside.load_state_dict(
+            self.beside.state_dict()
+        )  # what is made ahead would meet the next cell's fault
         wait_until(self.is_idle)
-        wait_until(lambda: is_no_more_than(self.props) or bool(gc.collect() < 0))  # an error's frames go late
+        wait_until(
+            lambda: is_no_more_than(self.props) or bool(gc.collect() < 0)
+        )  # an error's frames go late
 
     def is_idle(self) -> bool:
         """Whether no process of the pool is at anything, not even of a loader that was closed."""
         workers = self.beside.statistics().workers  # takes in what was said
         before = {pid: cpu_ns(pid) for pid in descendants(os.getpid())}
         time.sleep(QUIET_S)
-        return len(workers) == 2 and before == {pid: cpu_ns(pid) for pid in descendants(os.getpid())}
+        return len(workers) == 2 and before == {
+            pid: cpu_ns(pid) for pid in descendants(os.getpid())
+        }
 
     def close(self) -> None:
         self.beside.close()
@@ -225,7 +262,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     (faults.path / "stopped_s").write_text(str(STOPPED_S))
     modules = tmp_path_factory.mktemp("modules")
     with pytest.MonkeyPatch.context() as patch, leaks.guard():
-        patch.setenv("LOADERPOOL_FAULTS", str(faults.path))  # this process has imported the module without it
+        patch.setenv(
+            "LOADERPOOL_FAULTS", str(faults.path)
+        )  # this process has imported the module without it
         patch.syspath_prepend(str(modules))
         made = Stage(faults)
         try:
@@ -284,7 +323,9 @@ class Cell:
         """The loader; the fault is there before it, or from when its first sample is."""
         if self.scene.before_making:
             self.lay()
-        loader = make_loader(self.kind, **({"workers": 1} if self.scene.own_pool else {"workers": self.stage.pool}))
+        loader = make_loader(
+            self.kind, **({"workers": 1} if self.scene.own_pool else {"workers": self.stage.pool})
+        )
         if not self.scene.before_making:
             loader.element_spec  # noqa: B018 - blocks
             if self.scene.in_second_pass:
@@ -304,7 +345,9 @@ class Cell:
 
     def keeps_the_bits(self, outcome: str) -> None:
         before = self.stage.beside.statistics()
-        workers, supervisors = (0, 0) if self.scene.own_pool else (before.restarts, before.supervisor_restarts)
+        workers, supervisors = (
+            (0, 0) if self.scene.own_pool else (before.restarts, before.supervisor_restarts)
+        )
         with self.make() as loader:
             assert read(loader) == first_pass(self.expected)
             wait_until(self.is_met)
@@ -326,7 +369,9 @@ class Cell:
             "memory": lp.MemoryLimitError,
             "read": lp.SourceError,
             "lost": lp.SourceError,
-            "raises": {"sys.exit": SystemExit, "no_memory": MemoryError}.get(self.how, RuntimeError),
+            "raises": {"sys.exit": SystemExit, "no_memory": MemoryError}.get(
+                self.how, RuntimeError
+            ),
         }
         got: list[Any] = []
         with contextlib.ExitStack() as stack:
@@ -367,9 +412,14 @@ def is_slow(where: str, how: str, outcome: str) -> bool:
 
 @pytest.mark.parametrize(
     ("where", "how", "outcome"),
-    [pytest.param(*cell, marks=[pytest.mark.slow] if is_slow(*cell) else []) for cell in CELLS_HERE],
+    [
+        pytest.param(*cell, marks=[pytest.mark.slow] if is_slow(*cell) else [])
+        for cell in CELLS_HERE
+    ],
 )
-def test_cell(where: str, how: str, outcome: str, stage: Stage, armed_here: Callable[[], None]) -> None:
+def test_cell(
+    where: str, how: str, outcome: str, stage: Stage, armed_here: Callable[[], None]
+) -> None:
     if where.startswith(("trainer.", "feed.")) or where == "user.pickling":
         armed_here()
     stage.props = props()
@@ -432,7 +482,13 @@ def test_cell_of_a_trainer_that_ends(where: str, how: str, outcome: str, tmp_pat
 
 
 def test_what_ends_a_supervisor_is_printed(tmp_path: Path) -> None:
-    script = TRAINER.replace("KIND", "'plain'").replace("PLACE", "'supervisor.dealing'").replace("HOW", "'raise'")
-    result = run_child(script.replace("BEFORE", "False"), env={"LOADERPOOL_FAULTS": str(tmp_path)}).check()
+    script = (
+        TRAINER.replace("KIND", "'plain'")
+        .replace("PLACE", "'supervisor.dealing'")
+        .replace("HOW", "'raise'")
+    )
+    result = run_child(
+        script.replace("BEFORE", "False"), env={"LOADERPOOL_FAULTS": str(tmp_path)}
+    ).check()
     assert result.stdout == "whole\n"
     assert "the fault that was laid at supervisor.dealing" in result.stderr

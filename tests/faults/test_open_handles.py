@@ -62,7 +62,9 @@ def start_of(module: ModuleType, **settings: Any) -> str | None:
 
 
 @contextlib.contextmanager
-def loader_of(way: str, kind: str, path: str, pool: lp.Pool, monkeypatch: pytest.MonkeyPatch) -> Iterator[lp.Loader]:
+def loader_of(
+    way: str, kind: str, path: str, pool: lp.Pool, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[lp.Loader]:
     settings: dict[str, Any] = {"batch_size": 2, "workers": pool}
     if way == "a module":
         name = f"module_with_{kind}"
@@ -179,7 +181,9 @@ def test_each_worker_lists_the_rest_of_a_directory(make: Make, tmp_path: Path) -
     assert start_of(module) == "fork"
 
 
-def test_a_file_that_cannot_be_opened_again_is_named_and_not_forked(make: Make, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_again_is_named_and_not_forked(
+    make: Make, tmp_path: Path
+) -> None:
     (tmp_path / "secret").write_bytes(bytes(range(12)))
     module = make(
         """
@@ -202,7 +206,8 @@ def test_a_file_that_cannot_be_opened_again_is_named_and_not_forked(make: Make, 
         """
     )
     with pytest.warns(
-        lp.LoaderpoolWarning, match=r"of the file \S+/secret, which cannot be opened a second time \(from"
+        lp.LoaderpoolWarning,
+        match=r"of the file \S+/secret, which cannot be opened a second time \(from",
     ):
         assert start_of(module) == "exec"
 
@@ -211,7 +216,9 @@ def test_a_file_that_cannot_be_opened_again_is_named_and_not_forked(make: Make, 
 
 
 @pytest.mark.parametrize("mode", ["a", "w", "a+"])
-def test_no_line_that_workers_log_is_lost_or_written_twice(make: Make, tmp_path: Path, mode: str) -> None:
+def test_no_line_that_workers_log_is_lost_or_written_twice(
+    make: Make, tmp_path: Path, mode: str
+) -> None:
     module = make(
         f"""
         if OURS:
@@ -244,7 +251,10 @@ def test_a_lock_that_the_module_takes_stays_taken(make: Make, tmp_path: Path, lo
             return item
         """
     )
-    with lp.Loader(range(12), module.fn, batch_size=2, workers=2) as loader, open(tmp_path / "lock", "r+") as mine:
+    with (
+        lp.Loader(range(12), module.fn, batch_size=2, workers=2) as loader,
+        open(tmp_path / "lock", "r+") as mine,
+    ):
         assert indices_in(loader) == list(range(12))
         assert loader.statistics().workers_start == "fork"
         with pytest.raises(BlockingIOError):
@@ -311,11 +321,16 @@ def source_of(handle: str, places: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("named", NOT_FORKED)
-def test_a_handle_that_cannot_be_shared_is_named_and_not_forked(make: Make, places: Any, named: str) -> None:
+def test_a_handle_that_cannot_be_shared_is_named_and_not_forked(
+    make: Make, places: Any, named: str
+) -> None:
     if "HDF5" in named:
         pytest.importorskip("h5py", reason="h5py is not installed: pip install 'loaderpool[files]'")
     module = make(source_of(NOT_FORKED[named], places))
-    with pytest.warns(lp.LoaderpoolWarning, match=rf"because of {named} \(from importing '\w+'\) in the supervisor"):
+    with pytest.warns(
+        lp.LoaderpoolWarning,
+        match=rf"because of {named} \(from importing '\w+'\) in the supervisor",
+    ):
         assert start_of(module) == "exec"
 
 

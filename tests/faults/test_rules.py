@@ -48,7 +48,9 @@ class Diary:
 
     @property
     def lines(self) -> list[int]:
-        return list(map(int, Path(self.path).read_text().split())) if os.path.exists(self.path) else []
+        return (
+            list(map(int, Path(self.path).read_text().split())) if os.path.exists(self.path) else []
+        )
 
 
 # ---- the rules ----
@@ -94,7 +96,9 @@ def test_rule_02_a_worker_that_dies_as_it_tells_of_a_batch_changes_no_bit(
             if number < 8:
                 batch[:] = -1
                 held.append(batch)
-        assert all((batch == -1).all() for batch in held), "somebody wrote into a slot that was lent"
+        assert all((batch == -1).all() for batch in held), (
+            "somebody wrote into a slot that was lent"
+        )
         assert loader.statistics().restarts >= 1
 
 
@@ -149,7 +153,8 @@ def test_rule_05_the_thread_that_waits_reads_for_all_and_passes_the_lead_on(tmp_
     threads = len(os.listdir("/proc/self/task"))
     with lp.Pool(10) as pool:  # as many as there can be tickets that wait
         loaders = [
-            lp.Loader(range(start, stop), fn, batch_size=4, workers=pool) for start, stop in ((100, 108), (0, 12))
+            lp.Loader(range(start, stop), fn, batch_size=4, workers=pool)
+            for start, stop in ((100, 108), (0, 12))
         ]
         one, other = map(iter, loaders)
         assert (first_of(next(one)), first_of(next(other))) == (100, 0)
@@ -157,7 +162,9 @@ def test_rule_05_the_thread_that_waits_reads_for_all_and_passes_the_lead_on(tmp_
         got: list[int] = []
 
         def take(batches: Any) -> threading.Thread:
-            thread = threading.Thread(target=lambda: got.append(first_of(next(batches))), daemon=True)
+            thread = threading.Thread(
+                target=lambda: got.append(first_of(next(batches))), daemon=True
+            )
             thread.start()
             time.sleep(0.2)  # until it waits
             return thread
@@ -182,7 +189,9 @@ def test_rule_06_a_batch_larger_than_its_slot_is_kept_without_a_descriptor() -> 
     def grow(item: int) -> Any:
         return np.full(20_000 if item else 1, item, np.float32)
 
-    with lp.Loader(range(160), grow, batch_size=2, workers=2, ragged=True, element_spec=OPEN) as loader:
+    with lp.Loader(
+        range(160), grow, batch_size=2, workers=2, ragged=True, element_spec=OPEN
+    ) as loader:
         batches = iter(loader)
         held = [next(batches)]
         before = count_fds(os.getpid())
@@ -197,7 +206,11 @@ OPEN = lp.ArraySpec((None, None), np.float32, ragged=True)
 
 def test_rule_07_each_of_several_passes_is_sure_of_a_slot() -> None:
     with lp.Loader(
-        range(80), lambda n: np.full(1000, n), batch_size=2, limits=lp.Limits(memory=5 * 16384), workers=2
+        range(80),
+        lambda n: np.full(1000, n),
+        batch_size=2,
+        limits=lp.Limits(memory=5 * 16384),
+        workers=2,
     ) as loader:
         one = iter(loader)
         assert first_of(next(one)) == 0  # and it is left there
@@ -207,7 +220,9 @@ def test_rule_07_each_of_several_passes_is_sure_of_a_slot() -> None:
 
 def test_rule_07_eight_passes_share_a_small_limit() -> None:
     limits = lp.Limits(memory=4_000_000)
-    with lp.Loader(range(800), lambda n: np.full(200, n), batch_size=4, limits=limits, workers=2) as loader:
+    with lp.Loader(
+        range(800), lambda n: np.full(200, n), batch_size=4, limits=limits, workers=2
+    ) as loader:
         passes = [iter(loader) for _ in range(8)]
         for batch in range(20):
             assert [first_of(next(each)) for each in passes] == [4 * batch] * 8
@@ -241,7 +256,9 @@ def test_rule_09_slow_batches_are_made_by_several_workers() -> None:
         assert max(len(set(batch[:, 0].tolist())) for batch in loader) == 2
 
 
-def test_rule_10_a_death_is_seen_though_others_hold_the_pipes_and_a_worker_knows_its_own(tmp_path: Path) -> None:
+def test_rule_10_a_death_is_seen_though_others_hold_the_pipes_and_a_worker_knows_its_own(
+    tmp_path: Path,
+) -> None:
     def heir(item: int) -> int:
         if item == 9 and not (tmp_path / "died").exists():
             (tmp_path / "died").touch()
@@ -252,7 +269,9 @@ def test_rule_10_a_death_is_seen_though_others_hold_the_pipes_and_a_worker_knows
         return item
 
     with lp.Loader(range(32), heir, batch_size=4, workers=1) as loader:
-        assert within_s(20, lambda: [n for batch in loader for n in batch.tolist()]) == list(range(32))
+        assert within_s(20, lambda: [n for batch in loader for n in batch.tolist()]) == list(
+            range(32)
+        )
         assert loader.statistics().restarts == 1
 
     def replacing(item: int) -> int:
@@ -280,7 +299,9 @@ class NotesItsParentsSignal:
     def __getitem__(self, index: int) -> tuple[int, int]:
         return self.supervisors, _parent_death_signal()
 
-    def __setstate__(self, state: dict[str, int]) -> None:  # in the supervisor; workers are forked from it
+    def __setstate__(
+        self, state: dict[str, int]
+    ) -> None:  # in the supervisor; workers are forked from it
         self.supervisors = _parent_death_signal()
 
 
@@ -292,7 +313,9 @@ def _parent_death_signal() -> int:
 
 def test_rule_10_workers_die_with_the_supervisor_and_the_supervisor_with_no_thread() -> None:
     made: list[lp.Loader] = []
-    thread = threading.Thread(target=lambda: made.append(lp.Loader(NotesItsParentsSignal(), batch_size=4, workers=1)))
+    thread = threading.Thread(
+        target=lambda: made.append(lp.Loader(NotesItsParentsSignal(), batch_size=4, workers=1))
+    )
     thread.start()
     thread.join()
     with made[0] as loader:
@@ -342,7 +365,9 @@ def fn(item):
     del sys.modules["ends_here"]
 
 
-def test_rule_11_behind_a_death_in_an_import_the_pool_goes_on(ends_here: Any, tmp_path: Path) -> None:
+def test_rule_11_behind_a_death_in_an_import_the_pool_goes_on(
+    ends_here: Any, tmp_path: Path
+) -> None:
     with lp.Pool(1) as pool:
         other = lp.Loader(range(8), batch_size=4, workers=pool)
         taken = []
@@ -352,13 +377,17 @@ def test_rule_11_behind_a_death_in_an_import_the_pool_goes_on(ends_here: Any, tm
                     with pytest.raises(lp.PoolBrokenError, match="while importing"):
                         list(loader)
                 if not taken:
-                    assert (tmp_path / "imports").read_text() == "xx", "here, and once in a supervisor"
+                    assert (tmp_path / "imports").read_text() == "xx", (
+                        "here, and once in a supervisor"
+                    )
                 taken.append(shared_bytes(supervisor_of(loader)))
         assert taken[-1] <= taken[1] + (64 << 10), "what they had there is given back"
         assert len(list(lp.Loader(range(8), batch_size=4, workers=pool))) == len(list(other)) == 2
 
 
-def test_rule_11_a_stream_is_read_no_further_once_its_loader_died_in_an_import(ends_here: Any) -> None:
+def test_rule_11_a_stream_is_read_no_further_once_its_loader_died_in_an_import(
+    ends_here: Any,
+) -> None:
     before = descendants(os.getpid())
     with lp.Pool(1) as pool:
         endless = lp.Loader(Endless(), ends_here.fn, batch_size=4, workers=pool)
@@ -384,12 +413,16 @@ def test_rule_11_a_pool_without_loaders_gets_another_supervisor_too() -> None:
             wait_until(lambda supervisor=supervisor: supervisor not in supervisors()[0])  # type: ignore[misc]
 
 
-def test_rule_12_stops_of_all_processes_are_nobodys_time_and_a_terminals_are_the_trainers_alone() -> None:
+def test_rule_12_stops_of_all_processes_are_nobodys_time_and_a_terminals_are_the_trainers_alone() -> (
+    None
+):
     def fn(item: int) -> Any:
         time.sleep(0.02)
         return np.full(3, item)
 
-    with lp.Loader(range(100), fn, batch_size=4, workers=2, limits=lp.Limits(timeout_s=0.5)) as loader:
+    with lp.Loader(
+        range(100), fn, batch_size=4, workers=2, limits=lp.Limits(timeout_s=0.5)
+    ) as loader:
         batches = iter(loader)
         next(batches)
         supervisor = supervisor_of(loader)
@@ -402,7 +435,9 @@ def test_rule_12_stops_of_all_processes_are_nobodys_time_and_a_terminals_are_the
         assert [first_of(batch) for batch in batches] == list(range(4, 100, 4))
         told = loader.statistics()
         assert (told.restarts, told.supervisor_restarts) == (0, 0)
-        assert os.getsid(supervisor) == supervisor != os.getsid(0), "Ctrl-Z of the terminal is the trainer's alone"
+        assert os.getsid(supervisor) == supervisor != os.getsid(0), (
+            "Ctrl-Z of the terminal is the trainer's alone"
+        )
 
 
 def test_rule_13_a_second_loader_gets_new_workers_and_the_first_one_goes_on() -> None:

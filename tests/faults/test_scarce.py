@@ -66,7 +66,9 @@ print("then the error itself")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_trainer_without_descriptors_is_told_and_a_new_loader_goes_on_when_there_are_some(case: str) -> None:
+def test_a_trainer_without_descriptors_is_told_and_a_new_loader_goes_on_when_there_are_some(
+    case: str,
+) -> None:
     result = run_child(USE_UP + CASES[case] + "\nloader.close()\n", timeout_s=60).check()
     assert result.stdout == "told\nthen the error itself\n"
 

@@ -24,15 +24,21 @@ def start() -> lp.Loader:
     return lp.Loader(range(4), batch_size=2, workers=1)
 
 
-def test_what_is_no_text_on_the_search_path_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_no_text_on_the_search_path_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path, b"/tmp", None])
     assert batches() == [[0, 1], [2, 3]]
 
 
-def test_a_script_may_have_more_arguments_than_fit_one_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_may_have_more_arguments_than_fit_one_of_a_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     names = [f"/data/images/{number:06}.png" for number in range(6000)]
     monkeypatch.setattr(sys, "argv", ["train.py", *names, Path("a"), "\udcff"])
-    with lp.Loader([-1, 0], lambda index: len(sys.argv[index]), batch_size=None, workers=1) as loader:
+    with lp.Loader(
+        [-1, 0], lambda index: len(sys.argv[index]), batch_size=None, workers=1
+    ) as loader:
         assert [int(length) for length in loader] == [1, 8]
     with lp.Loader([0], lambda _: len(sys.argv), batch_size=None, workers=1) as loader:
         assert int(next(iter(loader))) == 6003
@@ -78,7 +84,9 @@ def test_a_start_that_fails_leaves_nothing(
     real = getattr(owner, name)
     for nth in range(3):  # each of its calls in turn
         results = [real] * nth + [fail] + [real] * 10
-        monkeypatch.setattr(owner, name, lambda *args, results=results, **named: results.pop(0)(*args, **named))
+        monkeypatch.setattr(
+            owner, name, lambda *args, results=results, **named: results.pop(0)(*args, **named)
+        )
         with leaks.guard():
             try:
                 start().close()
@@ -102,7 +110,9 @@ def test_an_interpreter_that_cannot_be_run_is_named(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("closed", [(1,), (0, 1, 2)], ids=str)
-def test_descriptors_of_ours_do_not_take_the_place_of_closed_streams(closed: tuple[int, ...], tmp_path: Path) -> None:
+def test_descriptors_of_ours_do_not_take_the_place_of_closed_streams(
+    closed: tuple[int, ...], tmp_path: Path
+) -> None:
     script = tmp_path / "daemon.py"
     script.write_text(
         "import os\n"
@@ -157,7 +167,10 @@ def _is_inheritable(descriptor: int) -> bool:
         return False
 
 
-MOST_MODULES = {"main process": 115, "worker": 79}  # lowered with each that is not needed until a first batch
+MOST_MODULES = {
+    "main process": 115,
+    "worker": 79,
+}  # lowered with each that is not needed until a first batch
 
 
 def test_few_modules_of_ours_are_imported_until_a_first_batch() -> None:

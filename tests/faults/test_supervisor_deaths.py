@@ -50,7 +50,9 @@ SHAPES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("shape", "deterministic"), [*((shape, True) for shape in SHAPES), ("single batches", False)])
+@pytest.mark.parametrize(
+    ("shape", "deterministic"), [*((shape, True) for shape in SHAPES), ("single batches", False)]
+)
 def test_a_killed_supervisor_changes_no_bit(shape: str, deterministic: bool) -> None:
     fn, settings = SHAPES[shape]
     items = 20 if shape == "row ranges" else ITEMS
@@ -66,8 +68,14 @@ def test_a_killed_supervisor_changes_no_bit(shape: str, deterministic: bool) -> 
                 held.append((batch, batch["item"].copy()))
                 if number in ((1, 3) if shape == "row ranges" else (3, 7)):
                     killed.add(kill_supervisor(loader))
-            assert (got == expected[epoch]) if deterministic else (sorted(got) == sorted(expected[epoch]))
-            assert all((batch["item"] == copy).all() for batch, copy in held), "somebody wrote into a lent slot"
+            assert (
+                (got == expected[epoch])
+                if deterministic
+                else (sorted(got) == sorted(expected[epoch]))
+            )
+            assert all((batch["item"] == copy).all() for batch, copy in held), (
+                "somebody wrote into a lent slot"
+            )
         told_when(loader, lambda told: told.supervisor_restarts == len(killed) >= 1)
 
 
@@ -111,7 +119,10 @@ def test_a_worker_that_is_stopped_for_a_moment_is_left_alone() -> None:
 
 def test_batches_that_had_come_are_handed_out_where_none_takes_its_place() -> None:
     with lp.Pool(workers=2, restarts=0) as pool:
-        first, second = (lp.Loader(range(4000), fn, batch_size=BATCH, workers=pool) for fn in (slow_batch, sample))
+        first, second = (
+            lp.Loader(range(4000), fn, batch_size=BATCH, workers=pool)
+            for fn in (slow_batch, sample)
+        )
         came = iter(second)
         got = next(came)["item"][:, 0, 0].tolist()
         time.sleep(0.2)  # for more to come

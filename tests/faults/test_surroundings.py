@@ -67,7 +67,9 @@ MORE = {
     "a resize": (BY_EXEC, "loader.resize(3)"),
     "a worker that died": (SPAWNED, "os.kill(loader.statistics().workers[0].pid, signal.SIGKILL)"),
 }
-WAYS = [pytest.param(way, marks=pytest.mark.slow) if MORE[way][0] == SPAWNED else way for way in MORE]
+WAYS = [
+    pytest.param(way, marks=pytest.mark.slow) if MORE[way][0] == SPAWNED else way for way in MORE
+]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -45,7 +45,9 @@ def once(path: Path) -> bool:
 
 
 def rows(loader: lp.Loader) -> list[tuple[int, float]]:
-    return [pair for batch in loader for pair in zip(*(part.tolist() for part in batch), strict=True)]
+    return [
+        pair for batch in loader for pair in zip(*(part.tolist() for part in batch), strict=True)
+    ]
 
 
 def expected() -> list[tuple[int, float]]:
@@ -58,11 +60,15 @@ SETTINGS: list[dict[str, Any]] = [
     {"batch_size": 2, "workers": 1, "threads": 8},
     {"batch_size": 32, "workers": 2, "threads": 4},
 ]
-both_settings = pytest.mark.parametrize("settings", SETTINGS, ids=["small batches", "large batches"])
+both_settings = pytest.mark.parametrize(
+    "settings", SETTINGS, ids=["small batches", "large batches"]
+)
 
 
 @both_settings
-def test_a_worker_that_is_killed_once_changes_no_bit(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_once_changes_no_bit(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     def bad(index: int) -> None:
         if index == 41 and once(tmp_path / "died"):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -74,7 +80,9 @@ def test_a_worker_that_is_killed_once_changes_no_bit(settings: dict[str, Any], t
 
 @both_settings
 @pytest.mark.parametrize("how", ["kills", "hangs"])
-def test_the_sample_that_kills_or_hangs_is_named_and_none_beside_it(how: str, settings: dict[str, Any]) -> None:
+def test_the_sample_that_kills_or_hangs_is_named_and_none_beside_it(
+    how: str, settings: dict[str, Any]
+) -> None:
     def bad(index: int) -> None:
         if index == 41:
             time.sleep(0.01 if how == "kills" else 60)  # others are at it, too
@@ -83,7 +91,9 @@ def test_the_sample_that_kills_or_hangs_is_named_and_none_beside_it(how: str, se
     delivered = []
     error = lp.SampleTimeoutError if how == "hangs" else lp.WorkerLostError
     with (
-        lp.Loader(range(ITEMS), waiting(bad), limits=lp.Limits(timeout_s=0.5), **settings) as loader,
+        lp.Loader(
+            range(ITEMS), waiting(bad), limits=lp.Limits(timeout_s=0.5), **settings
+        ) as loader,
         pytest.raises(error) as caught,
     ):
         for batch in loader:
@@ -91,7 +101,9 @@ def test_the_sample_that_kills_or_hangs_is_named_and_none_beside_it(how: str, se
     assert caught.value.index == 41
     assert delivered == list(range(41 // settings["batch_size"] * settings["batch_size"]))
     if isinstance(caught.value, lp.SampleTimeoutError):
-        assert "in bad" in caught.value.remote_traceback.split("\n\n")[0], "the first stack is the one that hangs"
+        assert "in bad" in caught.value.remote_traceback.split("\n\n")[0], (
+            "the first stack is the one that hangs"
+        )
         assert "worker/calls.py" not in caught.value.remote_traceback
     else:
         assert "status 3" in str(caught.value)
@@ -105,7 +117,9 @@ def test_samples_that_kill_or_hang_are_left_out(settings: dict[str, Any]) -> Non
         if index == 77:
             time.sleep(60)
 
-    with lp.Loader(range(ITEMS), waiting(bad), on_error="skip", limits=lp.Limits(timeout_s=0.5), **settings) as loader:
+    with lp.Loader(
+        range(ITEMS), waiting(bad), on_error="skip", limits=lp.Limits(timeout_s=0.5), **settings
+    ) as loader:
         assert rows(loader) == [row for row in expected() if row[0] not in (41, 42, 77)]
         assert sorted(loader.statistics().skipped_indices) == [41, 42, 77]
 

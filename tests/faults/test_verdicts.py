@@ -62,22 +62,30 @@ def test_random_kills_convict_no_sample(tmp_path: Path, shape: tuple[int, ...]) 
         items = rows(loader)
         statistics = loader.statistics()
     assert items == list(range(ITEMS))
-    assert statistics.restarts >= 1  # and more where the next epoch's read-ahead does not use up the calls
+    assert (
+        statistics.restarts >= 1
+    )  # and more where the next epoch's read-ahead does not use up the calls
     assert not statistics.skipped_indices
 
 
 def test_one_kill_convicts_nobody_though_no_restarts_are_given(tmp_path: Path) -> None:
     def element(item: int) -> Any:
-        if item in (0, 7) and not counted(tmp_path / f"{item}"):  # the probe, and one that always runs alone
+        if item in (0, 7) and not counted(
+            tmp_path / f"{item}"
+        ):  # the probe, and one that always runs alone
             die()
         return np.full((2,), item)
 
-    with lp.Loader(range(12), element, batch_size=None, workers=1, limits=lp.Limits(restarts_per_item=1)) as loader:
+    with lp.Loader(
+        range(12), element, batch_size=None, workers=1, limits=lp.Limits(restarts_per_item=1)
+    ) as loader:
         assert [int(batch[0]) for batch in loader] == list(range(12))
         assert loader.statistics().restarts == 2
 
 
-@pytest.mark.parametrize(("action", "form"), [("skip", "fixed"), ("replace", "fixed"), ("replace", "varying")])
+@pytest.mark.parametrize(
+    ("action", "form"), [("skip", "fixed"), ("replace", "fixed"), ("replace", "varying")]
+)
 def test_samples_that_always_kill_are_left_out_or_replaced(action: str, form: str) -> None:
     at = {0, 41, 42, 95}
 
@@ -86,7 +94,9 @@ def test_samples_that_always_kill_are_left_out_or_replaced(action: str, form: st
             die()
         return np.full((3 if form == "fixed" else 2 + item % 2,), item, np.float32)
 
-    loader = lp.Loader(range(ITEMS), fn, batch_size=BATCH, workers=2, on_error=action, pad=form == "varying")
+    loader = lp.Loader(
+        range(ITEMS), fn, batch_size=BATCH, workers=2, on_error=action, pad=form == "varying"
+    )
     with loader:
         items = rows(loader)
         statistics = loader.statistics()
@@ -100,8 +110,15 @@ def test_samples_that_always_kill_are_left_out_or_replaced(action: str, form: st
 
 
 def test_what_a_left_out_sample_did_is_in_the_budgets_error() -> None:
-    loader = lp.Loader(range(ITEMS), killing({41}), batch_size=BATCH, workers=2, on_error=("skip", 0))
-    with loader, pytest.raises(lp.SampleError, match=r"its worker again and again: killed by SIGKILL[\s\S]*index 41"):
+    loader = lp.Loader(
+        range(ITEMS), killing({41}), batch_size=BATCH, workers=2, on_error=("skip", 0)
+    )
+    with (
+        loader,
+        pytest.raises(
+            lp.SampleError, match=r"its worker again and again: killed by SIGKILL[\s\S]*index 41"
+        ),
+    ):
         list(loader)
 
 
@@ -119,9 +136,14 @@ def test_a_storm_of_deaths_ends_with_an_error_that_says_so() -> None:
             die()
         return np.full((200, 200), item, np.float32)
 
-    limits = lp.Limits(restarts=(3, 60.0), restarts_per_item=100)  # or one worker could meet the same sample thrice
+    limits = lp.Limits(
+        restarts=(3, 60.0), restarts_per_item=100
+    )  # or one worker could meet the same sample thrice
     loader = lp.Loader(range(ITEMS), fn, batch_size=BATCH, workers=2, limits=limits)
-    with loader, pytest.raises(WorkerLostError, match=r"more than restarts=\(3, 60\) allows") as raised:
+    with (
+        loader,
+        pytest.raises(WorkerLostError, match=r"more than restarts=\(3, 60\) allows") as raised,
+    ):
         list(loader)
     assert raised.value.signal_name == "SIGKILL"
 
@@ -129,7 +151,9 @@ def test_a_storm_of_deaths_ends_with_an_error_that_says_so() -> None:
 def test_deaths_that_a_convicted_sample_explains_are_no_storm() -> None:
     at = set(range(3, ITEMS, 8))
     limits = lp.Limits(restarts=(12, 600.0))
-    with lp.Loader(range(ITEMS), killing(at), batch_size=BATCH, workers=2, on_error="skip", limits=limits) as loader:
+    with lp.Loader(
+        range(ITEMS), killing(at), batch_size=BATCH, workers=2, on_error="skip", limits=limits
+    ) as loader:
         items = rows(loader)
         assert loader.statistics().restarts > 12
     assert items == [item for item in range(ITEMS) if item not in at]
@@ -151,7 +175,9 @@ def test_no_limit_of_restarts(tmp_path: Path) -> None:
 
 def test_kills_of_workers_that_wait_are_no_failure_to_start() -> None:
     # The consumer is busy for long, all slots are full, and somebody ends one idle worker after the other.
-    with lp.Loader(range(ITEMS), batch_size=BATCH, workers=1, limits=lp.Limits(restarts=None)) as loader:
+    with lp.Loader(
+        range(ITEMS), batch_size=BATCH, workers=1, limits=lp.Limits(restarts=None)
+    ) as loader:
         batches = iter(loader)
         items = next(batches).tolist()
         for restarts in range(1, 8):
@@ -171,7 +197,9 @@ def has_begun(loader: lp.Loader) -> bool:
     return len(pids) == 1 and is_alive(pids[0]) and list(map(cpu_ns, pids)) == before
 
 
-def test_workers_that_cannot_start_end_the_pool_though_restarts_are_not_limited(tmp_path: Path) -> None:
+def test_workers_that_cannot_start_end_the_pool_though_restarts_are_not_limited(
+    tmp_path: Path,
+) -> None:
     flag = tmp_path / "flag"
 
     def arm() -> None:
@@ -183,7 +211,11 @@ def test_workers_that_cannot_start_end_the_pool_though_restarts_are_not_limited(
 
     forks = DyingForks()
     loader = lp.Loader(
-        range(8), lambda item: (item, forks)[0], batch_size=BATCH, workers=1, limits=lp.Limits(restarts=None)
+        range(8),
+        lambda item: (item, forks)[0],
+        batch_size=BATCH,
+        workers=1,
+        limits=lp.Limits(restarts=None),
     )
     with loader:
         batches = iter(loader)
@@ -191,13 +223,18 @@ def test_workers_that_cannot_start_end_the_pool_though_restarts_are_not_limited(
         time.sleep(0.5)  # all is made that may be
         flag.touch()
         kill_worker(loader)
-        with pytest.raises(WorkerLostError, match="exited with status 3 before it started any sample"):
+        with pytest.raises(
+            WorkerLostError, match="exited with status 3 before it started any sample"
+        ):
             time.sleep(2.0)  # a ticket that came in time would be blamed
             list(loader)
 
 
 def test_a_pool_has_its_own_limit() -> None:
-    with lp.Pool(1) as pool, pytest.raises(ArgumentError, match=r"workers=pool and Limits\(restarts="):
+    with (
+        lp.Pool(1) as pool,
+        pytest.raises(ArgumentError, match=r"workers=pool and Limits\(restarts="),
+    ):
         lp.Loader(range(4), workers=pool, limits=lp.Limits(restarts=3))
 
 
@@ -219,11 +256,17 @@ def test_the_first_of_all_and_whole_batches_are_left_out_too(unit: str, at: int,
         end(items[0])
         return np.array(items, np.float32)
 
-    settings: dict[str, Any] = {"limits": lp.Limits(timeout_s=0.2), "workers": 2, "on_error": "skip"}
+    settings: dict[str, Any] = {
+        "limits": lp.Limits(timeout_s=0.2),
+        "workers": 2,
+        "on_error": "skip",
+    }
     if unit == "batch":
         loader = lp.Loader(range(32), batch_fn=batch_fn, batch_size=BATCH, **settings)
     else:
-        loader = lp.Loader(range(32), fn, batch_size=BATCH if unit == "sample" else None, **settings)
+        loader = lp.Loader(
+            range(32), fn, batch_size=BATCH if unit == "sample" else None, **settings
+        )
     with loader:
         items = rows(loader)
         skipped = sorted(loader.statistics().skipped_indices)

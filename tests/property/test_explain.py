@@ -32,14 +32,18 @@ trainings = st.builds(
 
 
 @given(trainings, st.integers(1, 16), st.booleans())
-def test_what_is_expected_comes_true(training: Training, workers: int, are_generators: bool) -> None:
+def test_what_is_expected_comes_true(
+    training: Training, workers: int, are_generators: bool
+) -> None:
     """In whatever training, a change of workers or threads makes steps as long as was said, within 10 %."""
     window = training.window(workers, lanes=are_generators * MAX_WORKERS)
     found = find_verdict(window)
     if found.verdict not in ADVISED:
         return
     is_of_threads = "threads" in found.change
-    length = training.length(workers, told(found)) if is_of_threads else training.length(told(found))
+    length = (
+        training.length(workers, told(found)) if is_of_threads else training.length(told(found))
+    )
     assert found.expected_step_s == pytest.approx(length, rel=0.1)
     assert length < 0.97 * window.step_s
     if not is_of_threads and told(found) > workers + 1:  # one worker less would not do
@@ -47,7 +51,9 @@ def test_what_is_expected_comes_true(training: Training, workers: int, are_gener
 
 
 @given(trainings, st.integers(1, 64))
-def test_a_training_that_is_told_to_be_compute_bound_stays_so(training: Training, workers: int) -> None:
+def test_a_training_that_is_told_to_be_compute_bound_stays_so(
+    training: Training, workers: int
+) -> None:
     found = find_verdict(training.window(workers))
     if found.verdict is Verdict.COMPUTE_BOUND and found.change:
         assert training.length(told(found)) <= 1.001 * training.length(workers)

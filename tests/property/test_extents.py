@@ -45,7 +45,9 @@ def test_extents_never_overlap_and_nothing_is_lost(steps: list[tuple[str, int]])
 
 def longest_hole(taken: list[Extent]) -> int:
     """In pages, counted page by page."""
-    used = {page for each in taken for page in range(each.offset // PAGE_BYTES, each.end // PAGE_BYTES)}
+    used = {
+        page for each in taken for page in range(each.offset // PAGE_BYTES, each.end // PAGE_BYTES)
+    }
     free = "".join(" x"[page in used] for page in range(START // PAGE_BYTES, END // PAGE_BYTES))
     return max(map(len, free.split("x")))
 
@@ -80,7 +82,9 @@ def test_rooms_share_no_byte_and_are_all_given_back(steps: list[tuple[bool, int]
             if is_taken or not held:
                 extent = rooms.take(nbytes)
                 assert nbytes <= extent.nbytes
-                assert all(extent.end <= other.offset or other.end <= extent.offset for other in held)
+                assert all(
+                    extent.end <= other.offset or other.end <= extent.offset for other in held
+                )
                 held.append(extent)
             else:
                 rooms.give(held.pop(nbytes % len(held)))

@@ -10,7 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from loaderpool.worker.bundles import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable
 
 _OFFSET = 4096
-_ROOMS = 4  # where bundles' bytes lie; each room's bytes are the number of the batch that they are of
+_ROOMS = (
+    4  # where bundles' bytes lie; each room's bytes are the number of the batch that they are of
+)
 
 
 class _Walk(RuleBasedStateMachine):
@@ -24,7 +26,9 @@ class _Walk(RuleBasedStateMachine):
         self.held: dict[int, int] = {}  # room by batch
         self.free = list(range(_ROOMS))
         self.next = 0
-        self.written: tuple[int, int] | None = None  # batch and room whose bytes are there, and no entry
+        self.written: tuple[int, int] | None = (
+            None  # batch and room whose bytes are there, and no entry
+        )
         self.looking: tuple[int, Bundle, int] | None = None
 
     @precondition(lambda self: self.free and self.written is None)

@@ -62,11 +62,16 @@ def a_list(length: int) -> list[int]:
 MAKERS = [quiet, drawing, drawing_late, with_rng, one_buffer, one_dict, a_list]
 
 
-def items_of(make: Any, lengths: list[int], lanes: int, window: int = 0, seed_globals: Any = "auto") -> LaneItems:
+def items_of(
+    make: Any, lengths: list[int], lanes: int, window: int = 0, seed_globals: Any = "auto"
+) -> LaneItems:
     plan = Plan(Order(1 << 62), ROWS, lanes=lanes, is_open=True)
     takes = frozenset({"rng"} if make is with_rng else ())
     items = LaneItems(make, takes, list(lengths), plan, window > 0, window, seed_globals)
-    items.attend(Progress(memoryview(bytearray(BOARD_BYTES)).cast("Q"), 0, 0, BaseException), times_items=False)
+    items.attend(
+        Progress(memoryview(bytearray(BOARD_BYTES)).cast("Q"), 0, 0, BaseException),
+        times_items=False,
+    )
     return items
 
 
@@ -98,7 +103,9 @@ def test_any_batch_in_any_order_is_that_of_one_straight_run(
     there = items_of(make, lengths, lanes, window)
     for _ in range(data.draw(st.integers(1, 12))):
         number = data.draw(st.integers(0, most - 1))
-        event = data.draw(st.sampled_from(["", "", "", "elsewhere", "forgotten", "another epoch", "twice"]))
+        event = data.draw(
+            st.sampled_from(["", "", "", "elsewhere", "forgotten", "another epoch", "twice"])
+        )
         if event == "elsewhere":  # the worker died, or the lane moved
             there = items_of(make, lengths, lanes, window)
         elif event == "forgotten":

@@ -22,7 +22,9 @@ LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 def in_turn(lengths: list[int]) -> list[int]:
     """The numbers of all batches that there are."""
     lanes = len(lengths)
-    return sorted(batch * lanes + lane for lane, length in enumerate(lengths) for batch in range(length))
+    return sorted(
+        batch * lanes + lane for lane, length in enumerate(lengths) for batch in range(length)
+    )
 
 
 def is_empty(number: int, lengths: list[int]) -> bool:
@@ -66,7 +68,9 @@ def test_each_batch_comes_once_and_a_lanes_in_their_order(
             for lane, length in enumerate(lengths)
             for batch in range(shelf.places.taken[lane], length + beyond)
         ]
-        for number in data.draw(st.lists(st.sampled_from(upcoming), min_size=1, max_size=4, unique=True)):
+        for number in data.draw(
+            st.lists(st.sampled_from(upcoming), min_size=1, max_size=4, unique=True)
+        ):
             is_end = is_empty(number, lengths)  # which has no slot
             if shelf.put(Delivery(number, 1, 2, None if is_end else slot)):
                 slot += not is_end
@@ -79,8 +83,12 @@ def test_each_batch_comes_once_and_a_lanes_in_their_order(
     assert sorted(taken) == in_turn(lengths)
     assert not in_order or taken == sorted(taken)
     for lane in range(lanes):
-        assert [number // lanes for number in taken if number % lanes == lane] == list(range(lengths[lane]))
-    assert not shelf.put(Delivery(data.draw(st.integers(0, 99)), 1, 2, 0)), "nothing is wanted any more"
+        assert [number // lanes for number in taken if number % lanes == lane] == list(
+            range(lengths[lane])
+        )
+    assert not shelf.put(Delivery(data.draw(st.integers(0, 99)), 1, 2, 0)), (
+        "nothing is wanted any more"
+    )
     # Wherever a consumer stands that is behind: what it has not taken is the rest.
     for consumed, place in enumerate(places):
         # When it was saved fewer ends may have been known, but never another count.

@@ -41,7 +41,9 @@ def test_shares_sum_up_never_fall_and_stay_near_their_weights(
     for source, weight in enumerate(weights):
         growth = after[source] - before[source]
         assert 0 <= growth <= more
-        assert abs(before[source] - Fraction(start * weight, total)) < 4  # at most one for each fork above it
+        assert (
+            abs(before[source] - Fraction(start * weight, total)) < 4
+        )  # at most one for each fork above it
         assert weight or not growth
     assert shares.counts(total * start) == [weight * start for weight in weights]
 

@@ -29,8 +29,12 @@ def indexed(**how: Any) -> lp.Loader:
 LOADERS: dict[str, Callable[[], lp.Loader]] = {
     "ordered": indexed,
     "unordered": lambda: indexed(deterministic=False),
-    "buckets": lambda: indexed(buckets=lp.Buckets([item * 7 % 10 for item in range(ITEMS)], [3, 6], [4, 2, 3])),
-    "generators": lambda: lp.Loader.from_generator(of_shard, shards=range(5), cycle_length=3, batch_size=2, workers=0),
+    "buckets": lambda: indexed(
+        buckets=lp.Buckets([item * 7 % 10 for item in range(ITEMS)], [3, 6], [4, 2, 3])
+    ),
+    "generators": lambda: lp.Loader.from_generator(
+        of_shard, shards=range(5), cycle_length=3, batch_size=2, workers=0
+    ),
 }
 
 JUNK: list[Any] = [
@@ -83,6 +87,9 @@ def test_a_state_that_was_changed_is_refused_in_one_sentence(name: str) -> None:
                 with pytest.raises(lp.StateError) as raised:
                     loader.load_state_dict(each)
                 assert len(str(raised.value)) < 400
-        for carried in (json.loads(json.dumps(state, indent=1, sort_keys=True)), pickle.loads(pickle.dumps(state))):
+        for carried in (
+            json.loads(json.dumps(state, indent=1, sort_keys=True)),
+            pickle.loads(pickle.dumps(state)),
+        ):
             loader.load_state_dict(carried)
             assert [batch.tolist() for batch in loader] == expected

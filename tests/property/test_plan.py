@@ -34,10 +34,18 @@ def all_fields(draw: st.DrawFn) -> dict[str, Any]:
         return {**fields, "order": order, "batch_size": draw(st.none() | st.integers(1, 20))}
     boundaries = sorted(draw(st.sets(st.integers(1, 12), min_size=1, max_size=5)))
     lengths = draw(st.lists(st.integers(0, 14), max_size=120))
-    sizes = draw(st.lists(st.integers(1, 6), min_size=len(boundaries) + 1, max_size=len(boundaries) + 1))
+    sizes = draw(
+        st.lists(st.integers(1, 6), min_size=len(boundaries) + 1, max_size=len(boundaries) + 1)
+    )
     buckets = ItemBuckets.of(np.array(lengths, np.int64), tuple(boundaries))
     order = Order(len(lengths), shuffle, seed)
-    return {**fields, "order": order, "batch_size": max(sizes), "buckets": buckets, "batch_sizes": tuple(sizes)}
+    return {
+        **fields,
+        "order": order,
+        "batch_size": max(sizes),
+        "buckets": buckets,
+        "batch_sizes": tuple(sizes),
+    }
 
 
 def shards_of(fields: dict[str, Any], num_shards: int | None = None) -> list[Any]:
@@ -74,7 +82,9 @@ def test_shards_have_the_same_global_batches_and_miss_and_repeat_what_they_say(
     expected = walked(shards[0], epoch)
     assert {plan.batches_per_epoch for plan in shards} == {len(expected)}
     seen: Counter[int] = Counter()
-    for step, whole in zip(zip(*(batches_of(plan, epoch) for plan in shards), strict=True), expected, strict=True):
+    for step, whole in zip(
+        zip(*(batches_of(plan, epoch) for plan in shards), strict=True), expected, strict=True
+    ):
         dealt = list(chain.from_iterable(step))
         assert dealt[: len(whole)] == whole, "in their order, one shard after the other"
         assert set(dealt) == set(whole)
@@ -104,7 +114,9 @@ def test_a_chunk_is_its_batches_and_a_place_is_where_an_item_is(
     parts = [chunk[start:stop].tolist() for start, stop in bounds_of(rows[first : first + count])]
     assert parts == batches[first : first + count]
     if not plan.rows_vary:
-        assert rows == rows[:1] * (len(rows) - 1) + [plan.last_rows] * bool(rows), "only the last one may be shorter"
+        assert rows == rows[:1] * (len(rows) - 1) + [plan.last_rows] * bool(rows), (
+            "only the last one may be shorter"
+        )
     numbering = Numbering(plan)
     if count:
         alike = numbering.alike(first)
@@ -121,7 +133,9 @@ def test_a_chunk_is_its_batches_and_a_place_is_where_an_item_is(
 
 @given(all_fields(), EPOCHS, st.data())
 @EXAMPLES
-def test_to_go_on_is_as_if_it_had_never_stopped(fields: dict[str, Any], epoch: int, data: st.DataObject) -> None:
+def test_to_go_on_is_as_if_it_had_never_stopped(
+    fields: dict[str, Any], epoch: int, data: st.DataObject
+) -> None:
     """Any number of stops, and every shard can go on from any shard's."""
     shards = shards_of(fields)
     whole = [batches_of(plan, epoch) for plan in shards]
@@ -164,7 +178,10 @@ def test_shares_follow_the_cluster(fields: dict[str, Any], epoch: int, data: st.
     assert sum(seen.values()) - len(seen) == repeated
 
 
-@given(st.lists(st.integers(0, 2**40), max_size=50), st.sets(st.integers(1, 2**40), min_size=1, max_size=300))
+@given(
+    st.lists(st.integers(0, 2**40), max_size=50),
+    st.sets(st.integers(1, 2**40), min_size=1, max_size=300),
+)
 @settings(max_examples=100, deadline=None)
 def test_buckets_are_those_of_tf_data(lengths: list[int], edges: set[int]) -> None:
     boundaries = sorted(edges)

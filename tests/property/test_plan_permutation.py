@@ -20,7 +20,9 @@ def test_every_number_comes_exactly_once(size: int, key: int) -> None:
 
 @given(st.integers(1, MAX_SIZE), keys, st.data())
 @settings(max_examples=150, deadline=None)
-def test_each_number_has_its_place_in_any_order_of_asking(size: int, key: int, data: st.DataObject) -> None:
+def test_each_number_has_its_place_in_any_order_of_asking(
+    size: int, key: int, data: st.DataObject
+) -> None:
     positions = data.draw(st.lists(st.integers(0, size - 1), max_size=20))
     permutation = Permutation(size, key)
     taken = permutation.take(np.array(positions, np.int64)).tolist()

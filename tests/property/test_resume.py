@@ -18,7 +18,9 @@ import loaderpool as lp
 from tests.support.batches import Place
 from tests.support.streams import Numbers
 
-pytestmark = pytest.mark.may_leak(reason="the examples share a pool; the fixture looks when the last has run")
+pytestmark = pytest.mark.may_leak(
+    reason="the examples share a pool; the fixture looks when the last has run"
+)
 
 LINES = 60
 
@@ -39,7 +41,11 @@ def drawn(item: Any, rng: np.random.Generator) -> Any:
 def drawn_of_some(item: Any, rng: np.random.Generator) -> Any:
     """The same with a shape that varies, and not from the global streams for every item."""
     named = zlib.crc32(repr(item).encode())
-    return {"named": named, "some": rng.random(named % 4), "rare": random.random() if named % 3 == 0 else 0.5}
+    return {
+        "named": named,
+        "some": rng.random(named % 4),
+        "rare": random.random() if named % 3 == 0 else 0.5,
+    }
 
 
 def drawn_at_once(items: list[Any], rng: np.random.Generator) -> Any:
@@ -68,8 +74,16 @@ def sources(draw: st.DrawFn, lines: lp.TextLines) -> Any:
         return lines
     if kind == "mix":
         weights = draw(st.lists(st.integers(1, 5), min_size=2, max_size=3))
-        parts = [range(1000 * part, 1000 * part + draw(st.integers(1, 20))) for part in range(len(weights))]
-        return lp.mix([*parts[1:], lines], weights, draw(st.integers(0, 9)), draw(st.sampled_from(["first", size])))
+        parts = [
+            range(1000 * part, 1000 * part + draw(st.integers(1, 20)))
+            for part in range(len(weights))
+        ]
+        return lp.mix(
+            [*parts[1:], lines],
+            weights,
+            draw(st.integers(0, 9)),
+            draw(st.sampled_from(["first", size])),
+        )
     return lp.zip_sources(range(LINES), lines)
 
 
@@ -85,7 +99,9 @@ def streams(draw: st.DrawFn) -> Any:
 
 
 @st.composite
-def loaders(draw: st.DrawFn, lines: lp.TextLines, deterministic: bool = True) -> Callable[..., lp.Loader]:
+def loaders(
+    draw: st.DrawFn, lines: lp.TextLines, deterministic: bool = True
+) -> Callable[..., lp.Loader]:
     """Makes the same loader again and again, wherever it runs."""
     shards = draw(st.integers(1, 3))
     how: dict[str, Any] = {
@@ -103,13 +119,29 @@ def loaders(draw: st.DrawFn, lines: lp.TextLines, deterministic: bool = True) ->
         size = len(source)
         how["shuffle"] = draw(st.booleans())
         if draw(st.integers(0, 3)) == 0:
-            boundaries = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3, unique=True).map(sorted))
-            sizes = st.lists(st.integers(1, 9), min_size=len(boundaries) + 1, max_size=len(boundaries) + 1)
+            boundaries = draw(
+                st.lists(st.integers(1, 6), min_size=1, max_size=3, unique=True).map(sorted)
+            )
+            sizes = st.lists(
+                st.integers(1, 9), min_size=len(boundaries) + 1, max_size=len(boundaries) + 1
+            )
             lengths = [number * 5 % 7 for number in range(size)]
-            how |= {"buckets": lp.Buckets(lengths, boundaries, draw(st.none() | sizes)), "drop_remainder": False}
+            how |= {
+                "buckets": lp.Buckets(lengths, boundaries, draw(st.none() | sizes)),
+                "drop_remainder": False,
+            }
     needed = how["batch_size"] * shards
-    how["drop_remainder"] = how["drop_remainder"] and size >= needed  # else there is no batch, which is refused
-    kinds = ["samples", "varied", "batches", "skip", "replace", *(["elements"] if "buckets" not in how else [])]
+    how["drop_remainder"] = (
+        how["drop_remainder"] and size >= needed
+    )  # else there is no batch, which is refused
+    kinds = [
+        "samples",
+        "varied",
+        "batches",
+        "skip",
+        "replace",
+        *(["elements"] if "buckets" not in how else []),
+    ]
     kind = draw(st.sampled_from(kinds))
     if kind == "samples":
         how["fn"] = drawn
@@ -189,7 +221,9 @@ def test_stopped_time_and_again_it_is_the_stream_that_was_never_stopped(
             batches = iter(loader)
             some = take(batches, count)
             got += some
-            way = data.draw(ways) if some else "loader"  # an iterator that was never asked has not begun
+            way = (
+                data.draw(ways) if some else "loader"
+            )  # an iterator that was never asked has not begun
             state = stopped(loader, batches, len(some), way)
             del batches
         assert got == expected[: len(got)]

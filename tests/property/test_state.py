@@ -40,7 +40,9 @@ class WalkedPlan:
 
     def total_rows(self, number: int, count: int) -> int:
         rest = self.size - (number + count - 1) % self.batches_per_epoch * self.batch_size
-        return (count - 1) * self.batch_size + (self.batch_size if self.lanes else min(self.batch_size, rest))
+        return (count - 1) * self.batch_size + (
+            self.batch_size if self.lanes else min(self.batch_size, rest)
+        )
 
     def made(self, batch: int) -> int:
         """The rows of a batch of a lane."""
@@ -51,7 +53,9 @@ class WalkedPlan:
 class Consumer:
     """A run as the main process has it: takes batches, keeps some slots, gives them back at random."""
 
-    def __init__(self, number: int, loader: int, first: int, plan: WalkedPlan, is_ordered: bool) -> None:
+    def __init__(
+        self, number: int, loader: int, first: int, plan: WalkedPlan, is_ordered: bool
+    ) -> None:
         self.number, self.loader, self.next, self.plan = number, loader, first, plan
         self.is_ordered = is_ordered or plan.lanes > 0
         self.ready: dict[int, Filled | BatchFailed] = {}
@@ -64,7 +68,9 @@ class Consumer:
     def hear(self, message: Filled | BatchFailed) -> None:
         for batch in batches_of(message):
             assert batch >= self.next and batch not in self.had, "a batch was made twice"
-            assert all(batch not in batches_of(other) for other in self.ready.values()), "a batch was made twice"
+            assert all(batch not in batches_of(other) for other in self.ready.values()), (
+                "a batch was made twice"
+            )
         if self.plan.lanes and (isinstance(message, BatchFailed) or message.is_last):
             turn, lane = divmod(message.batch, self.plan.lanes)
             batches = turn + (isinstance(message, BatchFailed) or message.rows > 0)
@@ -72,12 +78,16 @@ class Consumer:
             assert batches < self.over.get(lane, 1 << 62) + isinstance(message, BatchFailed)
             self.over[lane] = batches
             for number in [each for each in self.ready if each % self.plan.lanes == lane]:
-                if number // self.plan.lanes >= batches:  # an earlier batch of the lane has failed since
+                if (
+                    number // self.plan.lanes >= batches
+                ):  # an earlier batch of the lane has failed since
                     self.empty.append(self.ready.pop(number).offset)
             if isinstance(message, Filled) and not message.rows:
                 self.empty.append(message.offset)
                 return
-        assert isinstance(message, BatchFailed) or not self.plan.lanes or message.rows, "an empty batch"
+        assert isinstance(message, BatchFailed) or not self.plan.lanes or message.rows, (
+            "an empty batch"
+        )
         self.ready[message.batch] = message
 
     def pass_lanes_that_are_over(self) -> None:
@@ -90,7 +100,10 @@ class Consumer:
     @property
     def is_over(self) -> bool:
         turns = range(self.next, self.next + self.plan.lanes)
-        ends = [self.over.get(number % self.plan.lanes, number) <= number // self.plan.lanes for number in turns]
+        ends = [
+            self.over.get(number % self.plan.lanes, number) <= number // self.plan.lanes
+            for number in turns
+        ]
         return 0 < self.plan.lanes == len(self.over) and all(ends) and not self.ready
 
     def take(self) -> Filled | BatchFailed | None:
@@ -105,7 +118,9 @@ class Consumer:
 
 
 def batches_of(message: Filled | BatchFailed) -> range:
-    return range(message.batch, message.batch + (message.batches if isinstance(message, Filled) else 1))
+    return range(
+        message.batch, message.batch + (message.batches if isinstance(message, Filled) else 1)
+    )
 
 
 class Walk:
@@ -118,14 +133,19 @@ class Walk:
         self.state = State(chance.randint(1, 4), memory, self.most_slots)
         self.channels: dict[int, list[Message]] = {}  # of each worker: what it has not answered
         self.started: set[int] = set()
-        self.unanswered: dict[int, tuple[int, int]] = {}  # run and slot of each ticket that a worker has
+        self.unanswered: dict[
+            int, tuple[int, int]
+        ] = {}  # run and slot of each ticket that a worker has
         self.stopping: set[int] = set()
         self.consumers: dict[int, Consumer] = {}
         self.plans: dict[int, WalkedPlan] = {}
         self.loaded: dict[int, tuple[WalkedPlan, Layout]] = {}  # those that are closed, too
         self.dealt: dict[int, set[int]] = {}  # batches of each run
         self.takes, self.kills = chance.choice([2, 40]), chance.choice([0, 2, 8])
-        self.failures, self.failing_starts = chance.choice([0, 0.03, 0.3]), chance.choice([0, 0, 0.3])
+        self.failures, self.failing_starts = (
+            chance.choice([0, 0.03, 0.3]),
+            chance.choice([0, 0, 0.3]),
+        )
         self.times = chance.choice([[1e-6], [1e-6, 1e-4, 0.01, 0.3]])
         self.oversize = chance.choice([0, 0, 0.02])
         self.now, self.taken = 0.0, 0
@@ -152,11 +172,15 @@ class Walk:
         match instruction:
             case ToWorker(worker, message):
                 self.look_at(message)
-                if worker in self.channels:  # else it could not be started, and another one gets the same ticket
+                if (
+                    worker in self.channels
+                ):  # else it could not be started, and another one gets the same ticket
                     self.channels[worker].append(message)
                     if isinstance(message, Ticket) and message.run:
                         self.unanswered[message.number] = message.run, message.offset
-            case ToMain(Filled(run=run) | BatchFailed(run=run) as message) if not self.consumers[run].is_ended:
+            case ToMain(Filled(run=run) | BatchFailed(run=run) as message) if not self.consumers[
+                run
+            ].is_ended:
                 is_answered = (run, message.offset) not in self.unanswered.values()
                 assert is_answered or isinstance(message, BatchFailed), "SLOT-2"
                 if isinstance(message, BatchFailed) and message.offset < 0:
@@ -171,7 +195,9 @@ class Walk:
             case Start(worker) if self.channels and self.random.random() < self.failing_starts:
                 self.state.not_started(worker, b"no process")
             case Start(worker):
-                assert worker not in self.started, "what is meant for one that has died would reach it"
+                assert worker not in self.started, (
+                    "what is meant for one that has died would reach it"
+                )
                 self.started.add(worker)
                 self.channels[worker] = []
             case Stop(worker):
@@ -185,12 +211,18 @@ class Walk:
             self.leave(worker)
 
     def look_at(self, message: Message) -> None:
-        if isinstance(message, Ticket) and message.run and (lanes := self.consumers[message.run].plan.lanes):
+        if (
+            isinstance(message, Ticket)
+            and message.run
+            and (lanes := self.consumers[message.run].plan.lanes)
+        ):
             consumer, seen = self.consumers[message.run], self.dealt.setdefault(message.run, set())
             if message.batch not in seen:
                 lane = message.batch % lanes
                 assert consumer.is_ended or lane not in consumer.over, "LANE-2"
-                assert all(other < message.batch for other in seen if other % lanes == lane), "LANE-3"
+                assert all(other < message.batch for other in seen if other % lanes == lane), (
+                    "LANE-3"
+                )
             seen.add(message.batch)
 
     # ---- what the main process does
@@ -199,12 +231,19 @@ class Walk:
         if len(self.plans) == 4:
             return
         chance, number = self.random, len(self.loaded) + 1
-        lanes, rows, row_bytes = chance.choice([0, 0, 1, 3, 7]), chance.randint(1, 9), chance.choice([8, 8000])
+        lanes, rows, row_bytes = (
+            chance.choice([0, 0, 1, 3, 7]),
+            chance.randint(1, 9),
+            chance.choice([8, 8000]),
+        )
         lengths = tuple(chance.choice([0, 3, 20, rows, 2 * rows, 10**6]) for _ in range(lanes))
         plan = self.plans[number] = WalkedPlan(chance.randint(1, 60), rows, lanes, lengths)
         most = max(1, min(2048, 262_144 // (rows * row_bytes)))
         slot_bytes = -(-most * rows * row_bytes // 4096) * 4096
-        self.loaded[number] = plan, Layout(slot_bytes, most, chance.random() < 0.7, room=chance.choice([2, 2, 5]))
+        self.loaded[number] = (
+            plan,
+            Layout(slot_bytes, most, chance.random() < 0.7, room=chance.choice([2, 2, 5])),
+        )
         self.state.load(number, plan, leaves_out=not lanes and chance.random() < 0.2)
         look(self.state, number)
 
@@ -221,7 +260,11 @@ class Walk:
         if self.plans and len(self.living()) < 3:
             loader = self.random.choice([*self.plans])
             first = 0 if self.plans[loader].lanes else self.random.randint(0, 30)
-            self.start(Consumer(self.new_run(), loader, first, self.plans[loader], self.random.random() < 0.7))
+            self.start(
+                Consumer(
+                    self.new_run(), loader, first, self.plans[loader], self.random.random() < 0.7
+                )
+            )
 
     def again(self) -> None:
         """After an interrupt, say."""
@@ -232,7 +275,8 @@ class Walk:
         new = Consumer(self.new_run(), old.loader, old.next, old.plan, old.is_ordered)
         new.had = set(old.had)
         turns = {
-            number % new.plan.lanes: number // new.plan.lanes for number in range(new.next, new.next + new.plan.lanes)
+            number % new.plan.lanes: number // new.plan.lanes
+            for number in range(new.next, new.next + new.plan.lanes)
         }
         new.over = {lane: batches for lane, batches in old.over.items() if turns[lane] >= batches}
         self.start(new)
@@ -243,7 +287,14 @@ class Walk:
     def start(self, consumer: Consumer) -> None:
         self.consumers[consumer.number] = consumer
         had = tuple(sorted(consumer.had))
-        begin(self.state, consumer.number, consumer.loader, consumer.next, had=had, lanes_over=tuple(consumer.over))
+        begin(
+            self.state,
+            consumer.number,
+            consumer.loader,
+            consumer.next,
+            had=had,
+            lanes_over=tuple(consumer.over),
+        )
 
     def end(self) -> None:
         if living := self.living():
@@ -352,7 +403,9 @@ class Walk:
             self.settle()
             for consumer in self.living():
                 consumer.pass_lanes_that_are_over()
-                is_ready = consumer.next in consumer.ready if consumer.is_ordered else consumer.ready
+                is_ready = (
+                    consumer.next in consumer.ready if consumer.is_ordered else consumer.ready
+                )
                 assert is_ready or consumer.is_over, f"deadlock: {vars(consumer)}"
             self.take()
             for consumer in self.consumers.values():

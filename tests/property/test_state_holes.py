@@ -27,7 +27,10 @@ def test_a_worker_is_stopped_that_has_died_meanwhile() -> None:
         pool.step()
     pool.answer(worker)  # read of its channel when it is dead already, in the same round
     pool.die(worker)
-    assert any(isinstance(each, Stop) and each.worker not in pool.state.workers for each in pool.state.instructions)
+    assert any(
+        isinstance(each, Stop) and each.worker not in pool.state.workers
+        for each in pool.state.instructions
+    )
     supervisor = object.__new__(Supervisor)
     supervisor._workers = SimpleNamespace(by_number={})
     supervisor._main = SimpleNamespace(send=pool.told.append)  # type: ignore[assignment]
@@ -50,7 +53,9 @@ def lent() -> tuple[Pool, int]:
 
 
 @pytest.mark.parametrize("crosses", ["nothing", "an end that names it", "an end that does not"])
-def test_a_release_that_is_said_twice_or_crosses_an_end_is_said_once(lent: tuple[Pool, int], crosses: str) -> None:
+def test_a_release_that_is_said_twice_or_crosses_an_end_is_said_once(
+    lent: tuple[Pool, int], crosses: str
+) -> None:
     """A finalizer took it off the list, another thread's `End` said "not lent", then the release came: a KeyError."""
     pool, offset = lent
     if crosses != "nothing":
@@ -63,7 +68,9 @@ def test_a_release_that_is_said_twice_or_crosses_an_end_is_said_once(lent: tuple
     assert (RUN in pool.state.runs) is (crosses == "nothing")
 
 
-def test_a_release_that_comes_after_its_slot_was_filled_again_frees_no_batch(lent: tuple[Pool, int]) -> None:
+def test_a_release_that_comes_after_its_slot_was_filled_again_frees_no_batch(
+    lent: tuple[Pool, int],
+) -> None:
     """Two threads settled one lease, and both said so: workers wrote the next batch over the one that had views."""
     pool, offset = lent
     ticket = pool.state.runs[RUN].filled[offset]
@@ -79,7 +86,9 @@ def test_a_release_that_comes_after_its_slot_was_filled_again_frees_no_batch(len
 
 
 @given(st.integers(1, 4), st.integers(0, 3))
-def test_where_some_workers_cannot_be_started_the_others_do_all_the_work(can_start: int, later: int) -> None:
+def test_where_some_workers_cannot_be_started_the_others_do_all_the_work(
+    can_start: int, later: int
+) -> None:
     """It was an exception in the loop: five supervisors, and then the function was said to be at fault."""
     pool = Pool(4)
     pool.can_start = can_start
@@ -111,8 +120,12 @@ def test_while_workers_that_leave_still_work_there_is_no_error_yet() -> None:
 # ---- slots: who has the last ones
 
 
-@pytest.mark.parametrize(("free", "shares"), [(16, [12, 2, 1, 1, 0]), (1 << 17, [*[32] * 4, 16, 8, 4, 2, 1, 1, 0])])
-def test_each_run_leaves_slots_to_the_next_one_and_to_have_none_is_an_error(free: int, shares: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("free", "shares"), [(16, [12, 2, 1, 1, 0]), (1 << 17, [*[32] * 4, 16, 8, 4, 2, 1, 1, 0])]
+)
+def test_each_run_leaves_slots_to_the_next_one_and_to_have_none_is_an_error(
+    free: int, shares: list[int]
+) -> None:
     pool = Pool(2).with_a_run()
     pool.state.end(RUN, ())
     while pool.busy():
@@ -122,7 +135,9 @@ def test_each_run_leaves_slots_to_the_next_one_and_to_have_none_is_an_error(free
         begin(pool.state, run, LOADER, 0)
         assert (pool.state.runs[run].slots if run in pool.state.runs else 0) == slots
     pool.turn()
-    assert [(message.run, message.offset) for message in pool.of(BatchFailed)] == [(RUN + len(shares), -1)]
+    assert [(message.run, message.offset) for message in pool.of(BatchFailed)] == [
+        (RUN + len(shares), -1)
+    ]
 
 
 def test_runs_of_a_loader_share_its_limit_and_one_that_had_less_gets_more_when_others_end() -> None:
@@ -173,7 +188,11 @@ def test_a_run_without_a_slot_waits_for_one_that_has_ended_and_is_still_written_
         assert not pool.state.runs[run].slots
     while pool.busy():
         pool.step()
-    assert pool.state.runs[RUN + 1].slots and pool.state.runs[RUN + 2].slots and not pool.of(BatchFailed)
+    assert (
+        pool.state.runs[RUN + 1].slots
+        and pool.state.runs[RUN + 2].slots
+        and not pool.of(BatchFailed)
+    )
 
 
 def test_an_epochs_first_tickets_are_small() -> None:
@@ -208,7 +227,9 @@ def test_an_epochs_first_tickets_are_small() -> None:
 
 
 @given(st.lists(st.integers(0, 3), min_size=40, max_size=40), st.sampled_from([2, 3, 5]))
-def test_a_ticket_that_kills_at_changing_samples_is_given_up(indices: list[int], most_deaths: int) -> None:
+def test_a_ticket_that_kills_at_changing_samples_is_given_up(
+    indices: list[int], most_deaths: int
+) -> None:
     """It was still due after 10,000 deaths: only the same sample twice running was blamed."""
     pool = Pool(1).with_a_run(most_deaths)
     deaths = 0
@@ -222,7 +243,10 @@ def test_a_ticket_that_kills_at_changing_samples_is_given_up(indices: list[int],
     (told,) = pool.of(BatchFailed)
     assert told.batch == 0 and most_deaths <= deaths <= 3 * most_deaths
     is_same = indices[deaths - 1] == indices[deaths - 2]
-    assert told.error == f"{'ALONE' if is_same and deaths >= most_deaths else 'TOGETHER'} {deaths}".encode()
+    assert (
+        told.error
+        == f"{'ALONE' if is_same and deaths >= most_deaths else 'TOGETHER'} {deaths}".encode()
+    )
     pool.step()
     assert pool.of(Filled)[0].batch == 1  # what comes behind it is made
 
@@ -248,7 +272,9 @@ def broken(request: pytest.FixtureRequest) -> Pool:
 
 
 @pytest.mark.parametrize("number", [LOADER, 2])
-def test_a_loader_of_a_broken_pool_and_one_that_comes_into_it_are_told(broken: Pool, number: int) -> None:
+def test_a_loader_of_a_broken_pool_and_one_that_comes_into_it_are_told(
+    broken: Pool, number: int
+) -> None:
     """Its first sample was due for ever, and `next` waited for it; the third `next` of an old loader hung."""
     if number != LOADER:
         broken.state.load(number, Endless())

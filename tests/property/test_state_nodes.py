@@ -55,7 +55,11 @@ class Cluster(Pool):
     def full(self) -> list[int]:
         """All batches that have come."""
         filled = self.of(Filled)
-        return sorted(batch for message in filled for batch in range(message.batch, message.batch + message.batches))
+        return sorted(
+            batch
+            for message in filled
+            for batch in range(message.batch, message.batch + message.batches)
+        )
 
 
 def test_a_node_has_no_ticket_before_it_runs_and_then_two_for_each_worker() -> None:
@@ -64,7 +68,9 @@ def test_a_node_has_no_ticket_before_it_runs_and_then_two_for_each_worker() -> N
     cluster.join(0, 1)
     cluster.join(1, 8)
     assert {node: len(tickets) for node, tickets in cluster.tickets.items()} == {0: 4, 1: 16, 2: 0}
-    assert all((ticket.start, ticket.stop) == (0, 4 * ticket.batches) for ticket in cluster.tickets[1])
+    assert all(
+        (ticket.start, ticket.stop) == (0, 4 * ticket.batches) for ticket in cluster.tickets[1]
+    )
 
 
 def test_tickets_of_nodes_take_64_ms() -> None:
@@ -117,7 +123,10 @@ def test_a_ticket_that_ends_nodes_is_dealt_alone_and_given_up_and_no_other_is() 
     cluster.join(1, 2)
     while any(cluster.tickets.values()):
         for node in [*cluster.tickets]:
-            if any(ticket.batch <= 7 < ticket.batch + ticket.batches for ticket in cluster.tickets[node]):
+            if any(
+                ticket.batch <= 7 < ticket.batch + ticket.batches
+                for ticket in cluster.tickets[node]
+            ):
                 alone += len(cluster.lose(node)) == 1
                 deaths += 1
             elif cluster.tickets[node]:
@@ -138,7 +147,11 @@ def test_a_run_that_is_whole_has_one_slot_and_one_ticket() -> None:
     begin(state, RUN, LOADER, 5, stop=45, is_whole=True)
     state.deal()
     (ticket,) = [each.message for each in state.instructions if isinstance(each, ToWorker)]
-    assert isinstance(ticket, Ticket) and (ticket.batch, ticket.batches, ticket.stop) == (5, 40, 160)
+    assert isinstance(ticket, Ticket) and (ticket.batch, ticket.batches, ticket.stop) == (
+        5,
+        40,
+        160,
+    )
     state.done(0, Done(ticket.number, error=b"error"))
     state.deal()
     told = [each.message for each in state.instructions if isinstance(each, ToMain)]

@@ -34,7 +34,9 @@ class Counting:
 
 
 @given(size=SIZES, window=WINDOWS, seed=SEEDS, epoch=st.integers(0, 5))
-def test_a_window_permutes_and_lets_nothing_come_early(size: int, window: int, seed: int, epoch: int) -> None:
+def test_a_window_permutes_and_lets_nothing_come_early(
+    size: int, window: int, seed: int, epoch: int
+) -> None:
     order = list(shuffled(iter(range(size)), window, seed, epoch))
     assert sorted(order) == list(range(size))
     assert all(number - at < window for at, number in enumerate(order))
@@ -51,7 +53,9 @@ def test_a_window_holds_no_more_items_than_it_says(size: int, window: int) -> No
 
 
 @given(size=SIZES, longer=st.integers(0, 50), window=WINDOWS, seed=SEEDS)
-def test_what_follows_later_changes_nothing_before_the_window(size: int, longer: int, window: int, seed: int) -> None:
+def test_what_follows_later_changes_nothing_before_the_window(
+    size: int, longer: int, window: int, seed: int
+) -> None:
     shorter = list(shuffled(iter(range(size)), window, seed, 0))
     whole = list(shuffled(iter(range(size + longer)), window, seed, 0))
     settled = max(0, size - window)
@@ -88,15 +92,21 @@ def plans(draw: st.DrawFn) -> tuple[int, Plan, Plan]:
 
 
 @given(plans(), st.integers(0, 30), st.integers(0, 3))
-def test_batches_of_a_stream_are_those_of_a_list(made: tuple[int, Plan, Plan], window: int, epoch: int) -> None:
+def test_batches_of_a_stream_are_those_of_a_list(
+    made: tuple[int, Plan, Plan], window: int, epoch: int
+) -> None:
     size, stream, closed = made
     items = [f"item {number}" for number in range(size)]
     order = list(shuffled(iter(items), window, 7, epoch)) if window else items
     source = StreamSource(Counting(size))
     source.items = iter(items)
     batches = list(read_batches(source, stream, window=window, seed=7, epoch=epoch))
-    expected = [closed.positions(epoch, batch).tolist() for batch in range(closed.batches_per_epoch)]
+    expected = [
+        closed.positions(epoch, batch).tolist() for batch in range(closed.batches_per_epoch)
+    ]
     assert [list(range(first, first + len(rows))) for first, rows in batches] == expected
-    assert [rows for _, rows in batches] == [[order[position] for position in batch] for batch in expected]
+    assert [rows for _, rows in batches] == [
+        [order[position] for position in batch] for batch in expected
+    ]
     for batch, (first, rows) in enumerate(batches[:-1]):  # known without the size
         assert stream.positions(epoch, batch).tolist() == list(range(first, first + len(rows)))

@@ -28,12 +28,19 @@ class Hooked(Staged):
 
 
 def shown(batches: Any) -> list[list[int]]:
-    return np.unique(np.concatenate([np.reshape(batch, (-1, 2)) for batch in batches]), axis=0).astype(int).tolist()
+    return (
+        np.unique(np.concatenate([np.reshape(batch, (-1, 2)) for batch in batches]), axis=0)
+        .astype(int)
+        .tolist()
+    )
 
 
 def test_each_epoch_uses_the_objects_as_they_are(cluster: RayCluster) -> None:
     dataset = Staged()
-    with lp.RayPool(cluster.address) as pool, lp.Loader(dataset, batch_size=4, workers=pool) as loader:
+    with (
+        lp.RayPool(cluster.address) as pool,
+        lp.Loader(dataset, batch_size=4, workers=pool) as loader,
+    ):
         for dataset.stage in range(3):
             dataset.table[:] = dataset.stage
             assert shown(loader) == [[dataset.stage, dataset.stage]]
@@ -45,5 +52,8 @@ def test_each_epoch_uses_the_objects_as_they_are(cluster: RayCluster) -> None:
 
 
 def test_hooks_of_a_sequence_are_seen(cluster: RayCluster) -> None:
-    with lp.RayPool(cluster.address) as pool, lp.Loader.from_sequence(Hooked(), workers=pool) as loader:
+    with (
+        lp.RayPool(cluster.address) as pool,
+        lp.Loader.from_sequence(Hooked(), workers=pool) as loader,
+    ):
         assert [shown(loader) for _ in range(3)] == [[[0, 0]], [[1, 1]], [[2, 2]]]

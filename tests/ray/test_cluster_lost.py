@@ -46,7 +46,9 @@ def expected() -> list[Any]:
         return read(loader)
 
 
-def test_a_head_that_is_away_for_ten_seconds_costs_nothing(cluster: RayCluster, expected: list[Any]) -> None:
+def test_a_head_that_is_away_for_ten_seconds_costs_nothing(
+    cluster: RayCluster, expected: list[Any]
+) -> None:
     with lp.RayPool(cluster.address) as pool, loader_of(pool) as loader:
         got, ended_s, was_back_at = [], 0.0, 0
         for number, batch in enumerate(loader):
@@ -57,7 +59,9 @@ def test_a_head_that_is_away_for_ten_seconds_costs_nothing(cluster: RayCluster, 
             elif number > 20 and not was_back_at and time.monotonic() > ended_s + 10:
                 cluster.start_head()
                 was_back_at = number
-        assert 30 < was_back_at < len(expected) - 10, "batches came while it was away, and when it was back"
+        assert 30 < was_back_at < len(expected) - 10, (
+            "batches came while it was away, and when it was back"
+        )
         assert_same(got, expected)
         told = loader.statistics()
         assert (told.nodes_lost, told.supervisor_restarts, told.notes) == (0, 0, ())
@@ -69,7 +73,9 @@ def test_when_it_does_not_come_back_the_error_says_so_and_the_place_is_saved(
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_S))
     got: list[Any] = []
     with lp.RayPool(cluster.address) as pool, loader_of(pool) as loader:
-        with pytest.raises(lp.ClusterError, match="the Ray cluster was lost: no Ray cluster answers at"):
+        with pytest.raises(
+            lp.ClusterError, match="the Ray cluster was lost: no Ray cluster answers at"
+        ):
             for number, batch in enumerate(loader):
                 got += read([batch])
                 if number == 20:

@@ -45,19 +45,30 @@ def test_an_exception_is_the_users_own_with_index_traceback_and_node(cluster: Ra
     error, address = caught.value, cluster.address.partition(":")[0]
     assert isinstance(error, lp.SampleError) and (error.index, error.node) == (41, address)
     assert f"source index 41, epoch 0, in worker 0 on node {address}." in str(error)
-    assert f"Traceback in worker 0 on node {address}:" in str(error) and ", in fails\n" in error.remote_traceback
+    assert (
+        f"Traceback in worker 0 on node {address}:" in str(error)
+        and ", in fails\n" in error.remote_traceback
+    )
     assert got == list(range(40))
 
 
 def as_if(tmp_path: Path, **versions: str) -> dict[str, Any]:
     """An actor's options, with an environment in which processes take modules for having these versions."""
-    lines = [f"import {name}; {name}.__version__ = {version!r}" for name, version in versions.items()]
+    lines = [
+        f"import {name}; {name}.__version__ = {version!r}" for name, version in versions.items()
+    ]
     (tmp_path / "sitecustomize.py").write_text("\n".join(lines))
-    return {"runtime_env": {"env_vars": {"PYTHONPATH": f"{tmp_path}:{Path(lp.__file__).parents[1]}"}}}
+    return {
+        "runtime_env": {"env_vars": {"PYTHONPATH": f"{tmp_path}:{Path(lp.__file__).parents[1]}"}}
+    }
 
 
-@pytest.mark.parametrize("other", [{"loaderpool": "9.9.9"}, {"numpy": "2.99.0"}], ids=["loaderpool", "numpy"])
-def test_another_version_is_an_error(cluster: RayCluster, tmp_path: Path, other: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "other", [{"loaderpool": "9.9.9"}, {"numpy": "2.99.0"}], ids=["loaderpool", "numpy"]
+)
+def test_another_version_is_an_error(
+    cluster: RayCluster, tmp_path: Path, other: dict[str, str]
+) -> None:
     said = rf"node .* has loaderpool .*{next(iter(other.values()))}.*, but the main process has loaderpool "
     with lp.RayPool(cluster.address, 1, actor_options=as_if(tmp_path, **other)) as pool:
         loader = lp.Loader(range(8), abs, batch_size=4, workers=pool)
@@ -65,8 +76,12 @@ def test_another_version_is_an_error(cluster: RayCluster, tmp_path: Path, other:
             next(iter(loader))
 
 
-def test_an_environment_that_cannot_be_is_an_error_at_once(cluster: RayCluster, tmp_path: Path) -> None:
-    pool = lp.RayPool(cluster.address, actor_options={"runtime_env": {"working_dir": str(tmp_path / "none")}})
+def test_an_environment_that_cannot_be_is_an_error_at_once(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    pool = lp.RayPool(
+        cluster.address, actor_options={"runtime_env": {"working_dir": str(tmp_path / "none")}}
+    )
     loader = lp.Loader(range(8), abs, batch_size=4, workers=pool)
     with pool, loader, soon(), pytest.raises(lp.ClusterError, match="none"):
         next(iter(loader))
@@ -81,17 +96,24 @@ def tells(item: int) -> int:
 
 def test_a_lost_node_is_told(cluster: RayCluster, capfd: pytest.CaptureFixture[str]) -> None:
     out, until_s = "", time.monotonic() + 60
-    with lp.RayPool(cluster.address) as pool, lp.Loader(range(300), tells, batch_size=4, workers=pool) as loader:
+    with (
+        lp.RayPool(cluster.address) as pool,
+        lp.Loader(range(300), tells, batch_size=4, workers=pool) as loader,
+    ):
         told_when(loader, lambda told: [node.state for node in told.nodes] == ["running"] * 3)
         strike(cluster.actors)
-        while "loaderpool: lost the remote workers on node " not in out and time.monotonic() < until_s:
+        while (
+            "loaderpool: lost the remote workers on node " not in out and time.monotonic() < until_s
+        ):
             list(loader)
             out += "".join(capfd.readouterr())
     assert out.count("loaderpool: lost the remote workers on node ") == 1, out
     assert " is made" in out, "what the function prints comes from the nodes"
 
 
-def test_a_node_that_sees_no_files_is_an_error_under_skip(cluster: RayCluster, tmp_path: Path) -> None:
+def test_a_node_that_sees_no_files_is_an_error_under_skip(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
     """It would leave out what other nodes make."""
     files = [tmp_path / f"{number}.txt" for number in range(60)]
     for number, file in enumerate(files):
@@ -126,7 +148,10 @@ def test_cpus_that_others_have_are_waited_for_with_a_warning(cluster: RayCluster
     )
     waiting = lp.RayPool(cluster.address)
     waiting._settings["no_room_s"] = 1.0
-    with lp.RayPool(cluster.address) as pool, lp.Loader(range(80), abs, batch_size=4, workers=pool) as loader:
+    with (
+        lp.RayPool(cluster.address) as pool,
+        lp.Loader(range(80), abs, batch_size=4, workers=pool) as loader,
+    ):
         read(loader)
         told_when(loader, lambda _: pool.workers == 3)
         with waiting, lp.Loader(range(80), abs, batch_size=4, workers=waiting) as other:
@@ -142,9 +167,15 @@ def test_cpus_that_others_have_are_waited_for_with_a_warning(cluster: RayCluster
 def test_a_raylets_port_is_no_heads(cluster: RayCluster) -> None:
     """Ray itself would ask it for minutes."""
     (raylet,) = cluster.pids(1)["raylet"]
-    ports = [each.laddr.port for each in psutil.Process(raylet).net_connections("tcp") if each.status == "LISTEN"]
+    ports = [
+        each.laddr.port
+        for each in psutil.Process(raylet).net_connections("tcp")
+        if each.status == "LISTEN"
+    ]
     address = f"{cluster.address.partition(':')[0]}:{ports[0]}"
-    said = f"no Ray cluster answers at {address}: a gRPC or HTTP/2 server listens there, but no head"
+    said = (
+        f"no Ray cluster answers at {address}: a gRPC or HTTP/2 server listens there, but no head"
+    )
     pool = lp.RayPool(address)
     loader = lp.Loader(range(8), abs, batch_size=4, workers=pool)
     with pool, loader, soon(), pytest.raises(lp.ClusterError, match=said):
@@ -154,7 +185,10 @@ def test_a_raylets_port_is_no_heads(cluster: RayCluster) -> None:
 def in_own_folder(tmp_path: Path) -> dict[str, Any]:
     """An actor's options, with an environment in which processes begin in a folder of the cluster's."""
     (tmp_path / "code").mkdir()
-    environment = {"working_dir": str(tmp_path / "code"), "env_vars": {"PYTHONPATH": str(Path(lp.__file__).parents[1])}}
+    environment = {
+        "working_dir": str(tmp_path / "code"),
+        "env_vars": {"PYTHONPATH": str(Path(lp.__file__).parents[1])},
+    }
     return {"runtime_env": environment}
 
 
@@ -182,7 +216,10 @@ def test_a_relative_path_is_told_with_the_nodes_directory(
         expected = lp.SetupError if hook else FileNotFoundError
         with loader, soon(), pytest.raises(expected, match=said) as caught:
             next(iter(loader))
-    assert str(tmp_path) not in str(caught.value).partition("looked for it in ")[2].partition("Pass an")[0]
+    assert (
+        str(tmp_path)
+        not in str(caught.value).partition("looked for it in ")[2].partition("Pass an")[0]
+    )
 
 
 def test_a_relative_path_under_skip_is_told_with_the_directory(
@@ -194,6 +231,8 @@ def test_a_relative_path_under_skip_is_told_with_the_directory(
         Path(f"data/{item}.txt").write_text(str(item))
     said = r"cannot open data/\d\.txt in /.+, because the path is relative, but this machine can\. "
     with lp.RayPool(cluster.address, nodes=1, actor_options=in_own_folder(tmp_path)) as pool:
-        loader = lp.Loader(range(8), lambda item: item and reads(item), batch_size=4, workers=pool, on_error="skip")
+        loader = lp.Loader(
+            range(8), lambda item: item and reads(item), batch_size=4, workers=pool, on_error="skip"
+        )
         with loader, soon(), pytest.raises(lp.SourceError, match=said):
             next(iter(loader))

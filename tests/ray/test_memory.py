@@ -62,7 +62,10 @@ def settled(look: Callable[[], Any]) -> Any:
 def test_who_keeps_all_batches_keeps_them_here_and_not_on_a_disk(cluster: RayCluster) -> None:
     batches = 2 * STORE_BYTES // BATCH_BYTES
     before = cluster.stores()
-    with lp.RayPool(cluster.address) as pool, lp.Loader(range(batches), large, batch_size=None, workers=pool) as loader:
+    with (
+        lp.RayPool(cluster.address) as pool,
+        lp.Loader(range(batches), large, batch_size=None, workers=pool) as loader,
+    ):
         kept = list(loader)
         assert [int(batch[0]) for batch in kept] == list(range(batches))
         assert all((batch == batch[0]).all() for batch in kept)
@@ -93,7 +96,8 @@ def test_abandoned_passes_leave_nothing_on_any_node(cluster: RayCluster, passes:
     def held() -> tuple[Stores, dict[int, tuple[int, int, int]]]:
         found = [*processes(cluster, "dispatcher"), *processes(cluster, "node")]
         return cluster.stores(), {
-            pid: (count_fds(pid), len(os.listdir(f"/proc/{pid}/task")), len(descendants(pid))) for pid in found
+            pid: (count_fds(pid), len(os.listdir(f"/proc/{pid}/task")), len(descendants(pid)))
+            for pid in found
         }
 
     def abandon(count: int) -> None:
@@ -115,7 +119,10 @@ def test_abandoned_passes_leave_nothing_on_any_node(cluster: RayCluster, passes:
         assert after.objects <= before.objects and after.on_disk == before.on_disk
         assert now.keys() == was.keys()
         for pid in now:
-            assert all(one <= other + 2 for one, other in zip(now[pid], was[pid], strict=True)), (was[pid], now[pid])
+            assert all(one <= other + 2 for one, other in zip(now[pid], was[pid], strict=True)), (
+                was[pid],
+                now[pid],
+            )
             assert own_bytes(pid) <= memory[pid] + (16 << 20)
 
 

@@ -45,13 +45,18 @@ def sample(item: int) -> Any:
 
 
 @contextlib.contextmanager
-def in_mid_epoch(cluster: RayCluster, node_timeout_s: float = 15) -> Iterator[tuple[Any, list[int], lp.RayPool]]:
+def in_mid_epoch(
+    cluster: RayCluster, node_timeout_s: float = 15
+) -> Iterator[tuple[Any, list[int], lp.RayPool]]:
     """An iterator of a loader that both nodes have made batches of, the processes of each node, and the pool."""
     pool = impatient_pool(cluster.address, node_timeout_s)
     with pool, lp.Loader(range(1200), sample, batch_size=6, workers=pool) as loader:
         batches = iter(loader)
         deadline_s = time.monotonic() + 60
-        while len(actors := cluster.actors()) < 2 or sum(node.batches > 0 for node in loader.statistics().nodes) < 2:
+        while (
+            len(actors := cluster.actors()) < 2
+            or sum(node.batches > 0 for node in loader.statistics().nodes) < 2
+        ):
             next(batches, None)
             assert time.monotonic() < deadline_s, "a node has made no batch"
             time.sleep(0.02)
@@ -67,7 +72,9 @@ def of_node(actor: int) -> list[int]:
     return [actor, *descendants(actor)]
 
 
-def test_stopped_actor_ends_without_the_head(cluster: RayCluster, without_head: Callable[[], None]) -> None:
+def test_stopped_actor_ends_without_the_head(
+    cluster: RayCluster, without_head: Callable[[], None]
+) -> None:
     with in_mid_epoch(cluster) as (batches, _, _):
         node = of_node(cluster.actors()[0])
         without_head()
@@ -86,7 +93,9 @@ def test_stopped_node_ends_with_its_workers(cluster: RayCluster) -> None:
         assert not wait_gone(node, END_S)
 
 
-def test_close_ends_nodes_without_the_head(cluster: RayCluster, without_head: Callable[[], None]) -> None:
+def test_close_ends_nodes_without_the_head(
+    cluster: RayCluster, without_head: Callable[[], None]
+) -> None:
     with in_mid_epoch(cluster) as (_, mine, pool):
         without_head()
         pool.close()
@@ -104,10 +113,18 @@ def test_close_ends_the_node_of_a_stopped_raylet(cluster: RayCluster) -> None:
             os.kill(raylet, signal.SIGCONT)
 
 
-def test_nodes_end_after_their_dispatcher(cluster: RayCluster, without_head: Callable[[], None]) -> None:
+def test_nodes_end_after_their_dispatcher(
+    cluster: RayCluster, without_head: Callable[[], None]
+) -> None:
     """It is killed while the head is away: nobody tells the nodes."""
     with in_mid_epoch(cluster, node_timeout_s=2) as (_, mine, pool):
         without_head()
-        strike(lambda: [pid for pid in descendants(os.getpid()) if "loaderpool-dispatcher" in command_of(pid)])
+        strike(
+            lambda: [
+                pid
+                for pid in descendants(os.getpid())
+                if "loaderpool-dispatcher" in command_of(pid)
+            ]
+        )
         pool.close()
         assert not wait_gone(mine, END_S)

@@ -34,8 +34,13 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modu
     sys.modules.pop("only_here_module", None)
 
 
-def test_a_module_that_nodes_lack_is_named_and_goes_along(cluster: RayCluster, own_module: ModuleType) -> None:
-    pool, said = lp.RayPool(cluster.address), r"\{'runtime_env': \{'py_modules': \[only_here_module\]\}\}"
+def test_a_module_that_nodes_lack_is_named_and_goes_along(
+    cluster: RayCluster, own_module: ModuleType
+) -> None:
+    pool, said = (
+        lp.RayPool(cluster.address),
+        r"\{'runtime_env': \{'py_modules': \[only_here_module\]\}\}",
+    )
     lacks = lp.Loader(range(8), own_module.where, batch_size=2, workers=pool)
     with pool, lacks, pytest.raises(lp.SetupError, match=said):
         next(iter(lacks))
@@ -44,7 +49,10 @@ def test_a_module_that_nodes_lack_is_named_and_goes_along(cluster: RayCluster, o
     with pool, lp.Loader(range(8), own_module.where, batch_size=2, workers=pool) as loader:
         told = [text.split(maxsplit=2) for batch in loader for text in batch.tolist()]
     assert len(told) == 8
-    assert all(Path(file).name == "only_here_module.py" and file != own_module.__file__ for file, _, _ in told)
+    assert all(
+        Path(file).name == "only_here_module.py" and file != own_module.__file__
+        for file, _, _ in told
+    )
     assert {variable for _, _, variable in told} == {"is set"}
 
 

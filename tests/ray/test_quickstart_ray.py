@@ -31,13 +31,21 @@ def test_the_weights_are_the_same_though_a_node_is_killed(tmp_path: Path) -> Non
     output = run_child(code, timeout_s=150.0, env={"PYTHONPATH": path}, cwd=tmp_path).check().stdout
 
     rows = re.findall(r"^(\S.*?\S) +[\d.]+ +[\d,]+ +(\d+)  ([0-9a-f]{16})…$", output, re.MULTILINE)
-    assert [name for name, _, _ in rows] == ["this process, workers=0", "RayPool, 3 nodes", "RayPool, a node is killed"]
+    assert [name for name, _, _ in rows] == [
+        "this process, workers=0",
+        "RayPool, 3 nodes",
+        "RayPool, a node is killed",
+    ]
     assert [int(replaced) for _, replaced, _ in rows[:2]] == [0, 0]
     assert int(rows[2][1]) >= 1
     assert len({weights for _, _, weights in rows}) == 1
     assert "the same to the bit" in output
     deadline_s = time.monotonic() + 10
-    while left := [folder for folder in folders() - before if not marked("LOADERPOOL_CLUSTER", str(folder))]:
-        assert time.monotonic() < deadline_s, f"{left}: other tests' clusters have processes, or are gone soon"
+    while left := [
+        folder for folder in folders() - before if not marked("LOADERPOOL_CLUSTER", str(folder))
+    ]:
+        assert time.monotonic() < deadline_s, (
+            f"{left}: other tests' clusters have processes, or are gone soon"
+        )
         time.sleep(0.1)
     assert {path.name for path in tmp_path.iterdir()} == {"quickstart-data"}

@@ -31,7 +31,9 @@ def with_text(item: int, rng: np.random.Generator) -> Any:
 
 
 def loader_of(workers: int | lp.Pool, **settings: Any) -> lp.Loader:
-    return lp.Loader(range(600), sample, batch_size=6, shuffle=True, seed=3, workers=workers, **settings)
+    return lp.Loader(
+        range(600), sample, batch_size=6, shuffle=True, seed=3, workers=workers, **settings
+    )
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +44,19 @@ def expected() -> list[Any]:
 
 def test_the_three_lines_of_the_readme_run(cluster: RayCluster) -> None:
     (block,) = re.findall(
-        r"^```python\n([^`]*RayPool[^`]*)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+        r"^```python\n([^`]*RayPool[^`]*)```",
+        (ROOT / "README.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
-    assert run_child(block, env={"RAY_ADDRESS": cluster.address}).check().stdout.split()[-1] == "499500.0"
+    assert (
+        run_child(block, env={"RAY_ADDRESS": cluster.address}).check().stdout.split()[-1]
+        == "499500.0"
+    )
 
 
-def test_the_same_bits_and_a_saved_place_both_ways(cluster: RayCluster, expected: list[Any]) -> None:
+def test_the_same_bits_and_a_saved_place_both_ways(
+    cluster: RayCluster, expected: list[Any]
+) -> None:
     with lp.RayPool(cluster.address) as pool, loader_of(pool) as loader:
         got = read(loader)
         batches = iter(loader)
@@ -56,7 +65,9 @@ def test_the_same_bits_and_a_saved_place_both_ways(cluster: RayCluster, expected
         del batches
         assert pool.workers == 3
         told = loader.statistics()
-        assert len({node.node for node in told.nodes}) == 3 and all(len(node.node) == 56 for node in told.nodes)
+        assert len({node.node for node in told.nodes}) == 3 and all(
+            len(node.node) == 56 for node in told.nodes
+        )
         assert {node.address for node in told.nodes} == {cluster.address.partition(":")[0]}
         assert all(node.workers == 1 and node.batches for node in told.nodes)
     with loader_of(2) as loader:
@@ -81,7 +92,11 @@ def test_a_death_changes_no_bit(cluster: RayCluster, expected: list[Any], what: 
         actors = cluster.actors()
         if what == "a node":
             return actors
-        of, command = (actors, "supervisor") if what == "a node's supervisor" else ([os.getpid()], "dispatcher")
+        of, command = (
+            (actors, "supervisor")
+            if what == "a node's supervisor"
+            else ([os.getpid()], "dispatcher")
+        )
         children = [pid for pid, parent in parents().items() if parent in of]
         return [pid for pid in children if f"loaderpool-{command}" in command_of(pid)]
 
@@ -102,7 +117,9 @@ def test_a_node_that_is_stopped_is_replaced(cluster: RayCluster, expected: list[
 
     with impatient_pool(cluster.address, 2) as pool, loader_of(pool) as loader:
         assert_same(read_while(loader, {20: stop}) + read(loader), expected)
-        until = time.monotonic() + 15  # a node that does what it is told is not left alone for longer
+        until = (
+            time.monotonic() + 15
+        )  # a node that does what it is told is not left alone for longer
         while len(there := {*cluster.actors()} - {*stopped}) < 3 and time.monotonic() < until:
             time.sleep(0.05)
         assert len(there) == 3
@@ -125,12 +142,20 @@ def test_nothing_is_left_when_the_trainer_ends(cluster: RayCluster, way: str) ->
         "batches = iter(loader); next(batches); print('running', flush=True); sys.stdin.readline()\n"
     )
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as trainer:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as trainer:
         assert trainer.stdin is not None
         assert trainer.stdout is not None
-        assert "running\n" in iter(trainer.stdout.readline, "")  # Ray may have a word of nodes of other tests first
+        assert "running\n" in iter(
+            trainer.stdout.readline, ""
+        )  # Ray may have a word of nodes of other tests first
         ours = set(cluster.actors()) - before
-        mine = [*descendants(trainer.pid), *ours, *(pid for actor in ours for pid in descendants(actor))]
+        mine = [
+            *descendants(trainer.pid),
+            *ours,
+            *(pid for actor in ours for pid in descendants(actor)),
+        ]
         assert len(mine) >= 4
         if way == "exit":
             trainer.stdin.close()  # it comes to its end with all of it open

@@ -75,14 +75,17 @@ def test_two_trainers_at_once(cluster: RayCluster, tmp_path: Path, expected: lis
     """
     command = [sys.executable, "-c", textwrap.dedent(code), cluster.address, str(tmp_path)]
     trainers = [
-        subprocess.Popen([*command, str(index)], stdout=subprocess.PIPE, cwd=_ROOT) for index in range(_TRAINERS)
+        subprocess.Popen([*command, str(index)], stdout=subprocess.PIPE, cwd=_ROOT)
+        for index in range(_TRAINERS)
     ]
     output = [trainer.communicate(timeout=100)[0] for trainer in trainers]
     assert [trainer.returncode for trainer in trainers] == [0, 0]
     assert_are_shards_of([pickle.loads(each) for each in output], expected)
 
 
-def test_trainers_that_are_actors_as_under_ray_train(cluster: RayCluster, tmp_path: Path, expected: list[Any]) -> None:
+def test_trainers_that_are_actors_as_under_ray_train(
+    cluster: RayCluster, tmp_path: Path, expected: list[Any]
+) -> None:
     """The user's program is a driver itself, and its trainers are actors on nodes of the cluster."""
     code = """
         import pickle, sys

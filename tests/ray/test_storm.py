@@ -28,12 +28,18 @@ KINDS = ("worker",) * 5 + ("supervisor",) * 3 + ("actor",) * 3 + ("node",) * 2 +
 
 def sample(item: int, rng: np.random.Generator) -> Any:
     time.sleep(0.001 * (1 + 20 * (item % 50 == 0)))
-    return {"item": np.full((30, 40), item, np.float32), "noise": rng.random(5), "text": "é" * (item % 4)}
+    return {
+        "item": np.full((30, 40), item, np.float32),
+        "noise": rng.random(5),
+        "text": "é" * (item % 4),
+    }
 
 
 def loader_of(workers: int | lp.Pool) -> lp.Loader:
     limits = lp.Limits(restarts_per_item=1000)  # kills at random may meet the same batch often
-    return lp.Loader(range(400), sample, batch_size=6, shuffle=True, seed=3, limits=limits, workers=workers)
+    return lp.Loader(
+        range(400), sample, batch_size=6, shuffle=True, seed=3, limits=limits, workers=workers
+    )
 
 
 class Storm(threading.Thread):
@@ -41,7 +47,12 @@ class Storm(threading.Thread):
 
     def __init__(self, cluster: RayCluster, kills: int, seed: int) -> None:
         super().__init__(daemon=True)
-        self._cluster, self._kills, self._random, self._nodes = cluster, kills, random.Random(seed), [1, 2, 3]
+        self._cluster, self._kills, self._random, self._nodes = (
+            cluster,
+            kills,
+            random.Random(seed),
+            [1, 2, 3],
+        )
         self.killed: Counter[str] = Counter()
 
     def run(self) -> None:
@@ -65,9 +76,17 @@ class Storm(threading.Thread):
 
     def _pids(self, kind: str) -> list[int]:
         if kind == "dispatcher":
-            return [pid for pid in descendants(os.getpid()) if "loaderpool-dispatcher" in command_of(pid)]
+            return [
+                pid
+                for pid in descendants(os.getpid())
+                if "loaderpool-dispatcher" in command_of(pid)
+            ]
         actors, born_of = self._cluster.actors(), parents()
-        supervisors = [pid for pid, parent in born_of.items() if parent in actors and "-supervisor" in command_of(pid)]
+        supervisors = [
+            pid
+            for pid, parent in born_of.items()
+            if parent in actors and "-supervisor" in command_of(pid)
+        ]
         workers = [pid for pid, parent in born_of.items() if parent in supervisors]
         return {"actor": actors, "supervisor": supervisors, "worker": workers}[kind]
 
@@ -75,7 +94,10 @@ class Storm(threading.Thread):
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_a_storm_changes_no_bit() -> None:
-    kills, seed = int(os.environ.get("LOADERPOOL_RAY_KILLS", "15")), int(os.environ.get("LOADERPOOL_RAY_SEED", "1"))
+    kills, seed = (
+        int(os.environ.get("LOADERPOOL_RAY_KILLS", "15")),
+        int(os.environ.get("LOADERPOOL_RAY_SEED", "1")),
+    )
     began_s = time.monotonic()
     with (
         RayCluster(nodes=3) as cluster,
@@ -90,10 +112,16 @@ def test_a_storm_changes_no_bit() -> None:
                 got += read([batch])
                 if not epoch and len(got) == 5:
                     storm.start()
-                assert time.monotonic() < began_s + MOST_S * max(1, kills / 15), (epoch, len(got), storm.killed)
+                assert time.monotonic() < began_s + MOST_S * max(1, kills / 15), (
+                    epoch,
+                    len(got),
+                    storm.killed,
+                )
             assert_same(got, expected, f"epoch {epoch}, seed {seed}")
             if not storm.is_alive():
                 break
         told = loader.statistics()
-    print(f"{dict(storm.killed)}, {epoch + 1} epochs, {time.monotonic() - began_s:.0f} s, {told.nodes_lost} nodes lost")
+    print(
+        f"{dict(storm.killed)}, {epoch + 1} epochs, {time.monotonic() - began_s:.0f} s, {told.nodes_lost} nodes lost"
+    )
     assert sum(storm.killed.values()) == kills and storm.killed.keys() == set(KINDS)

@@ -30,7 +30,9 @@ def test_statistics_say_what_each_node_has_done(cluster: RayCluster) -> None:
         told_when(loader, lambda told: [node.state for node in told.nodes] == ["running"] * 2)
         read(loader, passes=2)
         told = told_when(loader, lambda told: sum(node.batches for node in told.nodes) >= 200)
-        assert told.batches == 200 and sum(worker.samples for worker in told.workers) >= 1200  # some are made ahead
+        assert (
+            told.batches == 200 and sum(worker.samples for worker in told.workers) >= 1200
+        )  # some are made ahead
         assert [(node.workers, node.state) for node in told.nodes] == [(1, "running")] * 2
         assert all(node.busy_s > 0.05 for node in told.nodes)
         assert told_when(loader, lambda told: sum(worker.wait_s for worker in told.workers) > 0)
@@ -59,5 +61,9 @@ def test_trace_and_report_and_why_it_waits(cluster: RayCluster, tmp_path: Path) 
     assert trace["traceEvents"]
     report = (tmp_path / "report.html").read_text()
     assert cluster.address.partition(":")[0] in report
-    expected = (Verdict.INCOMPLETE, Verdict.BATCH_OVERHEAD, Verdict.NOISY_NEIGHBOUR)  # the last: other tests
+    expected = (
+        Verdict.INCOMPLETE,
+        Verdict.BATCH_OVERHEAD,
+        Verdict.NOISY_NEIGHBOUR,
+    )  # the last: other tests
     assert found.verdict in expected and not found.change

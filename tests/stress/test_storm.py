@@ -54,7 +54,8 @@ def streams(storm_module: Callable[[str], ModuleType]) -> ModuleType:
 @pytest.mark.slow
 def test_a_short_storm_loses_nothing() -> None:
     result = storm(
-        "--seconds 6 --kills-a-round 12 --stops-every 0 --passes 30 --trainers 3 --deadline 40 --seed 67", shapes=MIXED
+        "--seconds 6 --kills-a-round 12 --stops-every 0 --passes 30 --trainers 3 --deadline 40 --seed 67",
+        shapes=MIXED,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     kills, supervisor_kills, reader_kills = re.findall(
@@ -76,11 +77,13 @@ def bent(faults, item, rng):  # one batch hangs on who made it
     return shapes._sample(faults, item, rng)["noise"] * (1 + (item == 11 and os.getpid() != faults.trainer))
 """
     result = storm(
-        "--seconds 60 --seed 2 --passes 0 --kills-a-round 4 --supervisor-kills 2 --stops-every 0", only_single(bent)
+        "--seconds 60 --seed 2 --passes 0 --kills-a-round 4 --supervisor-kills 2 --stops-every 0",
+        only_single(bent),
     )
     assert result.returncode == 1, result.stdout + result.stderr
     assert re.search(
-        r"MISMATCH round 0: epoch 0: batch \d+ as delivered is none of the twin's: corrupted", result.stderr
+        r"MISMATCH round 0: epoch 0: batch \d+ as delivered is none of the twin's: corrupted",
+        result.stderr,
     )
     assert re.search(r"MISMATCH round 0: epoch 0: the twin's batch \d+ is lost", result.stderr)
     assert "Again: scripts/stress --seed 2 --only 0" in result.stderr
@@ -119,7 +122,13 @@ leaks._leave = leaking
 
 @pytest.mark.parametrize(
     ("got", "told"),
-    [("abc", []), ("abd", ["corrupted", "lost"]), ("aabc", ["doubled"]), ("ab", ["lost"]), ("acb", ["reordered"])],
+    [
+        ("abc", []),
+        ("abd", ["corrupted", "lost"]),
+        ("aabc", ["doubled"]),
+        ("ab", ["lost"]),
+        ("acb", ["reordered"]),
+    ],
 )
 def test_each_difference_has_its_name(streams: ModuleType, got: str, told: list[str]) -> None:
     def compare(**how: bool) -> list[str]:
@@ -129,7 +138,9 @@ def test_each_difference_has_its_name(streams: ModuleType, got: str, told: list[
     found = compare(is_ordered=True, is_whole=True)
     assert all(any(word in line for line in found) for word in told) and bool(found) == bool(told)
     assert bool(compare(is_ordered=False, is_whole=True)) == (bool(told) and told != ["reordered"])
-    assert bool(compare(is_ordered=False, is_whole=False)) == bool({"corrupted", "doubled"} & set(told))
+    assert bool(compare(is_ordered=False, is_whole=False)) == bool(
+        {"corrupted", "doubled"} & set(told)
+    )
 
 
 def digests(letters: str) -> list[bytes]:

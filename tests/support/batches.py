@@ -60,12 +60,16 @@ def assert_same(actual: Any, expected: Any, where: str = "") -> None:
         for place, (one, other) in enumerate(zip(actual, expected, strict=True)):
             assert_same(one, other, f"{where}[{place}]")
     elif isinstance(expected, RaggedArray):
-        assert_same((actual.values, actual.row_splits), (expected.values, expected.row_splits), where)
+        assert_same(
+            (actual.values, actual.row_splits), (expected.values, expected.row_splits), where
+        )
     else:
         assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), where
         if expected.dtype == object:
             texts = actual.ravel().tolist(), expected.ravel().tolist()
-            assert texts[0] == texts[1] and list(map(type, texts[0])) == list(map(type, texts[1])), where
+            assert texts[0] == texts[1] and list(map(type, texts[0])) == list(
+                map(type, texts[1])
+            ), where
         else:
             assert actual.tobytes() == expected.tobytes(), f"{where}: {actual} is not {expected}"
 
@@ -107,7 +111,13 @@ def told_when(loader: lp.Loader, is_so: Callable[[lp.Statistics], bool]) -> lp.S
 
 def kill_worker(loader: lp.Loader) -> int:
     """End a worker, and return its pid; where all have just ended, another one is waited for."""
-    pid = strike(lambda: [worker.pid for worker in loader.statistics().workers if worker.pid and is_alive(worker.pid)])
+    pid = strike(
+        lambda: [
+            worker.pid
+            for worker in loader.statistics().workers
+            if worker.pid and is_alive(worker.pid)
+        ]
+    )
     wait_gone([pid], 20.0)  # on a busy machine it could be met once more
     return pid
 

@@ -22,8 +22,15 @@ RUN = 5
 class Bench:
     """A worker's `Work` for one loader; `prepare()` finds the form by a probe, as the trainer does."""
 
-    def __init__(self, fn: Any = None, size: int = 20, *, source: Any = None, chunk: int = 1, **settings: Any) -> None:
-        loader = lp.Loader(range(size) if source is None else source, fn, workers=0, **{"batch_size": 4, **settings})
+    def __init__(
+        self, fn: Any = None, size: int = 20, *, source: Any = None, chunk: int = 1, **settings: Any
+    ) -> None:
+        loader = lp.Loader(
+            range(size) if source is None else source,
+            fn,
+            workers=0,
+            **{"batch_size": 4, **settings},
+        )
         payload = check_arguments(loader._core.arguments).payload
         self.numbers = memoryview(bytearray(BOARD_BYTES)).cast("Q")
         self.work = Work(payload, Progress(self.numbers, Board.base(0), 0, BaseException))
@@ -32,7 +39,9 @@ class Bench:
 
     def prepare(self) -> Bench:
         self.probe = probe(self.work, 0)
-        self.form = with_batches(choose_form(self.probe, None, self.config, self.plan, self.work.unit), self.chunk)
+        self.form = with_batches(
+            choose_form(self.probe, None, self.config, self.plan, self.work.unit), self.chunk
+        )
         self.work.set_form(self.form, False)
         self.slots = [aligned_empty(max(self.form.slot_bytes, 1)) for _ in range(3)]
         return self

@@ -67,7 +67,9 @@ class ChildResult:
     def check(self) -> ChildResult:
         """This result, if the child ended with status 0; else an AssertionError that shows its output."""
         if self.returncode != 0:
-            raise AssertionError(f"the child ended with status {self.returncode}\n{_show(self.stdout, self.stderr)}")
+            raise AssertionError(
+                f"the child ended with status {self.returncode}\n{_show(self.stdout, self.stderr)}"
+            )
         return self
 
 
@@ -116,7 +118,9 @@ def run_child(
             process: Any
             if imported is not None:
                 assert not stdin_code, "such a script needs an interpreter of its own"
-                process = forks.start(imported, path, [stdin, stdout, stderr], environment, folder, mark)
+                process = forks.start(
+                    imported, path, [stdin, stdout, stderr], environment, folder, mark
+                )
             else:
                 process = subprocess.Popen(
                     [sys.executable, "-" if stdin_code else str(path)],
@@ -151,7 +155,9 @@ def run_child(
     return ChildResult(process.returncode, shown_out, shown_err, elapsed_s, tree_gone_s)
 
 
-def run_command(*arguments: str, cwd: str | os.PathLike[str], before: str = "", **options: Any) -> ChildResult:
+def run_command(
+    *arguments: str, cwd: str | os.PathLike[str], before: str = "", **options: Any
+) -> ChildResult:
     """`loaderpool ARGUMENTS` has run in a folder, of which modules can be imported.
 
     Args:
@@ -179,7 +185,9 @@ def _script(code: str | Callable[[], object]) -> str:
 def _environment(changes: Mapping[str, str | None] | None, mark: str) -> dict[str, str]:
     environment = dict(os.environ)
     inherited = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = os.pathsep.join([str(_REPOSITORY), *([inherited] if inherited else [])])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(_REPOSITORY), *([inherited] if inherited else [])]
+    )
     environment["PYTHONFAULTHANDLER"] = "1"
     environment["PYTHONUNBUFFERED"] = "1"  # what was printed before a hang or a kill shall be seen
     for name, value in (changes or {}).items():

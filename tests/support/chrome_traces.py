@@ -28,7 +28,12 @@ class Loaded(NamedTuple):
 
     def named(self, begin: str) -> list[Event]:
         """Return slices whose name begins so, by their beginnings."""
-        found = [each for track in self.slices.values() for each in track if each["name"].startswith(begin)]
+        found = [
+            each
+            for track in self.slices.values()
+            for each in track
+            if each["name"].startswith(begin)
+        ]
         return sorted(found, key=lambda each: each["ts"])
 
     def one(self, name: str) -> Event:
@@ -72,5 +77,7 @@ def _check_nesting(slices: list[Event]) -> None:
         end = each["ts"] + each["dur"]
         while open_ends and open_ends[-1] <= each["ts"] + _ROUNDED_US:
             open_ends.pop()
-        assert not open_ends or end <= open_ends[-1] + _ROUNDED_US, f"{each} reaches out of the slice around it"
+        assert not open_ends or end <= open_ends[-1] + _ROUNDED_US, (
+            f"{each} reaches out of the slice around it"
+        )
         open_ends.append(end)

@@ -46,7 +46,9 @@ def distribution(kind: str, processes: int, process: int, mesh: tuple[int, int])
     if kind == "dp":
         made = keras.distribution.DataParallel(devices=["cpu:0"] * processes)
     else:
-        devices = keras.distribution.DeviceMesh(mesh, ("data", "model"), ["cpu:0"] * (mesh[0] * mesh[1]))
+        devices = keras.distribution.DeviceMesh(
+            mesh, ("data", "model"), ["cpu:0"] * (mesh[0] * mesh[1])
+        )
         layout = keras.distribution.LayoutMap(devices)
         made = keras.distribution.ModelParallel(layout_map=layout, batch_dim_name="data")
     made._num_processes, made._process_id = processes, process  # as Keras' own tests do
@@ -56,7 +58,9 @@ def distribution(kind: str, processes: int, process: int, mesh: tuple[int, int])
 # ---- one process ----
 
 
-def union(kind: str, processes: int, mesh: tuple[int, int], items: int, **settings: Any) -> list[list[list[float]]]:
+def union(
+    kind: str, processes: int, mesh: tuple[int, int], items: int, **settings: Any
+) -> list[list[list[float]]]:
     """The batches of each shard, which no other has; processes of one replica have the same ones."""
     found: dict[int, list[list[float]]] = {}
     for process in range(processes):
@@ -83,7 +87,11 @@ def union(kind: str, processes: int, mesh: tuple[int, int], items: int, **settin
 @case
 def alone_the_numbers_of_keras_own_test() -> None:
     """`test_sharding` of its `py_dataset_adapter_test` (3.16): processes x a mesh, without any other process."""
-    for kind, processes, mesh, width in (("dp", 4, (4, 1), 32), ("mp", 8, (2, 4), 16), ("mp", 4, (8, 2), 32)):
+    for kind, processes, mesh, width in (
+        ("dp", 4, (4, 1), 32),
+        ("mp", 8, (2, 4), 16),
+        ("mp", 4, (8, 2), 32),
+    ):
         for shuffle in (False, True):
             for items, drops in ((4 * width, False), (4 * width + 8, False), (4 * width + 3, True)):
                 found = union(kind, processes, mesh, items, shuffle=shuffle, drop_remainder=drops)
@@ -115,7 +123,10 @@ def alone_devices_look_at_the_slots_and_give_them_back() -> None:
     def wide(index: int) -> Any:
         return np.full((16, 16), index, np.float32), np.float32(index)
 
-    with keras.distribution.DataParallel().scope(), lp.Loader(range(640), wide, batch_size=8, workers=2) as made:
+    with (
+        keras.distribution.DataParallel().scope(),
+        lp.Loader(range(640), wide, batch_size=8, workers=2) as made,
+    ):
         of_keras = keras.src.backend.jax.trainer.JAXEpochIterator(x=made.for_keras())
         for begin in (lambda: iter(made.as_jax(sharding=by_rows())), of_keras._get_iterator):
             kept = list(begin())
@@ -154,13 +165,20 @@ def in_two_train_as_one_with_batches_of_twice_the_size() -> Any:
     path.unlink()
     with lp.Loader(range(72), noting, batch_size=8, workers=1, shard="auto") as made:
         loss = trained.evaluate(made.for_keras(), verbose=0)
-    return {"shard": shard, "weights": weights, "loss": loss, "made": sorted(set(path.read_text().split()))}
+    return {
+        "shard": shard,
+        "weights": weights,
+        "loss": loss,
+        "made": sorted(set(path.read_text().split())),
+    }
 
 
 @case
 def in_two_arrays_are_one_batch() -> Any:
     found = []
-    with lp.Loader(range(40), lambda i: np.float32(i), batch_size=4, workers=1, shard="auto") as made:
+    with lp.Loader(
+        range(40), lambda i: np.float32(i), batch_size=4, workers=1, shard="auto"
+    ) as made:
         for step, batch in enumerate(made.as_jax(sharding=by_rows())):
             assert batch.shape == (8,)
             assert float(jax.jit(lambda x: x.sum())(batch)) == sum(range(8 * step, 8 * step + 8))
@@ -169,7 +187,10 @@ def in_two_arrays_are_one_batch() -> Any:
         ({"batch_size": 4}, "cannot be split evenly over 2 processes. Set drop_remainder=True"),
         ({"batch_size": 4, "on_error": "skip"}, 'on_error="replace", which keeps their size'),
     ):
-        with cases.loader(41, shard="auto", **settings) as made, pytest.raises(lp.ArgumentError, match=re.escape(told)):
+        with (
+            cases.loader(41, shard="auto", **settings) as made,
+            pytest.raises(lp.ArgumentError, match=re.escape(told)),
+        ):
             made.as_jax(sharding=by_rows())
     return found
 
@@ -192,12 +213,19 @@ def in_two_what_would_make_them_wait_or_differ_is_refused_in_both() -> None:
     refused('on_error="replace", which keeps their size', items=64, shard="auto", on_error="skip")
     refused("Set batch_size to a multiple of 2", items=60, shard="auto", batch_size=5)
     settings: dict[str, Any] = {"workers": 1, "batch_size": 8, "shard": "auto"}
-    with lp.Loader.from_generator(generator, fn=cases.sample, copies=1, drop_remainder=True, **settings) as made:
+    with lp.Loader.from_generator(
+        generator, fn=cases.sample, copies=1, drop_remainder=True, **settings
+    ) as made:
         with pytest.raises(lp.ArgumentError, match=re.escape("for_keras(epochs=None)")):
             made.for_keras()
-        cases.model().fit(made.for_keras(epochs=None), steps_per_epoch=3, verbose=0)  # three passes, or one and a half
+        cases.model().fit(
+            made.for_keras(epochs=None), steps_per_epoch=3, verbose=0
+        )  # three passes, or one and a half
     told = r"component \[0\] is of varied shape \(None, None\)"
-    with lp.Loader(range(64), sized, pad=True, **settings) as made, pytest.raises(lp.SpecMismatchError, match=told):
+    with (
+        lp.Loader(range(64), sized, pad=True, **settings) as made,
+        pytest.raises(lp.SpecMismatchError, match=told),
+    ):
         next(made.for_keras().get_jax_iterator())
     with cases.loader(76, shard="auto", drop_remainder=True, deterministic=False) as made:
         trained = cases.model()

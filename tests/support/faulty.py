@@ -75,7 +75,10 @@ class _Source:
     def __getitem__(self, item: int) -> Any:
         if item == AT and not self.is_large:
             _pass("user.source")
-        return {"item": np.full(_LARGE if self.is_large and item else 1, item, np.float32), "noise": np.ones(3)}
+        return {
+            "item": np.full(_LARGE if self.is_large and item else 1, item, np.float32),
+            "noise": np.ones(3),
+        }
 
 
 class _Stream:
@@ -113,12 +116,19 @@ def make_loader(kind: str, **where: Any) -> lp.Loader:
             with a function `fn`.
         **where: `workers` or `pool`.
     """
-    settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": kind not in ("first", "large", "large source"), **where}
+    settings: dict[str, Any] = {
+        "batch_size": BATCH,
+        "shuffle": kind not in ("first", "large", "large source"),
+        **where,
+    }
     settings["seed"] = 7
     if kind in ("large", "large source"):
         settings["pad"] = True
         # With it one sample is looked at, the small first one, and all other batches outgrow their slots.
-        settings["element_spec"] = {"item": lp.ArraySpec((None, None), "f4"), "noise": lp.ArraySpec((None, None), "f8")}
+        settings["element_spec"] = {
+            "item": lp.ArraySpec((None, None), "f4"),
+            "noise": lp.ArraySpec((None, None), "f8"),
+        }
     if kind == "stream":
         return lp.Loader(_Stream(), _of_stream, **{**settings, "shuffle": 5})
     if kind.endswith("source"):
@@ -141,7 +151,9 @@ def read(loader: lp.Loader, into: list[Any] | None = None) -> list[Any]:
     """All bits of one pass, batch by batch."""
     batches = [] if into is None else into
     for batch in loader:
-        batches.append({name: (array.shape, array.dtype.str, array.tobytes()) for name, array in batch.items()})
+        batches.append(
+            {name: (array.shape, array.dtype.str, array.tobytes()) for name, array in batch.items()}
+        )
     return batches
 
 

@@ -66,7 +66,12 @@ class FileServer:
                 self._send(status, data, has_body, len(data) // 2 if is_faulty else None, **headers)
 
             def _send(
-                self, status: int, data: bytes, has_body: bool, stop_after: int | None = None, **headers: str
+                self,
+                status: int,
+                data: bytes,
+                has_body: bool,
+                stop_after: int | None = None,
+                **headers: str,
             ) -> None:
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))

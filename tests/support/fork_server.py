@@ -44,7 +44,9 @@ def _serve(listener: socket.socket, tests: int) -> dict[str, Any] | None:
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     poll.register(tests, select.POLLIN)
-    asked: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor of a fork: its pid, and who waits for its end
+    asked: dict[
+        int, tuple[int, socket.socket]
+    ] = {}  # by the descriptor of a fork: its pid, and who waits for its end
     while True:
         for descriptor, _ in poll.poll():
             if descriptor == tests:
@@ -102,7 +104,9 @@ def _become(request: dict[str, Any]) -> tuple[types.CodeType, dict[str, Any]]:
         sys.modules["numpy.random"].seed()  # else each fork draws the same
     loader = importlib.machinery.SourceFileLoader("__main__", path)
     module = types.ModuleType("__main__")
-    module.__dict__.update(__file__=path, __loader__=loader, __cached__=None, __builtins__=sys.modules["builtins"])
+    module.__dict__.update(
+        __file__=path, __loader__=loader, __cached__=None, __builtins__=sys.modules["builtins"]
+    )
     sys.modules["__main__"] = module
     return compile(loader.get_data(path), path, "exec", dont_inherit=True), module.__dict__
 
@@ -119,7 +123,9 @@ def _write_mark(mark: str) -> None:
 if __name__ == "__main__":
     _tests = os.pidfd_open(os.getppid())
     if os.fork():
-        os._exit(0)  # the server is no child of the tests: they count theirs, and what memory those have
+        os._exit(
+            0
+        )  # the server is no child of the tests: they count theirs, and what memory those have
     _listener = socket.socket(fileno=int(sys.argv[2]))
     del sys.path[0]  # this folder
     importlib.import_module(sys.argv[1])

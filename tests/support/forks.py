@@ -21,7 +21,19 @@ MARK = "LOADERPOOL_TEST_CHILD"
 _NOBODY = "0" * len(uuid.uuid4().hex)
 _SERVER = Path(__file__).with_name("fork_server.py")
 # Variables that the interpreter, the allocator and the modules read as they begin.
-_READ_BEFORE = ("CUDA_", "GLIBC_", "JAX_", "KERAS_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "PYTHON", "TF_", "XLA_")
+_READ_BEFORE = (
+    "CUDA_",
+    "GLIBC_",
+    "JAX_",
+    "KERAS_",
+    "LD_",
+    "MALLOC_",
+    "OMP_",
+    "OPENBLAS_",
+    "PYTHON",
+    "TF_",
+    "XLA_",
+)
 _addresses: dict[tuple[str, frozenset[tuple[str, str]]], str] = {}  # of the servers
 
 
@@ -52,17 +64,32 @@ class Fork:
 
 
 def start(
-    module: str, script: Path, streams: Sequence[IO[bytes]], environment: Mapping[str, str], folder: Path, mark: str
+    module: str,
+    script: Path,
+    streams: Sequence[IO[bytes]],
+    environment: Mapping[str, str],
+    folder: Path,
+    mark: str,
 ) -> Fork:
     """A fork of an interpreter that has imported the module in this environment executes the script."""
-    key = module, frozenset(each for each in environment.items() if each[0].startswith(_READ_BEFORE))
+    key = (
+        module,
+        frozenset(each for each in environment.items() if each[0].startswith(_READ_BEFORE)),
+    )
     if key not in _addresses:
         _addresses[key] = _start_server(module, environment)
-    request = {"path": str(script), "environment": dict(environment), "cwd": str(folder), "mark": mark}
+    request = {
+        "path": str(script),
+        "environment": dict(environment),
+        "cwd": str(folder),
+        "mark": mark,
+    }
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         server.connect(_addresses[key])
-        socket.send_fds(server, [json.dumps(request).encode()], [stream.fileno() for stream in streams])
+        socket.send_fds(
+            server, [json.dumps(request).encode()], [stream.fileno() for stream in streams]
+        )
         return Fork(_number_from(server), server)
     except BaseException:
         server.close()
@@ -78,7 +105,10 @@ def _start_server(module: str, environment: Mapping[str, str]) -> str:
             [sys.executable, str(_SERVER), module, str(listener.fileno())],
             stdin=subprocess.DEVNULL,
             # A mark of nobody, as long as each that will be written in its place; and no mark of the guard's.
-            env={**{name: environment[name] for name in environment if "LOADERPOOL" not in name}, MARK: _NOBODY},
+            env={
+                **{name: environment[name] for name in environment if "LOADERPOOL" not in name},
+                MARK: _NOBODY,
+            },
             pass_fds=[listener.fileno()],
             start_new_session=True,
             check=True,

@@ -160,7 +160,9 @@ def storm(make: Callable[[], lp.Loader], shots: int, constructions: int, seed: i
         with make() as loader:
             next(iter(loader))
 
-    assert lp.Loader, "imported: before a loader gates the handlers, Python's search for modules drops a TimeoutError"
+    assert lp.Loader, (
+        "imported: before a loader gates the handlers, Python's search for modules drops a TimeoutError"
+    )
     chance, signals = random.Random(seed), Signals()
     for _ in range(constructions):
         signals.shoot(made, chance.choice(list(RAISED)), chance.random() * 0.3)
@@ -173,9 +175,15 @@ def storm(make: Callable[[], lp.Loader], shots: int, constructions: int, seed: i
     slots = loader.statistics().memory.buffers
     for _ in range(shots):
         work = chance.choice(works_of(make))
-        signals.shoot(lambda work=work: work(loader), chance.choice(list(RAISED)), chance.random() ** 2 * 0.012)
+        signals.shoot(
+            lambda work=work: work(loader),
+            chance.choice(list(RAISED)),
+            chance.random() ** 2 * 0.012,
+        )
         where = f"{make.__name__}, {work.__name__}"
-        if work is resumed:  # it may have been broken off, and then the rest of an epoch comes first
+        if (
+            work is resumed
+        ):  # it may have been broken off, and then the rest of an epoch comes first
             got = signals.rows_whatever_comes(loader)
             assert got == WANTED[ITEMS - len(got) :], where
         got = signals.rows_whatever_comes(loader)

@@ -140,7 +140,10 @@ def _open_netcdf(path: str) -> Any:
 KINDS = {
     "plain": Kind("numpy", lambda path: _rows().tofile(path), _open_plain, _read_plain),
     "zip": Kind(
-        "numpy", _write_zip, zipfile.ZipFile, lambda file, number: np.frombuffer(file.read(str(number)), np.int16)
+        "numpy",
+        _write_zip,
+        zipfile.ZipFile,
+        lambda file, number: np.frombuffer(file.read(str(number)), np.int16),
     ),
     "tar": Kind(
         "numpy",
@@ -155,7 +158,12 @@ KINDS = {
         lambda file, number: file[str(number)],
     ),
     "wav": Kind("soundfile", _write_sound, _open_sound, _read_sound),
-    "nii": Kind("nibabel", _write_volume, _open_volume, lambda volume, number: np.asarray(volume.dataobj[..., number])),
+    "nii": Kind(
+        "nibabel",
+        _write_volume,
+        _open_volume,
+        lambda volume, number: np.asarray(volume.dataobj[..., number]),
+    ),
     "tiff": Kind("PIL", _write_frames, _open_frames, _read_frame),
     "tif": Kind("rasterio", _write_raster, _open_raster, _read_raster),
     "nc": Kind("netCDF4", _write_netcdf, _open_netcdf, lambda file, number: file["rows"][number]),

@@ -34,7 +34,14 @@ class Module:
     imports: tuple[Import, ...]
 
     @classmethod
-    def parse(cls, name: str, source: str, *, is_package: bool = False, known: frozenset[str] = frozenset()) -> Module:
+    def parse(
+        cls,
+        name: str,
+        source: str,
+        *,
+        is_package: bool = False,
+        known: frozenset[str] = frozenset(),
+    ) -> Module:
         """Args:
         known: all modules of the package, to tell `from package import module` from `from package import name`.
         """
@@ -52,18 +59,28 @@ def read_package(directory: Path) -> list[Module]:
         paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     known = frozenset(paths)
     return [
-        Module.parse(name, path.read_text(encoding="utf-8"), is_package=path.name == "__init__.py", known=known)
+        Module.parse(
+            name,
+            path.read_text(encoding="utf-8"),
+            is_package=path.name == "__init__.py",
+            known=known,
+        )
         for name, path in sorted(paths.items())
     ]
 
 
-def find_cycle(modules: list[Module], but: Mapping[str, Collection[str]] | None = None) -> list[str]:
+def find_cycle(
+    modules: list[Module], but: Mapping[str, Collection[str]] | None = None
+) -> list[str]:
     """Modules that import one another in a circle, the first one again at the end; empty if none do.
 
     All imports count, those for types and those that wait for a call too, except from a module of `but` to its targets.
     """
     but = but or {}
-    graph = {m.name: {each.target for each in m.imports} - {m.name, *but.get(m.name, ())} for m in modules}
+    graph = {
+        m.name: {each.target for each in m.imports} - {m.name, *but.get(m.name, ())}
+        for m in modules
+    }
     done: set[str] = set()
 
     def walk(name: str, path: list[str]) -> list[str]:
@@ -96,7 +113,11 @@ def _imports(tree: ast.Module, package: str, known: frozenset[str]) -> Iterator[
                 module = f"{base}.{alias.name}"
                 yield Import(module if module in known else base, node.lineno, when)
         elif isinstance(node, ast.Call) and node.args:
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            called = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
             first = node.args[0]
             if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
                 yield Import(str(first.value), node.lineno, when)
@@ -108,6 +129,8 @@ def _walk(node: ast.AST, when: When) -> Iterator[tuple[ast.AST, When]]:
         inner = when
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             inner = "types"
-        elif when == "import" and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        elif when == "import" and isinstance(
+            child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+        ):
             inner = "call"
         yield from _walk(child, inner)

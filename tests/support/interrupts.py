@@ -60,7 +60,9 @@ class CountBytecodes:
         if event == "opcode" and frame.f_lineno is not None:
             self.count += 1
             if self.count == self.at:
-                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+                self.where = (
+                    f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+                )
                 signal.raise_signal(signal.SIGINT)
         return self._step
 

@@ -70,7 +70,11 @@ class Unbuilt(keras.Model):  # type: ignore[misc]
 
 def model(is_built: bool = True, **settings: Any) -> Any:
     keras.utils.set_random_seed(1)
-    made = keras.Sequential([keras.Input((4,)), Recorder(), keras.layers.Dense(1)]) if is_built else Unbuilt()
+    made = (
+        keras.Sequential([keras.Input((4,)), Recorder(), keras.layers.Dense(1)])
+        if is_built
+        else Unbuilt()
+    )
     made.compile(**{"optimizer": keras.optimizers.SGD(1e-6), "loss": "mse", **settings})
     return made
 
@@ -89,7 +93,9 @@ def sample(index: int, rng: np.random.Generator) -> Any:
 
 
 def loader(items: int = 70, workers: int = 1, **settings: Any) -> lp.Loader:
-    return lp.Loader(range(items), sample, **{"batch_size": 8, "workers": workers, "shuffle": True, **settings})
+    return lp.Loader(
+        range(items), sample, **{"batch_size": 8, "workers": workers, "shuffle": True, **settings}
+    )
 
 
 def inputs(of: lp.Loader, epochs: int) -> list[Any]:
@@ -105,7 +111,11 @@ VIEWS = ("for_keras", "as_dataset") if BACKEND == "tensorflow" else ("for_keras"
 
 @case
 def the_same_batches_whether_the_model_is_built_or_not() -> None:
-    for workers, is_built, view in ((0, True, VIEWS[-1]), (1, False, VIEWS[0]), (3, True, VIEWS[0])):
+    for workers, is_built, view in (
+        (0, True, VIEWS[-1]),
+        (1, False, VIEWS[0]),
+        (3, True, VIEWS[0]),
+    ):
         with loader(workers=workers) as made, warnings.catch_warnings():
             warnings.filterwarnings("error", ".*ran out of data")
             expected = inputs(made, 3)
@@ -125,7 +135,11 @@ def validation_takes_a_pass_each_time() -> None:
             data, held_out = getattr(made, view)(), getattr(other, view)()
             history = trained.fit(data, epochs=3, validation_data=held_out, verbose=0)
             assert "val_loss" in history.history
-            woven = [x for epoch in range(3) for x in (*training[9 * epoch :][:9], *validation[3 * epoch :][:3])]
+            woven = [
+                x
+                for epoch in range(3)
+                for x in (*training[9 * epoch :][:9], *validation[3 * epoch :][:3])
+            ]
             assert seen(trained) == (36, mixed(woven))
             assert (made.epoch, other.epoch) == (3, 3)
 
@@ -151,7 +165,12 @@ def evaluate_and_predict_go_through_one_pass_in_order() -> None:
 def several_steps_at_once() -> None:
     if BACKEND == "torch":
         return  # Keras has no such thing there
-    for executions, settings in ((3, {}), (101, {}), (3, {"on_error": "skip"}), (9, {"on_error": "skip"})):
+    for executions, settings in (
+        (3, {}),
+        (101, {}),
+        (3, {"on_error": "skip"}),
+        (9, {"on_error": "skip"}),
+    ):
         epochs = 1 if settings else 2  # of an unknown number Keras learns in the first one
         with loader(**settings) as made, warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*ran out of data")
@@ -186,13 +205,18 @@ def generators_of_stated_lengths_show_progress() -> None:
     settings: dict[str, Any] = {"batch_size": 4, "cycle_length": 3, "shuffle": 5, "seed": 2}
     for executions, view in ((1, VIEWS[0]), (4, VIEWS[0]), (1, VIEWS[-1])):
         stated = {"shards": shards, "shard_lengths": [*map(len, shards)], "workers": 2}
-        with lp.Loader.from_generator(iter, **stated, **settings, fn=sample) as made, warnings.catch_warnings():
+        with (
+            lp.Loader.from_generator(iter, **stated, **settings, fn=sample) as made,
+            warnings.catch_warnings(),
+        ):
             warnings.filterwarnings("error", ".*ran out of data")
             expected, steps = inputs(made, 3), len(made)
             assert len(expected) == 3 * steps
             trained = model(steps_per_execution=1 if BACKEND == "torch" else executions)
             told: list[Any] = []
-            begun = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: told.append(begun.params["steps"]))  # noqa: B023
+            begun = keras.callbacks.LambdaCallback(
+                on_train_begin=lambda logs: told.append(begun.params["steps"])  # noqa: B023
+            )
             trained.fit(getattr(made, view)(), epochs=3, verbose=0, callbacks=[begun])
             assert told == [steps]
             assert seen(trained) == (3 * steps, mixed(expected))
@@ -212,7 +236,9 @@ def hooks_are_called_once_an_epoch_and_never_late() -> None:
             return 4
 
         def __getitem__(self, index: int) -> Any:
-            return np.full((2, 4), 100 * self.epoch + index, np.float32), np.zeros((2, 1), np.float32)
+            return np.full((2, 4), 100 * self.epoch + index, np.float32), np.zeros(
+                (2, 1), np.float32
+            )
 
         def on_epoch_begin(self) -> None:
             calls.append("begin")
@@ -226,7 +252,9 @@ def hooks_are_called_once_an_epoch_and_never_late() -> None:
         with lp.Loader.from_sequence(Hooked(), workers=2) as made:
             trained = model(is_built)
             trained.fit(made.for_keras(), epochs=3, verbose=0)
-            expected = [np.full((2, 4), 100 * epoch + index) for epoch in range(3) for index in range(4)]
+            expected = [
+                np.full((2, 4), 100 * epoch + index) for epoch in range(3) for index in range(4)
+            ]
             assert seen(trained) == (12, mixed(expected))
         assert calls == ["begin", "end"] * 3, calls
 
@@ -239,9 +267,13 @@ def shapes_may_vary_from_batch_to_batch() -> None:
 
         def __getitem__(self, index: int) -> Any:
             rows, columns = ((16, 4), (16, 5), (2, 6))[index]
-            return np.full((rows, columns, 2), index, np.float32), np.full((rows, 1), index, np.float32)
+            return np.full((rows, columns, 2), index, np.float32), np.full(
+                (rows, 1), index, np.float32
+            )
 
-    varied = keras.Sequential([keras.Input((None, 2)), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)])
+    varied = keras.Sequential(
+        [keras.Input((None, 2)), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)]
+    )
     varied.compile("sgd", "mse")
     with lp.Loader.from_sequence(Varied(), workers=1) as made:
         varied.fit(made.for_keras(), epochs=2, verbose=0)
@@ -266,7 +298,11 @@ def classes_have_weights() -> None:
     def labelled(form: str) -> Callable[[int], Any]:
         def fn(index: int) -> Any:
             x = np.zeros(4, np.float32)
-            label = {"plain": np.int64(index % 3), "column": np.float32([index % 3]), "one-hot": np.eye(3)[index % 3]}
+            label = {
+                "plain": np.int64(index % 3),
+                "column": np.float32([index % 3]),
+                "one-hot": np.eye(3)[index % 3],
+            }
             return x, label[form]
 
         return fn
@@ -284,7 +320,9 @@ def classes_have_weights() -> None:
     if BACKEND == "tensorflow":  # as Keras' own argument, through tf.data
         with lp.Loader(range(6), labelled("plain"), batch_size=6, workers=1) as made:
             trained = model(optimizer=keras.optimizers.SGD(0.0), loss=Weights())
-            (loss,) = trained.fit(made.as_dataset(), class_weight={0: 2.0, 1: 2.0, 2: 2.0}, verbose=0).history["loss"]
+            (loss,) = trained.fit(
+                made.as_dataset(), class_weight={0: 2.0, 1: 2.0, 2: 2.0}, verbose=0
+            ).history["loss"]
             assert abs(loss - 2) < 1e-5
 
 
@@ -320,7 +358,9 @@ def weights_of_labels_that_are_no_classes_are_refused() -> None:
         y = np.full((5, 5), index % 3, np.int32)
         return np.zeros((5, 5, 2), np.float32), y, weights[y]
 
-    segmenting = keras.Sequential([keras.Input((5, 5, 2)), keras.layers.Dense(3, activation="softmax")])
+    segmenting = keras.Sequential(
+        [keras.Input((5, 5, 2)), keras.layers.Dense(3, activation="softmax")]
+    )
     segmenting.compile("sgd", "sparse_categorical_crossentropy")
     with lp.Loader(range(8), weighted, batch_size=4, workers=0) as made:
         # Not `fit`: of such labels torch has no gradient with Keras 3.15, of plain arrays either.
@@ -367,9 +407,13 @@ def the_batch_size_is_the_loaders() -> None:
             lambda: model().fit(made.for_keras(), batch_size=8, verbose=0),
             lambda: model().evaluate(made.for_keras(), batch_size=8, verbose=0),
             lambda: model().predict(made.for_keras(), batch_size=8, verbose=0),
-            lambda: model().fit(*arrays, validation_data=made.for_keras(), validation_batch_size=8, verbose=0),
+            lambda: model().fit(
+                *arrays, validation_data=made.for_keras(), validation_batch_size=8, verbose=0
+            ),
         ):
-            with pytest.raises(lp.ArgumentError, match=r"batch_size= .* Loader\(\.\.\., batch_size=8\)"):
+            with pytest.raises(
+                lp.ArgumentError, match=r"batch_size= .* Loader\(\.\.\., batch_size=8\)"
+            ):
                 call()
         # These are of the arrays beside it.
         model().fit(*arrays, batch_size=3, validation_data=made.for_keras(), verbose=0)
@@ -390,7 +434,9 @@ def only_warning(call: Callable[[], Any]) -> str:
 def steps_that_have_no_batches_are_told_of_epochs_none() -> None:
     with loader(32) as made:  # 4 batches
         for steps, epochs in ((5, 1), (3, 2), (5, 3)):
-            with pytest.raises(lp.ArgumentError, match=r"4\. Write loader\.for_keras\(epochs=None\)"):
+            with pytest.raises(
+                lp.ArgumentError, match=r"4\. Write loader\.for_keras\(epochs=None\)"
+            ):
                 model().fit(made.for_keras(), steps_per_epoch=steps, epochs=epochs, verbose=0)
         assert made.epoch == 0
         with warnings.catch_warnings():
@@ -398,15 +444,21 @@ def steps_that_have_no_batches_are_told_of_epochs_none() -> None:
             for steps, epochs in ((4, 3), (2, 3), (3, 1)):  # it begins again, or has as many
                 model().fit(made.for_keras(), steps_per_epoch=steps, epochs=epochs, verbose=0)
             model().fit(made.for_keras(epochs=None), steps_per_epoch=5, epochs=2, verbose=0)
-            model().fit(made.for_keras(), validation_data=made.for_keras(), validation_steps=2, verbose=0)
+            model().fit(
+                made.for_keras(), validation_data=made.for_keras(), validation_steps=2, verbose=0
+            )
         for call in (
             lambda: model().evaluate(made.for_keras(), steps=6, verbose=0),
             lambda: model().predict(made.for_keras(), steps=6, verbose=0),
-            lambda: model().fit(made.for_keras(), validation_data=made.for_keras(), validation_steps=6, verbose=0),
+            lambda: model().fit(
+                made.for_keras(), validation_data=made.for_keras(), validation_steps=6, verbose=0
+            ),
         ):
             assert "steps=6) needs 6 batches" in only_warning(call)
     # Of a stream the number is not known before its end.
-    with lp.Loader((sample(i, np.random.default_rng(i)) for i in range(32)), batch_size=8, workers=0) as made:
+    with lp.Loader(
+        (sample(i, np.random.default_rng(i)) for i in range(32)), batch_size=8, workers=0
+    ) as made:
         told = only_warning(lambda: model().fit(made.for_keras(), steps_per_epoch=5, verbose=0))
         assert "loader.for_keras(epochs=None)" in told
     with loader(on_error="skip") as made, warnings.catch_warnings():
@@ -491,7 +543,10 @@ def a_training_that_was_stopped_begins_another_pass() -> None:
             trained.fit(adapter, epochs=1, verbose=0, callbacks=[stop])
             trained.evaluate(adapter, steps=2, verbose=0)
             trained.fit(adapter, epochs=1, verbose=0)
-            assert seen(trained) == (at + 12, mixed(expected[: at + 1] + expected[9:11] + expected[18:])), at
+            assert seen(trained) == (
+                at + 12,
+                mixed(expected[: at + 1] + expected[9:11] + expected[18:]),
+            ), at
 
 
 @case
@@ -505,13 +560,22 @@ def a_backup_ends_with_the_same_weights() -> None:
     def made_model() -> Any:
         keras.utils.set_random_seed(1)
         made = keras.Sequential(
-            [keras.Input((4,)), Recorder(), keras.layers.Dropout(0.3, seed=3), keras.layers.Dense(1)]
+            [
+                keras.Input((4,)),
+                Recorder(),
+                keras.layers.Dropout(0.3, seed=3),
+                keras.layers.Dense(1),
+            ]
         )
         made.compile("adam", "mse")
         return made
 
     def of_shards() -> lp.Loader:
-        stated: dict[str, Any] = {"shards": [range(30), range(40)], "shard_lengths": [30, 40], "batch_size": 8}
+        stated: dict[str, Any] = {
+            "shards": [range(30), range(40)],
+            "shard_lengths": [30, 40],
+            "batch_size": 8,
+        }
         return lp.Loader.from_generator(iter, 1, **stated, fn=sample, shuffle=True)
 
     for make, save_freq in ((loader, 4), (loader, "epoch"), (of_shards, 4), (of_shards, "epoch")):
@@ -524,7 +588,9 @@ def a_backup_ends_with_the_same_weights() -> None:
                     again = made_model()
                     backup = BackupCallback(source, path, save_freq=save_freq)
                     try:
-                        again.fit(source.for_keras(), epochs=3, verbose=0, callbacks=[backup, *callbacks])
+                        again.fit(
+                            source.for_keras(), epochs=3, verbose=0, callbacks=[backup, *callbacks]
+                        )
                     except InterruptedError:
                         continue
         for ours, theirs in zip(again.get_weights(), whole.get_weights(), strict=True):
@@ -539,7 +605,9 @@ def fit_warns_of_what_continues_the_model_alone() -> None:
         train.epoch = epoch
         with warnings.catch_warnings(record=True) as found, loader(8, workers=0) as validation:
             warnings.simplefilter("always")
-            made.fit(train.for_keras(), verbose=0, validation_data=validation.for_keras(), **settings)
+            made.fit(
+                train.for_keras(), verbose=0, validation_data=validation.for_keras(), **settings
+            )
         assert train.epoch == epoch + settings["epochs"] - settings.get("initial_epoch", 0)
         ours = [each for each in found if "for_keras" in str(each.message)]
         assert all(each.filename == __file__ for each in ours), ours
@@ -549,8 +617,12 @@ def fit_warns_of_what_continues_the_model_alone() -> None:
         (text,) = told(made, epochs=4, initial_epoch=2)
         assert "initial_epoch=2" in text and "loader.epoch = 2" in text, text
         with tempfile.TemporaryDirectory() as folder:
-            (text,) = told(made, epochs=1, callbacks=[keras.callbacks.BackupAndRestore(f"{folder}/backup")])
-        assert "BackupAndRestore" in text and "loaderpool.adapters.keras.BackupCallback" in text, text
+            (text,) = told(
+                made, epochs=1, callbacks=[keras.callbacks.BackupAndRestore(f"{folder}/backup")]
+            )
+        assert "BackupAndRestore" in text and "loaderpool.adapters.keras.BackupCallback" in text, (
+            text
+        )
         assert told(made, epochs=4, epoch=2, initial_epoch=2) == []
         assert told(made, epochs=1, callbacks=[keras.callbacks.History()]) == []
 
@@ -575,9 +647,16 @@ def text_and_ragged_rows_are_given_or_refused_by_name() -> None:
             import tensorflow as tf
 
             batches = [x for x, _ in made.for_keras().get_tf_dataset()]
-            assert batches[1].dtype == tf.string and batches[1].numpy().tolist() == [b"w4", b"w5", b"w6", b"w7"]
+            assert batches[1].dtype == tf.string and batches[1].numpy().tolist() == [
+                b"w4",
+                b"w5",
+                b"w6",
+                b"w7",
+            ]
         else:
-            with pytest.raises(lp.SpecMismatchError, match=re.escape("for_keras: component [0] is text")):
+            with pytest.raises(
+                lp.SpecMismatchError, match=re.escape("for_keras: component [0] is text")
+            ):
                 model().fit(made.for_keras(), verbose=0)
 
 
@@ -586,7 +665,11 @@ def text_and_ragged_rows_are_given_or_refused_by_name() -> None:
 
 def batches_of(adapter: Any) -> Iterator[Any]:
     """What Keras iterates over on this backend."""
-    get = {"tensorflow": "get_tf_dataset", "jax": "get_jax_iterator", "torch": "get_torch_dataloader"}[BACKEND]
+    get = {
+        "tensorflow": "get_tf_dataset",
+        "jax": "get_jax_iterator",
+        "torch": "get_torch_dataloader",
+    }[BACKEND]
     return iter(getattr(adapter, get)())
 
 
@@ -621,11 +704,18 @@ def structures_are_kept() -> None:
         with lp.Loader(range(8), fn, batch_size=4, workers=0) as made:
             batches = list(batches_of(made.for_keras()))
             expected = build(np.zeros((4, 4)), np.zeros(4))
-            shapes = keras.tree.map_structure(lambda part: np.shape(keras.ops.convert_to_numpy(part)), batches[1])
+            shapes = keras.tree.map_structure(
+                lambda part: np.shape(keras.ops.convert_to_numpy(part)), batches[1]
+            )
             assert str(shapes) == str(keras.tree.map_structure(np.shape, expected)), name
             for part in keras.tree.flatten(batches[1]):
                 assert isinstance(part, class_of_batches())
-                assert keras.ops.convert_to_numpy(part).reshape(4, -1)[:, 0].tolist() == [4, 5, 6, 7]
+                assert keras.ops.convert_to_numpy(part).reshape(4, -1)[:, 0].tolist() == [
+                    4,
+                    5,
+                    6,
+                    7,
+                ]
 
 
 @case
@@ -642,7 +732,10 @@ def sparse_results_are_refused_by_name_in_the_first_batch() -> None:
     if BACKEND == "jax":
         from jax.experimental import sparse as jax_sparse
 
-        makers += [lambda: jax_sparse.BCOO.fromdense(np.eye(4)), lambda: jax_sparse.BCSR.fromdense(np.eye(4))]
+        makers += [
+            lambda: jax_sparse.BCOO.fromdense(np.eye(4)),
+            lambda: jax_sparse.BCSR.fromdense(np.eye(4)),
+        ]
     for make in makers:
         for method in ("fit", "evaluate", "predict"):
             made = lp.Loader(range(4), lambda i: (make(), np.zeros(2)), batch_size=None, workers=0)  # noqa: B023
@@ -683,12 +776,16 @@ def ragged_rows_are_given_where_the_backend_has_them() -> None:
 @case
 def a_model_that_predict_builds_predicts_of_the_same_pass() -> None:
     """test_stop_loop, with a model that is not built: on JAX `predict` takes a batch to build it."""
-    with lp.Loader(range(20), lambda i: np.full(4, i, np.float32), batch_size=8, workers=1, shuffle=True) as made:
+    with lp.Loader(
+        range(20), lambda i: np.full(4, i, np.float32), batch_size=8, workers=1, shuffle=True
+    ) as made:
         expected = [x for batch in made for x in batch[:, 0].tolist()]
         for steps, rows in ((None, 20), (2, 16)):
             made.epoch = 0
             predicting = Unbuilt()
-            predicting.dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(0.25))
+            predicting.dense = keras.layers.Dense(
+                1, kernel_initializer=keras.initializers.Constant(0.25)
+            )
             found = predicting.predict(made.for_keras(), steps=steps, verbose=0)
             assert found[:, 0].tolist() == expected[:rows]
             assert made.epoch == 1

@@ -47,7 +47,10 @@ class Snapshot:
         return [
             *(describe(pid) for pid in sorted(self.processes - before.processes)),
             *(f"thread {thread.name!r}" for thread in self.threads - before.threads),
-            *(f"descriptor of {target} ({n} times)" for target, n in (self.descriptors - before.descriptors).items()),
+            *(
+                f"descriptor of {target} ({n} times)"
+                for target, n in (self.descriptors - before.descriptors).items()
+            ),
             *(f"mapping of {name}" for name in sorted(self.mappings - before.mappings)),
         ]
 
@@ -95,7 +98,9 @@ def guard(grace_s: float | None = None) -> Iterator[None]:
 
 def _is_ours(thread: threading.Thread) -> bool:
     # pytest-timeout has a thread for each test: in a guard around several tests there is another one in the end.
-    return not isinstance(thread, threading._DummyThread) and not thread.name.startswith("pytest_timeout")
+    return not isinstance(thread, threading._DummyThread) and not thread.name.startswith(
+        "pytest_timeout"
+    )
 
 
 def _descriptors() -> Iterator[str]:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 
-def make_library(directory: Path, monkeypatch: pytest.MonkeyPatch, source: str, folder: str = "site-packages") -> Any:
+def make_library(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, source: str, folder: str = "site-packages"
+) -> Any:
     """Write and import a module, which is forgotten after the test."""
     place = directory / folder
     place.mkdir()

@@ -27,7 +27,9 @@ def look(
     """
     seconds = 2.0 * number
     workers = {
-        place: WorkerCounts(pid, 1, seconds / 2, seconds / 2, seconds / 4, seconds / 20, number * 200, DOING)
+        place: WorkerCounts(
+            pid, 1, seconds / 2, seconds / 2, seconds / 4, seconds / 20, number * 200, DOING
+        )
         for place, pid in enumerate(pids)
     }
     counts: dict[str, Any] = {
@@ -60,4 +62,7 @@ def look(
 
 def looks(count: int, *, last_ns: int = 100 * S, **more: Any) -> list[Snapshot]:
     """So many, each two seconds after the one before, the last one at this time."""
-    return [look(number, end_ns=last_ns - (count - 1 - number) * 2 * S, **more) for number in range(count)]
+    return [
+        look(number, end_ns=last_ns - (count - 1 - number) * 2 * S, **more)
+        for number in range(count)
+    ]

@@ -87,7 +87,14 @@ def notebook() -> Iterator[Notebook]:
 
     manager: Any = KernelManager()
     manager._kernel_spec = KernelSpec(
-        argv=[sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        argv=[
+            sys.executable,
+            "-Xfrozen_modules=off",
+            "-m",
+            "ipykernel_launcher",
+            "-f",
+            "{connection_file}",
+        ],
         language="python",
     )
     environment = {**os.environ, "PYTHONPATH": str(_REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "3"}

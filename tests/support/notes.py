@@ -23,4 +23,8 @@ def bytes_copied(statistics: Statistics) -> int:
 
 
 def _bytes(pattern: str, statistics: Statistics) -> int:
-    return sum(int(found[1].replace(",", "")) for note in statistics.notes if (found := re.match(pattern, note)))
+    return sum(
+        int(found[1].replace(",", ""))
+        for note in statistics.notes
+        if (found := re.match(pattern, note))
+    )

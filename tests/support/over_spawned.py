@@ -17,7 +17,9 @@ from tests.support import child
 from tests.support.without_memfd import sitecustomize as _sitecustomize  # noqa: F401
 
 _FOLDER = str(Path(__file__).with_name("without_memfd"))
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_FOLDER, os.environ.get("PYTHONPATH", "")]))
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [_FOLDER, os.environ.get("PYTHONPATH", "")])
+)
 # One for the life of each process that makes shared memory: no test's, and so none leaves it behind.
 resource_tracker.ensure_running()
 
@@ -59,7 +61,9 @@ _kill = os.kill
 
 def _kill_no_trainer(pid: int, number: int) -> None:
     """Tests end what they find as a worker's parent, which here is the process of the tests."""
-    assert number != signal.SIGKILL or pid != os.getpid(), "spawned workers have no supervisor's process"
+    assert number != signal.SIGKILL or pid != os.getpid(), (
+        "spawned workers have no supervisor's process"
+    )
     _kill(pid, number)
 
 

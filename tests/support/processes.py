@@ -68,7 +68,9 @@ def in_session(session: int) -> list[int]:
     """Processes of a session that still run, itself among them: those that started no session of their own."""
     stats = {pid: _stat(pid) for pid in _pids()}
     return sorted(
-        pid for pid, fields in stats.items() if fields and int(fields[3]) == session and fields[0] not in "ZX"
+        pid
+        for pid, fields in stats.items()
+        if fields and int(fields[3]) == session and fields[0] not in "ZX"
     )
 
 
@@ -78,9 +80,15 @@ _supervisors: set[int] = set()  # that were seen alive: a zombie has no command
 def supervisors() -> tuple[list[int], list[int]]:
     """This process's supervisors: those that are alive, and those that are not reaped yet."""
     children = [pid for pid, parent in parents().items() if parent == os.getpid()]
-    alive = [pid for pid in children if command_of(pid).endswith("loaderpool-supervisor") and is_alive(pid)]
+    alive = [
+        pid
+        for pid in children
+        if command_of(pid).endswith("loaderpool-supervisor") and is_alive(pid)
+    ]
     dead = [pid for pid in children if pid in _supervisors and not is_alive(pid)]
-    _supervisors.intersection_update(children)  # another process may have the pid of one that is gone
+    _supervisors.intersection_update(
+        children
+    )  # another process may have the pid of one that is gone
     _supervisors.update(alive)
     return alive, dead
 
@@ -189,7 +197,9 @@ def shared_bytes(*pids: int, but: str = " ") -> int:
 def cpu_ns(pid: int) -> int:
     """The time that all threads of a process have run so far; 0 where it has ended."""
     try:
-        tasks = [_read(pid, f"task/{task}/schedstat") for task in os.listdir(_PROC / str(pid) / "task")]
+        tasks = [
+            _read(pid, f"task/{task}/schedstat") for task in os.listdir(_PROC / str(pid) / "task")
+        ]
     except OSError:
         return 0
     return sum(int(task.split()[0]) for task in tasks)

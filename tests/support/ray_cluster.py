@@ -107,7 +107,11 @@ class RayCluster:
     """
 
     def __init__(
-        self, nodes: int = 2, cpus: int = 1, can_lose_head: bool = False, store_bytes: int = STORE_BYTES
+        self,
+        nodes: int = 2,
+        cpus: int = 1,
+        can_lose_head: bool = False,
+        store_bytes: int = STORE_BYTES,
     ) -> None:
         # Sockets lie there, whose paths have room for some 50 characters of it: so not where TMPDIR may say.
         self._folder = tempfile.mkdtemp(prefix="lp-ray-", dir="/tmp")
@@ -158,7 +162,9 @@ class RayCluster:
     def actors(self) -> list[int]:
         """Pids of loaderpool's actors on all nodes: the processes that have supervisors as children."""
         found = parents()
-        supervisors = [pid for pid in descendants(self.pid) if "loaderpool-supervisor" in command_of(pid)]
+        supervisors = [
+            pid for pid in descendants(self.pid) if "loaderpool-supervisor" in command_of(pid)
+        ]
         # Not of workers, which have its command.
         return sorted({found[pid] for pid in supervisors if pid in found} - {*supervisors})
 

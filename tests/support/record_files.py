@@ -45,7 +45,10 @@ def tar_bytes(members: Iterable[tuple[str, bytes]], form: int = tarfile.PAX_FORM
 def numbered_records(first: int, count: int) -> list[bytes]:
     """Records of varied length that begin with their number."""
     rng = np.random.default_rng(first)
-    return [struct.pack("<q", first + number) + rng.bytes(int(rng.integers(0, 4000))) for number in range(count)]
+    return [
+        struct.pack("<q", first + number) + rng.bytes(int(rng.integers(0, 4000)))
+        for number in range(count)
+    ]
 
 
 def numbered_members(first: int, count: int) -> list[tuple[str, bytes]]:

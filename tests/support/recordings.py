@@ -83,7 +83,9 @@ class HandMadeRecording:
         run: int = RUN,
     ) -> None:
         origin: Origin = (run, epoch, batch, count, int(way))
-        self._recorder.write(*origin, ns(asked_ms), ns(asked_ms + waited_ms), round(waited_ms * MS), begins_pass)
+        self._recorder.write(
+            *origin, ns(asked_ms), ns(asked_ms + waited_ms), round(waited_ms * MS), begins_pass
+        )
 
     def tracing(self, now_ms: float = 1_000.0, **more: Any) -> Tracing:
         """Return what is read of it at this time; `more` is told by the loader's page."""

@@ -31,11 +31,16 @@ class RunningTraining:
         (folder / "train.py").write_text(script)
         self.folder = folder
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen([sys.executable, "train.py", kind], cwd=folder, env=environment)
+        self.process = subprocess.Popen(
+            [sys.executable, "train.py", kind], cwd=folder, env=environment
+        )
         self.pid = self.process.pid
 
     def look_until(
-        self, look: Callable[[], subprocess.CompletedProcess[str]], read: Callable[[str], Any], is_wanted: Any
+        self,
+        look: Callable[[], subprocess.CompletedProcess[str]],
+        read: Callable[[str], Any],
+        is_wanted: Any,
     ) -> Any:
         """What is read of the first look at it that is wanted; it may not have delivered a batch yet."""
         until_s = time.monotonic() + DEADLINE_S

@@ -38,7 +38,9 @@ def turn(state: State, obey: Callable[[Any], None]) -> None:
         state.deal()
         check_state(state)
         is_for_any = any(job.slot is None or job.slot.lane is None for job in state.due)
-        assert state._of_nodes or not (is_for_any and state.roomy), "a worker has room, and no ticket that is due"
+        assert state._of_nodes or not (is_for_any and state.roomy), (
+            "a worker has room, and no ticket that is due"
+        )
         if not state.instructions:
             return
         instructions = state.instructions[:]
@@ -56,7 +58,11 @@ def check_state(state: State) -> None:
         assert slot.unanswered == sum(job.slot is slot for job in jobs)
         assert slot.offset not in slot.run.free and state.runs[slot.run.number] is slot.run
     for run in state.runs.values():
-        making = {job.slot.offset: job.slot for job in jobs if job.slot is not None and job.slot.run is run}
+        making = {
+            job.slot.offset: job.slot
+            for job in jobs
+            if job.slot is not None and job.slot.run is run
+        }
         assert making == run.making
         offsets = [*run.free, *run.filled, *making]
         assert len(offsets) == len(set(offsets)) == run.slots and run.fresh <= set(offsets)
@@ -91,7 +97,9 @@ def death(index: int = -1) -> Death:
 class Pool:
     """The state, and what it had others do."""
 
-    def __init__(self, workers: int, restarts: tuple[int, float] | None = None, of_nodes: bool = False) -> None:
+    def __init__(
+        self, workers: int, restarts: tuple[int, float] | None = None, of_nodes: bool = False
+    ) -> None:
         self.state = State(workers, ExtentMap(4096, 1 << 30), 160, restarts, of_nodes)
         self.channels: dict[int, list[Ticket]] = {}  # of each worker that runs
         self.started: list[int] = []
@@ -125,7 +133,9 @@ class Pool:
                 self.can_start -= 1
                 self.started.append(worker)
                 self.channels[worker] = []
-            case ToWorker(worker, message) if worker in self.channels and isinstance(message, Ticket):
+            case ToWorker(worker, message) if worker in self.channels and isinstance(
+                message, Ticket
+            ):
                 self.channels[worker].append(message)
             case ToMain(message):
                 self.told.append(message)

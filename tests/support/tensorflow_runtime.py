@@ -34,7 +34,8 @@ def load() -> Any:
 
         tf.config.set_visible_devices([], "GPU")
         tf.config.set_logical_device_configuration(
-            tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS,
         )
         ctrl_c.watch()  # the first as_dataset of a process leaves two descriptors: now, not in a test
         # Half a million objects that live as long as the process: each collection that a test asks for, and the guard
@@ -68,9 +69,13 @@ def aliases_arrays() -> bool:
     start = -buffer.ctypes.data % 64
     array = buffer[start : start + 4096].view(np.float32)
     tf = load()
-    dataset = tf.data.Dataset.from_generator(lambda: iter([array]), output_signature=tf.TensorSpec((1024,), tf.float32))
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter([array]), output_signature=tf.TensorSpec((1024,), tf.float32)
+    )
     aliases = address_of(next(iter(dataset))) == array.ctypes.data
-    if not aliases and not (tf.__version__.startswith("2.18.") and np.lib.NumpyVersion(np.__version__) >= "2.0.0"):
+    if not aliases and not (
+        tf.__version__.startswith("2.18.") and np.lib.NumpyVersion(np.__version__) >= "2.0.0"
+    ):
         version = f"TensorFlow {tf.__version__} under NumPy {np.__version__}"
         raise AssertionError(f"{version} copies arrays: say so in the README")
     return aliases

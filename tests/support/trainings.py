@@ -40,9 +40,15 @@ class Training:
         seconds = ready * self.step_s + (steps - ready) * length
         cpu_s = steps * self.batch * self.sample_cpu_s
         busy_s = min(workers * seconds, steps * self._making_s(threads))
-        queued_s = workers * seconds - busy_s if length <= 1.001 * self._cpu_bound_s() and not is_fed else 0.0
+        queued_s = (
+            workers * seconds - busy_s
+            if length <= 1.001 * self._cpu_bound_s() and not is_fed
+            else 0.0
+        )
         median = int(1e9 * (self.sample_cpu_s + self.sample_blocked_s)).bit_length()
-        buckets = tuple(steps * self.batch // 4 if bucket == median else 0 for bucket in range(BUCKETS))
+        buckets = tuple(
+            steps * self.batch // 4 if bucket == median else 0 for bucket in range(BUCKETS)
+        )
         calls = CallTimes(calls=sum(buckets), buckets=buckets, slowest=(SlowItem(8812, 3, 1.9),))
         observed = Window(
             seconds=seconds,
@@ -89,7 +95,9 @@ class Training:
 
     def _making_s(self, threads: int) -> float:
         """Of one worker: its threads wait at the same time, and compute in turns."""
-        return self.batch * max(self.sample_cpu_s, (self.sample_cpu_s + self.sample_blocked_s) / threads)
+        return self.batch * max(
+            self.sample_cpu_s, (self.sample_cpu_s + self.sample_blocked_s) / threads
+        )
 
     def _cpu_bound_s(self) -> float:
         return (self.batch * self.sample_cpu_s + self.step_cpu_s) / (self.cpus - self.others)
@@ -121,7 +129,16 @@ def slowed(window: Window, seconds: float) -> Window:
 
 def times(window: Window, factor: int) -> Window:
     """The same training watched for longer: sums grow, and what is no sum stays."""
-    stay = {"workers", "threads", "cpus", "machine_cpus", "slots", "slots_lent", "slots_wanted", "slot_bytes"}
+    stay = {
+        "workers",
+        "threads",
+        "cpus",
+        "machine_cpus",
+        "slots",
+        "slots_lent",
+        "slots_wanted",
+        "slot_bytes",
+    }
     sums = {
         field.name: factor * value
         for field in dataclasses.fields(window)

@@ -9,7 +9,9 @@ import pytest
 
 from loaderpool.errors import brief
 
-Unrelated = type("array", (), {"__repr__": lambda self: "mine"})  # by this name reprlib takes it for Python's own
+Unrelated = type(
+    "array", (), {"__repr__": lambda self: "mine"}
+)  # by this name reprlib takes it for Python's own
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.corner
 
 
 def test_the_version_is_the_same_in_package_project_and_changelog() -> None:
-    project = re.search(r'^version = "([^"]+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    project = re.search(
+        r'^version = "([^"]+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
     newest_change = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert project and newest_change
     assert loaderpool.__version__ == project[1] == newest_change[1]
@@ -31,15 +33,23 @@ def test_every_public_name_exists_and_type_checkers_see_the_same() -> None:
     assert set(loaderpool.__all__) <= set(dir(loaderpool))
     assert len(loaderpool.__all__) <= 45
     text = Path(loaderpool.__file__).read_text()
-    imports = re.findall(r"^    from loaderpool\.([\w.]+) import (\w+) as (\w+)$", text, re.MULTILINE)
+    imports = re.findall(
+        r"^    from loaderpool\.([\w.]+) import (\w+) as (\w+)$", text, re.MULTILINE
+    )
     differ = {(name, module) for module, name, _ in imports} ^ set(loaderpool._HOMES.items())
-    assert not differ, "name each in loaderpool/__init__.py twice: in _MODULES, and below `if TYPE_CHECKING:`"
+    assert not differ, (
+        "name each in loaderpool/__init__.py twice: in _MODULES, and below `if TYPE_CHECKING:`"
+    )
     assert all(name == known for _, name, known in imports)
 
 
 def test_every_public_class_and_function_says_what_may_be_relied_on() -> None:
     public = [(name, getattr(loaderpool, name)) for name in loaderpool.__all__]
-    documented = [(name, thing) for name, thing in public if inspect.isclass(thing) or inspect.isroutine(thing)]
+    documented = [
+        (name, thing)
+        for name, thing in public
+        if inspect.isclass(thing) or inspect.isroutine(thing)
+    ]
     assert documented
     assert [name for name, thing in documented if not (thing.__doc__ or "").strip()] == []
 
@@ -51,6 +61,10 @@ def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
 
 def test_every_public_error_can_be_caught_as_ours() -> None:
     public = [getattr(loaderpool, name) for name in loaderpool.__all__]
-    errors = [thing for thing in public if inspect.isclass(thing) and issubclass(thing, BaseException)]
+    errors = [
+        thing for thing in public if inspect.isclass(thing) and issubclass(thing, BaseException)
+    ]
     assert errors
-    assert [error for error in errors if not issubclass(error, (loaderpool.LoaderpoolError, Warning))] == []
+    assert [
+        error for error in errors if not issubclass(error, (loaderpool.LoaderpoolError, Warning))
+    ] == []

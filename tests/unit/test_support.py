@@ -44,7 +44,13 @@ def test_a_hanging_child_is_dumped_and_ended_with_all_it_started() -> None:
             timeout_s=3.0,
         )
     message = str(caught.value)
-    for name in ("timeout_s=3", "waits_in_main", "waits_in_a_thread", "waits_in_grandchild", "pid "):
+    for name in (
+        "timeout_s=3",
+        "waits_in_main",
+        "waits_in_a_thread",
+        "waits_in_grandchild",
+        "pid ",
+    ):
         assert name in message
     grandchild = int(message.split("pid ")[-1].split()[0])
     assert processes.wait_gone([grandchild], 5.0) == []
@@ -53,7 +59,9 @@ def test_a_hanging_child_is_dumped_and_ended_with_all_it_started() -> None:
 def test_a_child_that_leaves_an_orphan_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "GRACE_S", 0.2)
     with pytest.raises(ChildLeftProcessesError, match=r"time\.sleep\(60\)") as caught:
-        run_child(f"import subprocess; p = subprocess.Popen({SLEEPER!r}, start_new_session=True); print('pid', p.pid)")
+        run_child(
+            f"import subprocess; p = subprocess.Popen({SLEEPER!r}, start_new_session=True); print('pid', p.pid)"
+        )
     orphan = int(str(caught.value).split("pid ")[-1].split()[0])
     assert processes.wait_gone([orphan], 5.0) == []
 
@@ -85,7 +93,8 @@ def test_the_guard_finds_descriptors() -> None:
 
     told = leaked(open_some)
     assert all(
-        f"descriptor of {kind}" in told for kind in ("pipe:", "socket:", "/memfd:other", "anon_inode:[pidfd]")
+        f"descriptor of {kind}" in told
+        for kind in ("pipe:", "socket:", "/memfd:other", "anon_inode:[pidfd]")
     ), told
     for descriptor in opened:
         os.close(descriptor)
@@ -101,8 +110,12 @@ def test_marker_and_directory_each_fail_a_leaking_test(tmp_path: Path) -> None:
     (tmp_path / "e2e" / "test_a.py").write_text(
         f"{head}def test_directory{leak}@pytest.mark.may_leak('shown')\ndef test_allowed{leak}"
     )
-    (tmp_path / "test_b.py").write_text(f"{head}@pytest.mark.no_leaks\ndef test_marker{leak}def test_unguarded{leak}")
-    report = run_child("import sys, pytest; sys.exit(pytest.main(['-rA', '--rootdir', '.']))", cwd=tmp_path).stdout
+    (tmp_path / "test_b.py").write_text(
+        f"{head}@pytest.mark.no_leaks\ndef test_marker{leak}def test_unguarded{leak}"
+    )
+    report = run_child(
+        "import sys, pytest; sys.exit(pytest.main(['-rA', '--rootdir', '.']))", cwd=tmp_path
+    ).stdout
     failed = set(re.findall(r"^ERROR \S+::(\w+)", report, re.MULTILINE))
     assert failed == {"test_directory", "test_marker"}
     assert "4 passed" in report

@@ -177,12 +177,16 @@ class Feed:
             fault_points.reach("feed.at_end")
         except StreamEnded as ended:
             make_error = ended.make_error
-        except BaseException as error:  # of the stream, or no memory, say: whatever it is, a consumer waits to be told
+        except (
+            BaseException
+        ) as error:  # of the stream, or no memory, say: whatever it is, a consumer waits to be told
             make_error = functools.partial(reading_error, what_ended(error, self.epoch))
         try:
             with self._pool.lock:
                 if make_error is not None:
-                    self.make_error = functools.partial(make_error, self._plan.start_after(self.epoch, self.made))
+                    self.make_error = functools.partial(
+                        make_error, self._plan.start_after(self.epoch, self.made)
+                    )
                 self.end = self.made
                 if not self.is_over:
                     self._feeds.engine.on_feed_news(self)
@@ -204,7 +208,10 @@ class Feed:
             return
         is_entered = False
         try:
-            with memoryview(self._shared) as whole, whole[extent.offset : extent.offset + frame.nbytes] as view:
+            with (
+                memoryview(self._shared) as whole,
+                whole[extent.offset : extent.offset + frame.nbytes] as view,
+            ):
                 frame.write_into(view)
             fault_points.reach("feed.before_entry")
             with self._pool.lock:
@@ -225,7 +232,9 @@ class Feed:
         self._table.write(batch, Bundle(extent.offset, frame.nbytes, frame.buffers, frame.first))
         self.latest_rows = frame.rows
         self.made = batch + 1
-        if not batch or self.process is None or not self.process.has_more:  # else they are told of together
+        if (
+            not batch or self.process is None or not self.process.has_more
+        ):  # else they are told of together
             self._tell()
 
     def _tell(self) -> None:
@@ -263,8 +272,12 @@ class Feed:
         waiting, left = held - len(self._taken), most_bytes - self._bytes
         needed = min(least - waiting, left // size)
         cheap = min(_CHEAP_BYTES - self._bytes, left) // size
-        most = min(most - waiting, ENTRIES - held)  # all that are held follow one another, and so have entries
-        return min(most, max(needed, cheap, 2 - held))  # 2: one that the workers make, and one that waits
+        most = min(
+            most - waiting, ENTRIES - held
+        )  # all that are held follow one another, and so have entries
+        return min(
+            most, max(needed, cheap, 2 - held)
+        )  # 2: one that the workers make, and one that waits
 
 
 class ReaderThread:
@@ -347,7 +360,12 @@ class StreamFeeds:
         if isinstance(shipment, Shipment):
             self.sent = sent = Sent(self.pool.arena, shipment, place(shipment, earlier=earlier))
             files = sent.placement.descriptors
-            own = self.pool.arena, (sent.offset, sent.nbytes), files, Surroundings.of_now(self.pool.modules)
+            own = (
+                self.pool.arena,
+                (sent.offset, sent.nbytes),
+                files,
+                Surroundings.of_now(self.pool.modules),
+            )
             self._make_reader = functools.partial(ReaderProcess, *own)
 
     def difference(self, shipment: Shipment) -> Difference | None:

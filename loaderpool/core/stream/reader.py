@@ -31,7 +31,9 @@ from loaderpool.transport.reports import GivenUp, LostReport
 
 # Batches that a reader may send without being asked for each: more, and this process need not keep up with tiny ones.
 _MOST_ASKED = 16
-_SENT_BYTES = 1 << 20  # asked for, of which the kernel may grant less: the reader goes on while they are on their way
+_SENT_BYTES = (
+    1 << 20
+)  # asked for, of which the kernel may grant less: the reader goes on while they are on their way
 _PROGRAM = Program("loaderpool.core.stream.reading", "loaderpool-reader")
 _BUFFER_BYTES = 1 << 16  # what is smaller is received together
 
@@ -50,7 +52,9 @@ class Arriving(NamedTuple):
     buffers: int
     first: int
     rows: int
-    write_into: Callable[[memoryview], None]  # fills `uint8[nbytes]`; raises `StreamEnded` where the reader died
+    write_into: Callable[
+        [memoryview], None
+    ]  # fills `uint8[nbytes]`; raises `StreamEnded` where the reader died
 
 
 def ship_beside(
@@ -81,13 +85,19 @@ def ship_beside(
     for_reader = {"source": stream.items, "config": config, "plan": plan}
     try:
         shipment = ship(for_reader, registry=registry, like=of_reader)
-        for_workers = ship(dict(payload), without=shipment.without, registry=registry, like=of_workers)
+        for_workers = ship(
+            dict(payload), without=shipment.without, registry=registry, like=of_workers
+        )
         if for_workers.without != shipment.without:
-            shipment = ship(for_reader, without=for_workers.without, registry=registry, like=of_reader)
+            shipment = ship(
+                for_reader, without=for_workers.without, registry=registry, like=of_reader
+            )
     except UnpicklableError as error:
         if like is not None:
             raise
-        return ship(dict(payload), registry=registry), str(error)  # where it is not the stream, the error comes again
+        return ship(dict(payload), registry=registry), str(
+            error
+        )  # where it is not the stream, the error comes again
     return for_workers, shipment
 
 
@@ -106,7 +116,9 @@ class ReaderProcess:
         around: what the process finds around it.
     """
 
-    def __init__(self, arena: Arena, place: tuple[int, int], files: Sequence[int], around: Surroundings) -> None:
+    def __init__(
+        self, arena: Arena, place: tuple[int, int], files: Sequence[int], around: Surroundings
+    ) -> None:
         self._arena, self._files, self._around = arena, files, around
         self._settings = {"place": place, "files": list(files)}
         self._control: socket.socket | None = None
@@ -131,7 +143,9 @@ class ReaderProcess:
             arena = self._arena.descriptor
             start_with = {"control": theirs, "arena": arena, "arena_bytes": self._arena.nbytes}
             settings = {**start_with, "trainer_pid": os.getpid(), **self._settings}
-            self.process = child_process.start(_PROGRAM, self._around, settings, [theirs, arena, *self._files])
+            self.process = child_process.start(
+                _PROGRAM, self._around, settings, [theirs, arena, *self._files]
+            )
         socket.send_fds(self._control, [command], [data.fileno()])
 
     def is_done(self, grace_s: float) -> bool:
@@ -196,16 +210,22 @@ class ReaderPass:
         except ValueError:  # the arena's descriptor is closed
             raise closed_error() from None
         except OSError as error:
-            raise PoolBrokenError(f"Could not start the stream process: {error}; {START_ADVICE}") from error
+            raise PoolBrokenError(
+                f"Could not start the stream process: {error}; {START_ADVICE}"
+            ) from error
         seconds, ms = divmod(self._watch.look_ms, 1000)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, 1000 * ms))
+        ours.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, 1000 * ms)
+        )
         fault_points.reach("trainer.reader_launched")
         asked, header = 0, memoryview(bytearray(HEADER.size))
         while True:
             if not self.has_more:
                 most = max(1, min(_MOST_ASKED, wanted()))
                 if asked <= most // 2:
-                    with contextlib.suppress(OSError):  # it is gone; what it sent is still to be read
+                    with contextlib.suppress(
+                        OSError
+                    ):  # it is gone; what it sent is still to be read
                         ours.send(bytes(most - asked))
                     asked = most
             self._fill(header)
@@ -224,14 +244,18 @@ class ReaderPass:
     def has_more(self) -> bool:
         """Whether the next batch is here already. Runs in: the feed's thread."""
         begun = self._begun
-        return len(begun) >= HEADER.size and len(begun) >= HEADER.size + HEADER.unpack_from(begun)[0]
+        return (
+            len(begun) >= HEADER.size and len(begun) >= HEADER.size + HEADER.unpack_from(begun)[0]
+        )
 
     def stop(self) -> None:
         """Have `frames` end, and the process let go of the stream. Never blocks; any thread, also in a finalizer."""
         self._is_over = True
         if self._socket is not None:  # else `frames` has not looked yet
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # closing is not enough: a fork of ours may have it, too
+                self._socket.shutdown(
+                    socket.SHUT_RDWR
+                )  # closing is not enough: a fork of ours may have it, too
 
     def close(self) -> None:
         """End the pass, and with it a process that does not let go of it within a moment."""
@@ -272,7 +296,9 @@ class ReaderPass:
                 self._reader.end()
                 raise StreamEnded(functools.partial(reader_lost_error, self._death(self._process)))
             pid = self._process.pid
-            self._has_ended = child_process.has_ended(pid)  # children of the user's may hold its end of the socket
+            self._has_ended = child_process.has_ended(
+                pid
+            )  # children of the user's may hold its end of the socket
             if not machine.is_stopped(pid):
                 self._watch.runs()
             elif self._watch.is_too_long():
@@ -282,11 +308,15 @@ class ReaderPass:
     def _death(self, process: subprocess.Popen[bytes]) -> LostReport:
         code, pid, epoch = process.returncode, process.pid, self._epoch
         is_out_of_memory = code == -signal.SIGKILL and capacity.oom_kill_count() > self._oom_kills
-        return LostReport(GivenUp.BEFORE, None, epoch, code, pid, 1, "", is_out_of_memory, self._was_stopped)
+        return LostReport(
+            GivenUp.BEFORE, None, epoch, code, pid, 1, "", is_out_of_memory, self._was_stopped
+        )
 
 
 def _error(ended: Any, advice: str | None, position: int) -> LoaderpoolError:
     """Return the error for what the reader told of, in its stream or in loading it."""
     if advice is None:
         return reading_error(ended, position)
-    return setup_error(ended, "the stream process could not load the source", advice, "the stream process")
+    return setup_error(
+        ended, "the stream process could not load the source", advice, "the stream process"
+    )

@@ -35,7 +35,9 @@ from loaderpool.transport.reports import Failure, describe_failure, what_ended
 from loaderpool.worker.bundles import Frame, frames
 from loaderpool.worker.own_process import become_worker, end_stray, serve, settle_libraries
 
-HEADER = struct.Struct("<4Q")  # of a frame: bytes, buffers, first position, rows; 0 rows: the end, or an error
+HEADER = struct.Struct(
+    "<4Q"
+)  # of a frame: bytes, buffers, first position, rows; 0 rows: the end, or an error
 COMMAND = struct.Struct("<2q")  # a pass: its epoch, and its first position
 _MOST_ASKED = 1 << 10  # at once; a feed asks for fewer
 
@@ -58,7 +60,10 @@ class _Sender:
                 if not self._asked:
                     raise BrokenPipeError
             self._asked -= 1
-            parts = [HEADER.pack(frame.nbytes, frame.buffers, frame.first, frame.rows), *frame.parts]
+            parts = [
+                HEADER.pack(frame.nbytes, frame.buffers, frame.first, frame.rows),
+                *frame.parts,
+            ]
             large = len(parts) - frame.buffers  # where the arrays begin
             for part in (b"".join(parts[:large]), *parts[large:]):
                 self._channel.sendall(part)
@@ -78,7 +83,9 @@ def _serve(start: Mapping[str, Any], control: socket.socket) -> None:
                 stream = _load(payloads, start, sender)
             if stream is None:
                 return
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the rest is not wanted
+            with contextlib.suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # the rest is not wanted
                 _read(stream, payloads.loaded[0], sender, *COMMAND.unpack(message))
         control.send(b"\0")
 
@@ -100,13 +107,17 @@ def _load(payloads: Payloads, start: Mapping[str, Any], sender: _Sender) -> Stre
     return stream
 
 
-def _read(stream: StreamSource, payload: WorkerPayload, sender: _Sender, epoch: int, start: int) -> None:
+def _read(
+    stream: StreamSource, payload: WorkerPayload, sender: _Sender, epoch: int, start: int
+) -> None:
     """Read a pass to its end. Raises what a socket does whose other end is closed: the rest is not wanted."""
     fault_points.reach("reader.pass_taken")
     config = payload.config
     try:
         plan = payload.plan.after(start)
-        batches = read_batches(stream, plan, window=config.shuffle_window, seed=config.seed, epoch=epoch)
+        batches = read_batches(
+            stream, plan, window=config.shuffle_window, seed=config.seed, epoch=epoch
+        )
         with contextlib.closing(batches), contextlib.closing(frames(batches)) as read:
             for frame in read:
                 end_stray()

@@ -29,9 +29,13 @@ class Explanation:
 
     def __repr__(self) -> str:
         why = "" if self.verdict is Verdict.WARM_UP else self.why  # whose headline says it
-        slowest = ", ".join(f"{item.name} ({readable_s(item.seconds)})" for item in self.slowest[:_SHOWN_ITEMS])
+        slowest = ", ".join(
+            f"{item.name} ({readable_s(item.seconds)})" for item in self.slowest[:_SHOWN_ITEMS]
+        )
         found = {"Why": why, "Change": self.change, "Expect": self.expect, "Slowest items": slowest}
-        return "\n".join([self.headline, *(f"{label}: {text}" for label, text in found.items() if text)])
+        return "\n".join(
+            [self.headline, *(f"{label}: {text}" for label, text in found.items() if text)]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON-serializable values."""

@@ -48,11 +48,17 @@ class Page:
         if os.getpid() != self._pid:  # a fork
             return
         self._written_ns = clock.monotonic_ns()
-        head = {"format": FORMAT, "pid": self._pid, "process": " ".join(sys.orig_argv)[:_MOST_CHARACTERS]}
+        head = {
+            "format": FORMAT,
+            "pid": self._pid,
+            "process": " ".join(sys.orig_argv)[:_MOST_CHARACTERS],
+        }
         text = json.dumps({**head, "now_s": self._written_ns / 1e9, "loaders": [told]}).encode()
         if len(text) <= PAGE_BYTES - _HEAD.size:
             whole = _HEAD.pack(len(text), zlib.crc32(text)) + text
-            self.map[: len(whole)] = whole  # SYNC: in one step, as a thread that waits writes it, too; see `read_page`
+            self.map[: len(whole)] = (
+                whole  # SYNC: in one step, as a thread that waits writes it, too; see `read_page`
+            )
 
     @property
     def is_old(self) -> bool:
@@ -64,14 +70,21 @@ def read_page(data: bytes) -> dict[str, Any] | None:
     """Return what a page tells; None: nothing yet, or it is half written."""
     length, check = _HEAD.unpack_from(data)
     text = data[_HEAD.size : _HEAD.size + length]
-    content: dict[str, Any] | None = json.loads(text) if text and zlib.crc32(text) == check else None
+    content: dict[str, Any] | None = (
+        json.loads(text) if text and zlib.crc32(text) == check else None
+    )
     return content
 
 
 def told_of(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     """Return what the page tells of a loader, for JSON, by its snapshots: at least one, the latest last."""
     last = snapshots[-1]
-    told: dict[str, Any] = {"explanation": None, "steps_per_s": None, "samples_per_s": None, "bytes_per_s": None}
+    told: dict[str, Any] = {
+        "explanation": None,
+        "steps_per_s": None,
+        "samples_per_s": None,
+        "bytes_per_s": None,
+    }
     lately = [each for each in snapshots if last.now_ns - each.now_ns <= _LATELY_S * 1e9]
     if last.steps > FIRST_STEPS:  # the first batch shall not wait for these modules
         from loaderpool.trainer.explain.explanation import explain
@@ -80,7 +93,9 @@ def told_of(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
         explanation = explain(window)
         told["explanation"] = {"headline": explanation.headline, **explanation.to_dict()}
         if window.steps and window.seconds > 0:
-            told["steps_per_s"] = (window.steps + window.epochs) / window.seconds  # last ones end no step
+            told["steps_per_s"] = (
+                window.steps + window.epochs
+            ) / window.seconds  # last ones end no step
             told["samples_per_s"] = window.samples_per_s
             told["bytes_per_s"] = window.bytes / window.seconds
     parts = [later.since(earlier) for earlier, later in itertools.pairwise(lately)]
@@ -109,7 +124,10 @@ def _workers(snapshots: Sequence[Snapshot]) -> Iterator[dict[str, Any]]:
         busy_share = cpus = None
         if number in before.by_worker and since_s > 0:
             new = worker.since(before.by_worker[number])
-            is_at_work = worker.doing["state"] in ("item", "setup")  # nothing has counted yet for how long
+            is_at_work = worker.doing["state"] in (
+                "item",
+                "setup",
+            )  # nothing has counted yet for how long
             busy_s = since_s - new.idle_s if is_at_work else new.busy_s
             busy_share = min(1.0, max(0.0, busy_s) / (worker.workers * since_s or 1))
             cpus = max(0.0, new.cpu_s) / since_s if worker.pid else None

@@ -26,19 +26,25 @@ class TrialLog:
 
     def __init__(self) -> None:
         self.tried: Tried | None = None
-        self._paused: dict[Hashable, tuple[float, float]] = {}  # by trial: when it was requested, and what it cost
+        self._paused: dict[
+            Hashable, tuple[float, float]
+        ] = {}  # by trial: when it was requested, and what it cost
         self._next_s = 0.0  # when the same is worth another try
 
     def budget_s(self, now_s: float) -> float:
         """Return for how long workers may be paused now."""
-        self._paused = {trial: each for trial, each in self._paused.items() if now_s - each[0] < PERIOD_S}
+        self._paused = {
+            trial: each for trial, each in self._paused.items() if now_s - each[0] < PERIOD_S
+        }
         return MOST_PAUSED_S - sum(paused_s for _, paused_s in self._paused.values())
 
     def is_due(self, seen: Window, now_s: float) -> bool:
         """Whether a trial may show that the source is the limit, or that even fewer workers are enough."""
         if seen.workers < 2 or seen.lanes or seen.autotuned.most or seen.steady_wait_share < _WAITS:
             return False
-        if self.budget_s(now_s) < _LEAST_PAUSED_S or (now_s < self._next_s and self._is_known(seen)):
+        if self.budget_s(now_s) < _LEAST_PAUSED_S or (
+            now_s < self._next_s and self._is_known(seen)
+        ):
             return False
         verdict, tried = find_verdict(seen).verdict, self.tried
         if verdict is Verdict.SOURCE_LIMIT and tried is not None:
@@ -68,7 +74,9 @@ class TrialLog:
     def _is_known(self, seen: Window) -> bool:
         """Whether the latest trial was of a training like this one."""
         tried = self.tried
-        return tried is None or (tried.is_like(seen.samples_per_s) and tried.too_few < seen.workers <= tried.most)
+        return tried is None or (
+            tried.is_like(seen.samples_per_s) and tried.too_few < seen.workers <= tried.most
+        )
 
 
 _logs: dict[Hashable, TrialLog] = {}

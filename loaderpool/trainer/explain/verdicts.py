@@ -81,9 +81,13 @@ class Finding(NamedTuple):
 
     verdict: Verdict
     why: str
-    change: str = ""  # code that can be pasted; empty: there is nothing to change, or it cannot be told
+    change: str = (
+        ""  # code that can be pasted; empty: there is nothing to change, or it cannot be told
+    )
     expect: str = ""  # what the change brings; empty: that cannot be told
-    expected_step_s: float | None = None  # how long a step is with the change; None: that cannot be told
+    expected_step_s: float | None = (
+        None  # how long a step is with the change; None: that cannot be told
+    )
 
 
 _Advice = tuple[str, str]  # a change, and what it brings
@@ -92,13 +96,20 @@ _Advice = tuple[str, str]  # a change, and what it brings
 def find_verdict(seen: Window, waits_above: float = WAITS_ABOVE) -> Finding:
     """Return the first verdict whose evidence the numbers are; waiting is explained from this share of the time on."""
     if seen.steps < LEAST_STEPS or seen.seconds <= 0:
-        return Finding(Verdict.WARM_UP, f"{counted(seen.steps, 'step')} so far, and {LEAST_STEPS} are needed")
+        return Finding(
+            Verdict.WARM_UP, f"{counted(seen.steps, 'step')} so far, and {LEAST_STEPS} are needed"
+        )
     found = next(_when_fed(seen) if seen.wait_share < waits_above else _when_waiting(seen))
     expected_s = found.expected_step_s
-    is_for_memory = found.verdict in (Verdict.COMPUTE_BOUND, Verdict.SOURCE_LIMIT)  # fewer workers are as fast
+    is_for_memory = found.verdict in (
+        Verdict.COMPUTE_BOUND,
+        Verdict.SOURCE_LIMIT,
+    )  # fewer workers are as fast
     if is_for_memory or expected_s is None or _is_worth_it(seen, expected_s):
         return found
-    return Finding(found.verdict, found.why, expect=f"no known change makes steps {_GAINS:.2f} times as fast")
+    return Finding(
+        found.verdict, found.why, expect=f"no known change makes steps {_GAINS:.2f} times as fast"
+    )
 
 
 # -- in this order: the verdict whose evidence is most its own comes first
@@ -127,14 +138,18 @@ def _when_waiting(seen: Window) -> Iterator[Finding]:
 
 
 def _when_busy(seen: Window) -> Iterator[Finding]:
-    if seen.making_s < _CHEAP_BATCH_S / 3:  # workers are busy with handing over, whatever the CPUs do
+    if (
+        seen.making_s < _CHEAP_BATCH_S / 3
+    ):  # workers are busy with handing over, whatever the CPUs do
         yield from _batch_overhead(seen)
     if not seen.cpu_s:
         unknown = "Their CPU time was not measured, so it is unknown whether they compute or wait."
         yield Finding(Verdict.INCOMPLETE, f"{_what_workers_did(seen)} {unknown}")
     yield from _memory_bandwidth(seen)
     if seen.has_full_cpus:
-        yield Finding(Verdict.CPUS_FULL, f"{_what_cpus_did(seen)} {_what_workers_did(seen)}", *_cheaper(seen))
+        yield Finding(
+            Verdict.CPUS_FULL, f"{_what_cpus_did(seen)} {_what_workers_did(seen)}", *_cheaper(seen)
+        )
     yield from _tried_limit(seen)
     if seen.slow_s - seen.queued_s >= _SLOW_CALLS_ARE * seen.busy_s:
         yield from _stragglers(seen)
@@ -200,12 +215,16 @@ def _with_workers(seen: Window, workers: int, expect: str) -> _Advice:
 
 
 def _fewer_workers(seen: Window, workers: int) -> _Advice:
-    expect = f"the same step time, without the memory of {counted(seen.workers - workers, 'worker')}"
+    expect = (
+        f"the same step time, without the memory of {counted(seen.workers - workers, 'worker')}"
+    )
     return f"lp.Loader(..., workers={workers})", expect
 
 
 def _more_workers(seen: Window, verdict: Verdict, why: str, provided: str = "") -> Finding:
-    workers = min(max(seen.least_workers, seen.workers + 1), seen.lanes or MAX_WORKERS)  # more had nothing to do
+    workers = min(
+        max(seen.least_workers, seen.workers + 1), seen.lanes or MAX_WORKERS
+    )  # more had nothing to do
     if workers <= seen.workers:
         return _more_generators(seen, verdict, why) if seen.lanes else Finding(verdict, why)
     step_s = seen.step_with(workers)
@@ -216,7 +235,12 @@ def _more_workers(seen: Window, verdict: Verdict, why: str, provided: str = "") 
 def _more_generators(seen: Window, verdict: Verdict, why: str) -> Finding:
     lanes = f"{counted(seen.lanes, 'generator')} run{'s' * (seen.lanes == 1)}"
     why = f"{why} Only {lanes} at once, so more workers would have nothing to do."
-    return Finding(verdict, why, _READ_IN_PARTS, "as many generators at once as there are parts, up to cycle_length")
+    return Finding(
+        verdict,
+        why,
+        _READ_IN_PARTS,
+        "as many generators at once as there are parts, up to cycle_length",
+    )
 
 
 def _cheaper(seen: Window) -> _Advice:
@@ -237,7 +261,11 @@ def _batched(seen: Window) -> _Advice | None:
 def _cached(seen: Window) -> _Advice | None:
     """What the function gives is kept, where that may be and memory is enough."""
     nbytes = seen.items_to_cache * seen.bytes / max(1, seen.samples)
-    if not nbytes or nbytes > _CACHE_TAKES * seen.room_bytes or not _is_worth_it(seen, seen.ready_s):
+    if (
+        not nbytes
+        or nbytes > _CACHE_TAKES * seen.room_bytes
+        or not _is_worth_it(seen, seen.ready_s)
+    ):
         return None
     expect = (
         f"after the first epoch, at best {readable_s(seen.ready_s)} a step, as with data always ready; "
@@ -292,7 +320,9 @@ def _compute_bound(seen: Window) -> Finding:
         return Finding(Verdict.COMPUTE_BOUND, why)
     why += f" {_what_workers_did(seen)}"
     workers = seen.enough_workers
-    has_slow_calls = seen.slow_s > WAITS_ABOVE * seen.seconds  # which are hidden by workers that go on meanwhile
+    has_slow_calls = (
+        seen.slow_s > WAITS_ABOVE * seen.seconds
+    )  # which are hidden by workers that go on meanwhile
     is_known = seen.cpu_s and not seen.autotuned.most  # which has taken back what is worth it
     if workers >= seen.workers or has_slow_calls or not is_known:
         return Finding(Verdict.COMPUTE_BOUND, why)
@@ -376,13 +406,20 @@ def _more_calls(seen: Window) -> Finding:
     """More calls at the same time: of workers that compute, or wait for anything but a CPU."""
     did = _what_workers_did(seen)
     if seen.computes:
-        provided = "if memory bandwidth is not full, " * (seen.bytes / seen.seconds >= _HEAVY_BYTES_PER_S)
-        return _more_workers(seen, Verdict.TOO_FEW_WORKERS, f"{did} {_what_cpus_did(seen)}", provided)
+        provided = "if memory bandwidth is not full, " * (
+            seen.bytes / seen.seconds >= _HEAVY_BYTES_PER_S
+        )
+        return _more_workers(
+            seen, Verdict.TOO_FEW_WORKERS, f"{did} {_what_cpus_did(seen)}", provided
+        )
     why = f"{did} The rest is waiting for a disk, a server or a lock."
     threads = seen.least_threads
     if not seen.lanes and seen.cpu_share < _BLOCKS_BELOW and threads > seen.threads:
         step_s = seen.step_with(seen.workers, threads)
-        change, expect = f"lp.Loader(..., threads={threads})", _IF_SERVED + _what_a_step_becomes(seen, step_s)
+        change, expect = (
+            f"lp.Loader(..., threads={threads})",
+            _IF_SERVED + _what_a_step_becomes(seen, step_s),
+        )
         return Finding(Verdict.SOURCE_WAITS, why, change, expect, step_s)
     return _more_workers(seen, Verdict.SOURCE_WAITS, why, _IF_SERVED)
 
@@ -396,7 +433,9 @@ def _epoch_start(seen: Window) -> Finding:
     if not seen.by_tf_data or seen.is_stream:
         return Finding(Verdict.EPOCH_START, why)
     change = "loader.as_dataset(epochs=None)  # and steps_per_epoch=len(loader) in fit"
-    expect = f"at best {readable_s(later_s)} a step, because workers prefetch batches of the next epoch"
+    expect = (
+        f"at best {readable_s(later_s)} a step, because workers prefetch batches of the next epoch"
+    )
     return Finding(Verdict.EPOCH_START, why, change, expect, later_s)
 
 
@@ -404,7 +443,9 @@ def _stream_reader(seen: Window) -> Finding:
     """One process reads what all workers make: if they read parts of it, reading is shared, too."""
     why = f"Workers were idle {1 - seen.busy_share:.0%} of the time, because the stream had no items ready. "
     why += f"Reading a batch takes up to {readable_s(seen.step_s)}."
-    return Finding(Verdict.STREAM_READER, why, _READ_IN_PARTS, "workers read parts of it at the same time")
+    return Finding(
+        Verdict.STREAM_READER, why, _READ_IN_PARTS, "workers read parts of it at the same time"
+    )
 
 
 def _stragglers(seen: Window) -> Iterator[Finding]:
@@ -422,7 +463,9 @@ def _stragglers(seen: Window) -> Iterator[Finding]:
     if not seen.deterministic:
         yield Finding(Verdict.STRAGGLERS, why)
     else:
-        change = "lp.Loader(..., deterministic=False)  # if the order of batches may differ between runs"
+        change = (
+            "lp.Loader(..., deterministic=False)  # if the order of batches may differ between runs"
+        )
         yield Finding(Verdict.STRAGGLERS, why, change, "slow calls no longer delay other batches")
 
 
@@ -454,5 +497,11 @@ def _incomplete(seen: Window) -> Finding:
     calls = seen.samples if seen.calls_of == "sample" else seen.steps
     if seen.seconds < _CLEAR_S or (calls < _CLEAR_CALLS and seen.seconds < 3 * _CLEAR_S):
         sofar = f"{readable_s(seen.seconds)} and {counted(calls, 'call')}"
-        return Finding(Verdict.WARM_UP, f"{sofar} so far, and {_CLEAR_S:.0f} s and {_CLEAR_CALLS} calls are needed")
-    return Finding(Verdict.INCOMPLETE, f"{_how_busy(seen)} Training waited, and the measurements do not show why.")
+        return Finding(
+            Verdict.WARM_UP,
+            f"{sofar} so far, and {_CLEAR_S:.0f} s and {_CLEAR_CALLS} calls are needed",
+        )
+    return Finding(
+        Verdict.INCOMPLETE,
+        f"{_how_busy(seen)} Training waited, and the measurements do not show why.",
+    )

@@ -84,7 +84,9 @@ class Tried(NamedTuple):
 
     def is_like(self, samples_per_s: float) -> bool:
         """Whether a training of this rate is still the same one."""
-        return abs(samples_per_s - self.samples_per_s) <= _SAME_RATE * max(samples_per_s, self.samples_per_s)
+        return abs(samples_per_s - self.samples_per_s) <= _SAME_RATE * max(
+            samples_per_s, self.samples_per_s
+        )
 
     def merged(self, newer: Tried) -> Tried:
         """Return what both tell; the newer one alone, if they contradict each other."""
@@ -111,7 +113,9 @@ class WorkerCounts(NamedTuple):
         """Return what has come since; all of it, where it is another process."""
         if before is None or before.pid != self.pid:
             return self
-        return self._replace(**{name: getattr(self, name) - getattr(before, name) for name in _SUMS_OF_WORKERS})
+        return self._replace(
+            **{name: getattr(self, name) - getattr(before, name) for name in _SUMS_OF_WORKERS}
+        )
 
 
 _SUMS_OF_WORKERS = WorkerCounts._fields[2:-1]
@@ -133,7 +137,9 @@ class Pace(NamedTuple):
 class Sums:
     """What only grows, since the loader was made or in a window. A step is from one hand-over to the next."""
 
-    seconds: float = 0.0  # of steps, and of waits for epochs' first batches; time between passes is in none
+    seconds: float = (
+        0.0  # of steps, and of waits for epochs' first batches; time between passes is in none
+    )
     steps: int = 0
     samples: int = 0
     bytes: int = 0  # of the batches
@@ -146,7 +152,9 @@ class Sums:
     busy_s: float = 0.0  # workers were at tickets, summed over them
     idle_s: float = 0.0  # workers waited for a ticket: for a slot, or for work
     paused_s: float = 0.0  # of `idle_s`: a trial had paused them
-    cpu_s: float = 0.0  # CPU time of the workers; 0.0: not measured, as on some systems and of nodes
+    cpu_s: float = (
+        0.0  # CPU time of the workers; 0.0: not measured, as on some systems and of nodes
+    )
     queued_s: float = 0.0  # workers could have run, and waited for a CPU
     machine_cpu_s: float = 0.0  # CPU time of all processes of the machine
     trainer_cpu_s: float = 0.0  # of the consumer's process
@@ -173,14 +181,22 @@ class Snapshot(Sums):
 
     number: int = 0  # from 0 on
     now_ns: int = 0  # monotonic
-    calls: CallTimes = dataclasses.field(default_factory=CallTimes)  # in a window, but the slowest are of all time
-    start_s: float = 0.0  # the wait for the loader's first batch; of a window, 0.0 where that is not in it
-    by_worker: Mapping[int, WorkerCounts] = dataclasses.field(default_factory=dict)  # by their own numbers
+    calls: CallTimes = dataclasses.field(
+        default_factory=CallTimes
+    )  # in a window, but the slowest are of all time
+    start_s: float = (
+        0.0  # the wait for the loader's first batch; of a window, 0.0 where that is not in it
+    )
+    by_worker: Mapping[int, WorkerCounts] = dataclasses.field(
+        default_factory=dict
+    )  # by their own numbers
     workers: int = 0
     autotuned: Autotuned = dataclasses.field(default_factory=Autotuned)
     tried: Tried | None = None  # with some workers paused, for this function and source
     slots: int = 0
-    slots_lent: int = 0  # that the consumer's arrays look at; of a window, the most that were seen in it
+    slots_lent: int = (
+        0  # that the consumer's arrays look at; of a window, the most that were seen in it
+    )
     slots_ready: int = 0  # whose batches are finished and not taken yet
     slots_wanted: int = 0  # that workers and consumer would have, were memory no limit
     slot_bytes: int = 0
@@ -190,10 +206,14 @@ class Snapshot(Sums):
     # What does not change.
     threads: int = 1  # of each worker
     calls_of: str = "sample"  # what a call of the function makes: a "sample", or a "batch"
-    items_to_cache: int = 0  # of an epoch, where `cache=` may be given: single samples by index, one thread, none yet
+    items_to_cache: int = (
+        0  # of an epoch, where `cache=` may be given: single samples by index, one thread, none yet
+    )
     deterministic: bool = True  # batches come in the plan's order
     is_stream: bool = False  # whose items one reader reads
-    lanes: int = 0  # generators that run at once, each in one thread of one worker; 0: there are none
+    lanes: int = (
+        0  # generators that run at once, each in one thread of one worker; 0: there are none
+    )
     cpus: float = 1.0  # that may be used, after affinity and cgroups
     machine_cpus: float = 0.0  # that the machine has, where these are more
     cpu_advice: str = ""  # what is wrong with the CPUs that may be used
@@ -210,14 +230,19 @@ def sums_of_workers(now: Mapping[int, WorkerCounts], before: Snapshot | None) ->
     """Return the sums of all workers that there were: those up to the snapshot before, and what has come since."""
     earlier = {} if before is None else before.by_worker
     new = [worker.since(earlier.get(number)) for number, worker in now.items()]
-    return {name: getattr(before, name, 0) + sum(getattr(each, name) for each in new) for name in _SUMS_OF_WORKERS}
+    return {
+        name: getattr(before, name, 0) + sum(getattr(each, name) for each in new)
+        for name in _SUMS_OF_WORKERS
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window(Snapshot):
     """What was measured over a time that begins and ends when a batch is handed over, and what follows from it."""
 
-    elapsed_s: float = 0.0  # with the time between passes, of which CPU times are, too; 0.0: `seconds`
+    elapsed_s: float = (
+        0.0  # with the time between passes, of which CPU times are, too; 0.0: `seconds`
+    )
     paces: tuple[Pace, ...] = ()  # of this training, of other numbers of workers, too
 
     @property
@@ -243,7 +268,10 @@ class Window(Snapshot):
 
         Not where they are longer than the average step: data were ready because a few of them were long.
         """
-        return self.ready_steps >= _LEAST_READY_STEPS and 0 < self.ready_steps_s / self.ready_steps <= self.step_s
+        return (
+            self.ready_steps >= _LEAST_READY_STEPS
+            and 0 < self.ready_steps_s / self.ready_steps <= self.step_s
+        )
 
     @property
     def ready_s(self) -> float:
@@ -257,7 +285,11 @@ class Window(Snapshot):
     @property
     def busy_share(self) -> float:
         """Of the workers' time, without that in which they were paused: at tickets."""
-        return self.busy_s / (self.busy_s + max(0.0, self.idle_s - self.paused_s)) if self.busy_s else 0.0
+        return (
+            self.busy_s / (self.busy_s + max(0.0, self.idle_s - self.paused_s))
+            if self.busy_s
+            else 0.0
+        )
 
     @property
     def queued_share(self) -> float:
@@ -300,7 +332,9 @@ class Window(Snapshot):
         """Of one worker alone, waiting for a CPU left out."""
         if not self.workers:
             return self.wait_s / self._batches_made
-        return max(self.cpu_s / max(1, self.threads), self.busy_s - self.queued_s) / self._batches_made
+        return (
+            max(self.cpu_s / max(1, self.threads), self.busy_s - self.queued_s) / self._batches_made
+        )
 
     @property
     def batch_cpu_s(self) -> float:
@@ -349,7 +383,11 @@ class Window(Snapshot):
     @property
     def cpu_bound_s(self) -> float:
         """The shortest step for which there are CPUs."""
-        own_s = self.trainer_cpu_s if self.workers else max(0.0, self.trainer_cpu_s - self._making_cpu_s)
+        own_s = (
+            self.trainer_cpu_s
+            if self.workers
+            else max(0.0, self.trainer_cpu_s - self._making_cpu_s)
+        )
         return (self.batch_cpu_s + own_s / self.steps) / self.cpus_left
 
     # -- another number of workers
@@ -366,7 +404,9 @@ class Window(Snapshot):
         """
         making_s = self.making_s
         if threads is not None:
-            making_s = max(min(self.batch_cpu_s, making_s), making_s * max(1, self.threads) / threads)
+            making_s = max(
+                min(self.batch_cpu_s, making_s), making_s * max(1, self.threads) / threads
+            )
         return max(self.target_s, making_s / workers)
 
     @property
@@ -377,7 +417,9 @@ class Window(Snapshot):
     @property
     def least_threads(self) -> int:
         """How many threads of each worker feed it."""
-        threads = _FEEDS * self.making_s * max(1, self.threads) / (max(1, self.workers) * self.target_s)
+        threads = (
+            _FEEDS * self.making_s * max(1, self.threads) / (max(1, self.workers) * self.target_s)
+        )
         return max(1, min(math.ceil(threads), MOST_THREADS))
 
     @property
@@ -408,7 +450,11 @@ class Window(Snapshot):
     def more_as_slow(self) -> Pace | None:
         """Return the pace of the fewest of so many more workers that they should have been faster, and were not."""
         now = self.pace
-        more = (each for each in self.paces if each.workers >= FEWER_BY * now.workers and each.is_in_vain_beside(now))
+        more = (
+            each
+            for each in self.paces
+            if each.workers >= FEWER_BY * now.workers and each.is_in_vain_beside(now)
+        )
         return min(more, key=lambda pace: pace.workers, default=None)
 
 
@@ -418,9 +464,13 @@ def window_of(snapshots: Sequence[Snapshot], seconds: float) -> Window:
     later = [each for each in snapshots if each.steps >= FIRST_STEPS]
     snapshots = later if len(later) > 1 else snapshots  # the first steps compile
     last = snapshots[-1]
-    earlier = [each for each in snapshots[:-1] if each.now_ns >= last.now_ns - seconds * 1e9] or list(snapshots[-2:-1])
+    earlier = [
+        each for each in snapshots[:-1] if each.now_ns >= last.now_ns - seconds * 1e9
+    ] or list(snapshots[-2:-1])
     same = list(itertools.takewhile(lambda each: each.workers == last.workers, reversed(earlier)))
-    if same and last.steps - same[-1].steps >= LEAST_STEPS:  # enough is known of the number of workers of now
+    if (
+        same and last.steps - same[-1].steps >= LEAST_STEPS
+    ):  # enough is known of the number of workers of now
         first = same[-1]
     else:
         first = earlier[0] if earlier else last
@@ -429,7 +479,11 @@ def window_of(snapshots: Sequence[Snapshot], seconds: float) -> Window:
     start_s = last.start_s if has_begun and first is snapshots[0] else 0.0
     if start_s <= sums["wait_s"] or start_s < _STARTS * (sums["seconds"] + start_s):
         start_s = 0.0
-    sums |= {"seconds": sums["seconds"] + start_s, "wait_s": sums["wait_s"] + start_s, "start_s": start_s}
+    sums |= {
+        "seconds": sums["seconds"] + start_s,
+        "wait_s": sums["wait_s"] + start_s,
+        "start_s": start_s,
+    }
     lent = max(each.slots_lent for each in snapshots if each.now_ns >= first.now_ns)
     return Window(
         **{**vars(last), **sums, "calls": last.calls.since(first.calls), "slots_lent": lent},
@@ -441,7 +495,9 @@ def window_of(snapshots: Sequence[Snapshot], seconds: float) -> Window:
 def _paces(snapshots: Sequence[Snapshot]) -> list[Pace]:
     """Return how fast each number of workers was when it was there last, of those that there were lately."""
     paces = {}
-    for (workers, _), group in itertools.groupby(snapshots, lambda each: (each.workers, each.by_worker.keys())):
+    for (workers, _), group in itertools.groupby(
+        snapshots, lambda each: (each.workers, each.by_worker.keys())
+    ):
         first, *later = group
         if not later or not workers:
             continue

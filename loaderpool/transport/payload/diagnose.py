@@ -19,7 +19,11 @@ from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.system.process import is_installed
 from loaderpool.system.walk import CODE, CONTAINERS, is_users, parts_of
 from loaderpool.transport.payload.in_memory import CURE, InMemoryError
-from loaderpool.transport.payload.pickler import OUT_OF_BAND_BYTES, PayloadPickler, is_multiprocessing
+from loaderpool.transport.payload.pickler import (
+    OUT_OF_BAND_BYTES,
+    PayloadPickler,
+    is_multiprocessing,
+)
 from loaderpool.transport.pickling import PayloadUnpickler, out_of_band
 
 _SOURCES = "loaderpool.sources."
@@ -36,7 +40,9 @@ def describe_offender(payload: dict[str, object], error: Exception) -> str:
     (`__reduce__`, `__getstate__`). `error` is what pickling the payload raised.
     """
     found = _search(payload, _unpicklable, error)
-    what = f"{found}. Pickling it raised {type(found.error).__name__}: {str(found.error).rstrip('.')}"
+    what = (
+        f"{found}. Pickling it raised {type(found.error).__name__}: {str(found.error).rstrip('.')}"
+    )
     return f"Cannot send this to the workers: {what}. {_advice(found)}"
 
 
@@ -60,7 +66,9 @@ def describe_unloadable(parts: Mapping[str, Any], raised: str) -> str:
 
         return why_so
 
-    others = {name: part for name, part in parts.items() if name != "source"}  # which takes long to look through
+    others = {
+        name: part for name, part in parts.items() if name != "source"
+    }  # which takes long to look through
     with _silent_finalizers():
         found = _search({**others, **parts}, unloadable, None)
     if found.error is None:
@@ -91,7 +99,9 @@ _Why = Callable[[Any], "Exception | None"]  # returns why a value cannot be sent
 
 
 def _search(
-    payload: Mapping[str, object], make_why: Callable[[AbstractSet[int]], _Why], error: Exception | None
+    payload: Mapping[str, object],
+    make_why: Callable[[AbstractSet[int]], _Why],
+    error: Exception | None,
 ) -> _Offender:
     """Return the innermost part that cannot be sent by itself.
 
@@ -187,7 +197,9 @@ def _raised(call: Callable[[], object]) -> Exception | None:
 class _Pickler(PayloadPickler):
     """Leaves out the objects with some ids."""
 
-    def __init__(self, file: Any, keep: Callable[[memoryview], object], left_out: AbstractSet[int]) -> None:
+    def __init__(
+        self, file: Any, keep: Callable[[memoryview], object], left_out: AbstractSet[int]
+    ) -> None:
         super().__init__(file, out_of_band(keep, OUT_OF_BAND_BYTES))
         self._left_out = left_out
 
@@ -219,13 +231,21 @@ def _parts(obj: Any) -> list[tuple[str, Any]]:
         is_closed = False
     else:
         own = ("__reduce_ex__", "__reduce__", "__getstate__")
-        is_closed = any(getattr(kind, name, None) is not getattr(object, name, None) for name in own)
-    return [] if is_closed else [("" if part.is_hidden else part.label, part.value) for part in parts_of(obj)]
+        is_closed = any(
+            getattr(kind, name, None) is not getattr(object, name, None) for name in own
+        )
+    return (
+        []
+        if is_closed
+        else [("" if part.is_hidden else part.label, part.value) for part in parts_of(obj)]
+    )
 
 
 def _advice(found: _Offender) -> str:
     offender, path, error = found.value, found.labels, found.error
-    packages = {cls.__module__.partition(".")[0] for value in found.values for cls in type(value).__mro__}
+    packages = {
+        cls.__module__.partition(".")[0] for value in found.values for cls in type(value).__mro__
+    }
     if isinstance(error, InMemoryError):
         return CURE
     if _is_too_deep(error):
@@ -245,7 +265,10 @@ def _advice(found: _Offender) -> str:
             "and open the file in setup=, which runs once in each worker."
         )
     if "h5py" in packages:
-        opened = next((each for each in reversed(found.values) if type(each).__module__.startswith("h5py.")), offender)
+        opened = next(
+            (each for each in reversed(found.values) if type(each).__module__.startswith("h5py.")),
+            offender,
+        )
         return (
             f"An open HDF5 file cannot be sent to the workers. As the source, pass loaderpool.HDF5("
             f"{hdf5_arguments(opened)}), which each worker opens itself. In a function, open the file in setup=, which "
@@ -265,7 +288,11 @@ def _advice(found: _Offender) -> str:
         )
     if path[-1:] and path[-1].startswith("attribute ._authkey "):
         return "Capture its proxies, such as values = manager.dict(), and not the manager itself."
-    if isinstance(error, RecursionError) and is_users(offender) and hasattr(type(offender), "__getattr__"):
+    if (
+        isinstance(error, RecursionError)
+        and is_users(offender)
+        and hasattr(type(offender), "__getattr__")
+    ):
         return (
             "Its __getattr__ probably reads an attribute that is not set before it is loaded. Raise AttributeError "
             "there for names that begin with _, or create the object in setup=, which runs once in each worker."
@@ -281,5 +308,10 @@ def _is_too_deep(error: BaseException | None) -> bool:
 def _is_shared(offender: Any) -> bool:
     """Return whether it is an object of `multiprocessing` that its children share and their forks inherit."""
     kind = type(offender)
-    wrapper = type(getattr(offender, "_wrapper", None))  # of a RawValue, the type of which is one of ctypes
-    return any(is_multiprocessing(each) and each.__module__.partition(".")[2] in _SHARED_IN for each in (kind, wrapper))
+    wrapper = type(
+        getattr(offender, "_wrapper", None)
+    )  # of a RawValue, the type of which is one of ctypes
+    return any(
+        is_multiprocessing(each) and each.__module__.partition(".")[2] in _SHARED_IN
+        for each in (kind, wrapper)
+    )

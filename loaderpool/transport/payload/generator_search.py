@@ -36,8 +36,14 @@ _NEVER_ENTERED = (
     types.TracebackType,
 )  # fmt: skip
 _KEYS = (str, int, bytes)
-_WATCHED = (set, frozenset, collections.deque)  # another thread may not change them while they are iterated over
-_OF_EACH_CLASS = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "_abc_impl", "__slotnames__"})
+_WATCHED = (
+    set,
+    frozenset,
+    collections.deque,
+)  # another thread may not change them while they are iterated over
+_OF_EACH_CLASS = frozenset(
+    {"__dict__", "__weakref__", "__doc__", "__module__", "_abc_impl", "__slotnames__"}
+)
 _MEMBERS = ("__wrapped__", "__func__", "fget", "fset", "fdel", "func")  # of properties and wrappers
 _IS_HEAP_TYPE = 1 << 9  # a flag that is not set in most types of C code
 _POINTER_BYTES = 8
@@ -64,7 +70,9 @@ class Search:
         most_items: items of a container that are looked at; None: in proportion to `most_entered`.
     """
 
-    def __init__(self, roots: Mapping[str, Any], most_entered: int, most_items: int | None = None) -> None:
+    def __init__(
+        self, roots: Mapping[str, Any], most_entered: int, most_items: int | None = None
+    ) -> None:
         self.found: dict[str, Any] = {}
         self.missing: dict[str, None] = {}
         self.entered, self._most = 0, most_entered
@@ -102,7 +110,11 @@ class Search:
                 read = self._readers[kind] = self._reader_of(kind)
             path = holder, name
             if read is None:
-                if is_generator_kind(kind) and is_generator(value) and number_of_global(value) is None:
+                if (
+                    is_generator_kind(kind)
+                    and is_generator(value)
+                    and number_of_global(value) is None
+                ):
                     self._add(path, value)
             elif len(waiting) < 2 * self._most:
                 for name, part in read(value):
@@ -229,7 +241,11 @@ class Search:
         used = {name: variables[name] for name in dict.fromkeys(names) if name in variables}
         for name, value in used.items():
             self._note(f"{module}:{name}", value)
-        modules = [each for each in (*captured.values(), *used.values()) if issubclass(type(each), types.ModuleType)]
+        modules = [
+            each
+            for each in (*captured.values(), *used.values())
+            if issubclass(type(each), types.ModuleType)
+        ]
         for name in _imported_by(code, str(variables.get("__package__") or "")):
             imported = sys.modules.get(name)
             if imported is None:
@@ -244,7 +260,9 @@ class Search:
         seen = set[int]()
         while modules:
             module = modules.pop()
-            variables = object.__getattribute__(module, "__dict__")  # getattr makes a lazy module load
+            variables = object.__getattribute__(
+                module, "__dict__"
+            )  # getattr makes a lazy module load
             home = variables.get("__name__")
             if id(module) in seen or self._is_library(home):
                 continue
@@ -286,7 +304,9 @@ def _reader_of_attributes(kind: type) -> Callable[[Any], _Parts]:
         for name, member in vars(cls).items()
         if type(member) is types.MemberDescriptorType
     ]
-    attributes = next((vars(cls)["__dict__"] for cls in kind.__mro__ if "__dict__" in vars(cls)), None)
+    attributes = next(
+        (vars(cls)["__dict__"] for cls in kind.__mro__ if "__dict__" in vars(cls)), None
+    )
     if attributes is not None and type(attributes) is not types.GetSetDescriptorType:
         return attributes_of
     of_dict = None if attributes is None else attributes.__get__
@@ -310,7 +330,9 @@ def _captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # not set yet
             continue
-    yield from zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True)
+    yield from zip(
+        code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True
+    )
     yield from (function.__kwdefaults__ or {}).items()
     yield from ((f".{name}", value) for name, value in vars(function).items())
 

@@ -61,15 +61,23 @@ class Registry:
     def __init__(self, roots: Mapping[str, Any], most_entered: int = _MOST_ENTERED) -> None:
         self._roots = roots
         self._known: dict[int, Pair] = {}  # by id; holds the generators, not their owners
-        self._own: dict[int, tuple[bytes, str]] = {}  # by id: the keys before a saved state was loaded, and the seeds
-        self._travelled: dict[frozenset[str], list[Any]] = {}  # by the parts of the payload beside them
+        self._own: dict[
+            int, tuple[bytes, str]
+        ] = {}  # by id: the keys before a saved state was loaded, and the seeds
+        self._travelled: dict[
+            frozenset[str], list[Any]
+        ] = {}  # by the parts of the payload beside them
         self._most_entered = most_entered
         self._found: dict[str, Any] = {}  # by their paths
         self._search()
 
     def _search(self) -> None:
         search = Search(self._roots, self._most_entered)
-        self._found, self._entered, self.is_complete = search.found, search.entered, search.is_complete
+        self._found, self._entered, self.is_complete = (
+            search.found,
+            search.entered,
+            search.is_complete,
+        )
         self._look_up(self._found.values())
         self._forget()
 
@@ -94,7 +102,10 @@ class Registry:
 
     def _forget(self) -> None:
         """Forget generators that are not used any more."""
-        used = [*self._found.values(), *(each for several in self._travelled.values() for each in several)]
+        used = [
+            *self._found.values(),
+            *(each for several in self._travelled.values() for each in several),
+        ]
         self._known = {id(generator): self._known[id(generator)] for generator in used}
         self._own = {number: self._own[number] for number in self._known}
 
@@ -129,9 +140,15 @@ class Registry:
         pairs = [self._known[id(generator)] for generator in generators]
         others = {path: self._known[id(generator)][1] for path, generator in self._found.items()}
         # Beside the items of a stream, the functions travel in another pickle.
-        made = [path for path in self._made_on_loading() if "fn" in names or path.partition("/")[0] in names]
+        made = [
+            path
+            for path in self._made_on_loading()
+            if "fn" in names or path.partition("/")[0] in names
+        ]
         keys = *(key for _, key in pairs), *(others[path] for path in sorted(made))
-        return Travelling(pairs, others if made or any(map(module_of, self._untravelled())) else {}, keys)
+        return Travelling(
+            pairs, others if made or any(map(module_of, self._untravelled())) else {}, keys
+        )
 
     def _untravelled(self) -> list[str]:
         travelled = {id(each) for several in self._travelled.values() for each in several}
@@ -217,7 +234,9 @@ def arrive(payload: WorkerPayload, travelled: Iterable[Pair], keys: Mapping[str,
     missing = [path for path in keys if module_of(path) and path not in search.found]
     # Code of the payload imports these modules when it runs.
     payload.imports = imports = [
-        name for name in search.missing if any(f"{module_of(path)}.".startswith(f"{name}.") for path in missing)
+        name
+        for name in search.missing
+        if any(f"{module_of(path)}.".startswith(f"{name}.") for path in missing)
     ]
     names = tuple(f"{name}." for name in imports)
     payload.keys = {path: keys[path] for path in missing if f"{module_of(path)}.".startswith(names)}
@@ -228,7 +247,9 @@ def made_by_setup(payload: WorkerPayload, known: Iterable[Pair]) -> Iterator[Pai
     return _untravelled(Search(payload.roots(), _MOST_ENTERED), known, payload.keys)
 
 
-def _untravelled(search: Search, known: Iterable[Pair], keys: Mapping[str, bytes]) -> Iterator[Pair]:
+def _untravelled(
+    search: Search, known: Iterable[Pair], keys: Mapping[str, bytes]
+) -> Iterator[Pair]:
     """Yield the generators that were made in this process.
 
     Their states tell nothing, for each process makes its own. So each has the key that the main process
@@ -238,10 +259,15 @@ def _untravelled(search: Search, known: Iterable[Pair], keys: Mapping[str, bytes
     for path, generator in search.found.items():
         if id(generator) not in seen:
             seen.add(id(generator))
-            yield generator, keys.get(path) or hashlib.blake2b(path.encode(), digest_size=KEY_BYTES).digest()
+            yield (
+                generator,
+                keys.get(path) or hashlib.blake2b(path.encode(), digest_size=KEY_BYTES).digest(),
+            )
 
 
-def with_imports(modules: Sequence[str], setup: Callable[[], Any] | None) -> Callable[[], Any] | None:
+def with_imports(
+    modules: Sequence[str], setup: Callable[[], Any] | None
+) -> Callable[[], Any] | None:
     """Return a hook that first imports modules whose generators are to be seeded."""
     return functools.partial(_set_up, modules, setup) if modules else setup
 

@@ -81,7 +81,9 @@ class Glance:
     """
 
     def __init__(self, parts: Mapping[str, Any], without: AbstractSet[str]) -> None:
-        self._parts = {name: part for name, part in parts.items() if name in CALLED or name == "source"}
+        self._parts = {
+            name: part for name, part in parts.items() if name in CALLED or name == "source"
+        }
         self._imports = FrameworkImports(without)
         self._told = set[tuple[str, str]]()
         self.counts_kept = True
@@ -123,7 +125,9 @@ class Glance:
         for holder in self._holders:
             parent = self._parts if holder.parent < 0 else seen[holder.parent]
             value = parent.get(holder.key)
-            held = holder.read(value) if type(value) is holder.kind else {}  # else its holder has another one
+            held = (
+                holder.read(value) if type(value) is holder.kind else {}
+            )  # else its holder has another one
             seen.append(held)
             tokens = {each: _token(held[each]) for each in holder.tokens if each in held}
             if held and (tokens != holder.tokens or len(held) != holder.size):
@@ -135,14 +139,19 @@ class Glance:
     ) -> Iterator[tuple[str, str]]:
         before = holder.tokens
         new = held.keys() - before.keys() if holder.size == len(before) else set[Any]()
-        if before.get(_WHOLE) != tokens.get(_WHOLE) or (len(held) != holder.size and not new and tokens == before):
+        if before.get(_WHOLE) != tokens.get(_WHOLE) or (
+            len(held) != holder.size and not new and tokens == before
+        ):
             yield holder.name, "has other contents"  # of which others are compared now
             return
         for key in (*before, *new):
             if key in self._stored and holder.kind is types.FunctionType:
                 continue
             if key not in tokens or before[key] != tokens[key]:
-                yield _name_of(value, holder.name, key), _become(before.get(key, _NOTHING), held.get(key, _NOTHING))
+                yield (
+                    _name_of(value, holder.name, key),
+                    _become(before.get(key, _NOTHING), held.get(key, _NOTHING)),
+                )
 
     def defined_again(self) -> dict[str, str]:
         """Return the arguments that are functions whose names stand for other ones now, and these names."""
@@ -176,7 +185,9 @@ class Glance:
         more = [f"and {len(lines) - _MOST_CHANGES} more"] if len(lines) > _MOST_CHANGES else []
         shown = "\n  ".join([*lines[:_MOST_CHANGES], *more])
         fix = ", ".join(f"{argument}={name}" for argument, name in again.items() if name in named)
-        warn(f"{preface}:\n  {shown}\n{advice or f'To use the new values everywhere: loader = loader.replace({fix})'}")
+        warn(
+            f"{preface}:\n  {shown}\n{advice or f'To use the new values everywhere: loader = loader.replace({fix})'}"
+        )
 
     def _reader_of(self, value: Any, depth: int) -> _Read | None:
         """Return what reads what a value holds; None: it is not looked into. `depth`: steps from an argument to it."""
@@ -197,18 +208,24 @@ class Glance:
             return None if issubclass(kind, np.memmap) else _of_array
         if kind.__module__ == "torch" and hasattr(kind, "_version"):
             return _of_tensor
-        is_near = depth <= _NEAR and is_installed(kind.__module__)  # a library's dataset, or what it holds
+        is_near = depth <= _NEAR and is_installed(
+            kind.__module__
+        )  # a library's dataset, or what it holds
         if is_near or is_users(value) or issubclass(kind, (dict, *CONTAINERS)):
             return _reader_of_object(kind, self.counts_kept)
         return None
 
     def _travels(self, code: Any) -> bool:
         """Return whether a function or class is the user's, and is sent itself, not its name."""
-        by_name = is_found_by_name(code) and not (code.__module__ and self._imports.of(code.__module__))
+        by_name = is_found_by_name(code) and not (
+            code.__module__ and self._imports.of(code.__module__)
+        )
         return is_users(code) and not by_name
 
 
-_used: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()  # functions that were given to loaders
+_used: weakref.WeakSet[types.FunctionType] = (
+    weakref.WeakSet()
+)  # functions that were given to loaders
 _NOTHING: Any = object()
 
 
@@ -308,12 +325,18 @@ def _of_method(method: types.MethodType) -> dict[Any, Any]:
 
 
 def _of_partial(partial: functools.partial[Any]) -> dict[Any, Any]:
-    return {"func": partial.func, **{_Item(at): each for at, each in enumerate(partial.args)}, **partial.keywords}
+    return {
+        "func": partial.func,
+        **{_Item(at): each for at, each in enumerate(partial.args)},
+        **partial.keywords,
+    }
 
 
 def _of_wrapper(wrapper: Any) -> dict[Any, Any]:
     names = ("__wrapped__", "__func__", "fget", "fset", "fdel", "func")
-    return {name: getattr(wrapper, name) for name in names if getattr(wrapper, name, None) is not None}
+    return {
+        name: getattr(wrapper, name) for name in names if getattr(wrapper, name, None) is not None
+    }
 
 
 def _of_array(array: Any) -> dict[Any, Any]:

@@ -31,7 +31,15 @@ _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 # Servers that any library may have a connection to, in parts of their sockets' paths: logs, and who users and hosts
 # are. Their clients in the C library connect anew in a fork, and a log line is one message.
-_HARMLESS_PEERS = ("/dev/log", "/systemd/", "/nscd/", "/sss/", "/nslcd/", "/winbindd/", "/avahi-daemon/")
+_HARMLESS_PEERS = (
+    "/dev/log",
+    "/systemd/",
+    "/nscd/",
+    "/sss/",
+    "/nslcd/",
+    "/winbindd/",
+    "/avahi-daemon/",
+)
 # Their proxies keep a connection for each thread, and have a hook that closes it after a fork.
 _MULTIPROCESSING = ("multiprocessing", "multiprocess")
 
@@ -97,7 +105,11 @@ class OpenHandles:
 def _is_shared_on_purpose(file: OpenFile) -> bool:
     """Return whether a file that is read and written is memory or a lock, which no code reads by its position."""
     path = open_files.path_of(file.descriptor)
-    return path.startswith("/memfd:") or open_files.is_locked(file.descriptor) or path in open_files.mapped_paths()
+    return (
+        path.startswith("/memfd:")
+        or open_files.is_locked(file.descriptor)
+        or path in open_files.mapped_paths()
+    )
 
 
 def _is_database(file: OpenFile) -> bool:
@@ -116,7 +128,9 @@ def _paths_of(connection: Any) -> list[str]:
     except Exception as error:  # its text_factory can be anything, too
         if is_of_a_handler(error):
             raise
-        return [] if "closed" in str(error) else ["of a connection that cannot be asked for its path"]
+        return (
+            [] if "closed" in str(error) else ["of a connection that cannot be asked for its path"]
+        )
 
 
 # ---- connections ----
@@ -175,7 +189,9 @@ def _connections(numbers: Iterable[int]) -> dict[str, str]:
         if inode not in written and not _has_ended(number):  # else both ends are this process's
             found[number] = "a pipe from another process"
     harmless = _harmless_descriptors() if found else set()
-    return {text: open_files.path_of(number) for number, text in found.items() if number not in harmless}
+    return {
+        text: open_files.path_of(number) for number, text in found.items() if number not in harmless
+    }
 
 
 def _peer(number: int) -> str:
@@ -196,7 +212,9 @@ def _peer(number: int) -> str:
     if isinstance(peer, tuple):
         host, port, *_ = peer
         return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
-    path = os.fsdecode(peer).replace("\0", "@")  # "": of a pair, as event loops have one for themselves
+    path = os.fsdecode(peer).replace(
+        "\0", "@"
+    )  # "": of a pair, as event loops have one for themselves
     return "" if any(part in path for part in _HARMLESS_PEERS) else path
 
 

@@ -38,9 +38,16 @@ def kept_by_calls(cls: Any) -> Kept:
 
 def counted_in_passes(cls: type) -> list[str]:
     """Return the attributes whose values iterating an object makes of those of the pass before, such as a count."""
-    uses = [(name, _uses_of(each.__code__)) for base in cls.__mro__ for name, each in _functions(base)]
+    uses = [
+        (name, _uses_of(each.__code__)) for base in cls.__mro__ for name, each in _functions(base)
+    ]
     begins = [use for name, use in uses if name == "__iter__"]
-    counted = {attribute for name, use in uses if name in ("__iter__", "__next__") for attribute in use.is_from}
+    counted = {
+        attribute
+        for name, use in uses
+        if name in ("__iter__", "__next__")
+        for attribute in use.is_from
+    }
     return sorted(counted - {attribute for use in begins for attribute in use.fresh})
 
 
@@ -60,7 +67,11 @@ def _find(cls: type) -> Kept:
     called, waiting = set[str](), [*_CALLS]
     while waiting:
         called.add(name := waiting.pop())
-        waiting += {each for own, use, _ in uses if own == name for each in use.loads} - called - {*waiting}
+        waiting += (
+            {each for own, use, _ in uses if own == name for each in use.loads}
+            - called
+            - {*waiting}
+        )
     found, others = dict[str, frozenset[Any] | None](), set[str]()
     other_items = set[tuple[str, Any]]()
     for name, use, is_of_library in uses:
@@ -84,13 +95,22 @@ def _functions(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
             parts = [(name, member.fget), *setters]
         else:
             parts = [
-                (name, getattr(member, "func" if isinstance(member, functools.cached_property) else "__func__", member))
+                (
+                    name,
+                    getattr(
+                        member,
+                        "func" if isinstance(member, functools.cached_property) else "__func__",
+                        member,
+                    ),
+                )
             ]
         for own, each in parts:
             while each is not None:
                 if isinstance(each, types.FunctionType):
                     yield own, each
-                each = vars(each).get("__wrapped__") if isinstance(each, types.FunctionType) else None
+                each = (
+                    vars(each).get("__wrapped__") if isinstance(each, types.FunctionType) else None
+                )
 
 
 def _is_of_library(function: types.FunctionType) -> bool:
@@ -113,10 +133,17 @@ def _uses_of(code: types.CodeType) -> _Uses:
         elif each.opname == "STORE_ATTR" and is_own:
             uses.stores.add(each.argval)
             (uses.is_from if each.argval in read | now else uses.fresh).add(each.argval)
-        elif each.opname == "STORE_ATTR" and before[-1][0] in ("SWAP", "ROT_TWO"):  # `self.count += 1`
+        elif each.opname == "STORE_ATTR" and before[-1][0] in (
+            "SWAP",
+            "ROT_TWO",
+        ):  # `self.count += 1`
             uses.is_from.add(each.argval)
         elif each.opname == "STORE_SUBSCR" and _loads(before[-3], own):  # `self.last["p"] = p`
-            uses.items.update([(before[-2][1], before[-1][1])] if (before[-2][0], before[-1][0]) == _IS_ITEM else [])
+            uses.items.update(
+                [(before[-2][1], before[-1][1])]
+                if (before[-2][0], before[-1][0]) == _IS_ITEM
+                else []
+            )
         if each.opname.startswith("RETURN"):
             now.clear()  # nothing that comes after was made of it
         elif each.opname.startswith("STORE_") or each.opname == "POP_TOP":
@@ -129,4 +156,6 @@ def _uses_of(code: types.CodeType) -> _Uses:
 def _loads(instruction: tuple[str, Any], name: str) -> bool:
     """Return whether an instruction ends with loading a local variable; newer Pythons load two at once."""
     opname, value = instruction
-    return ("LOAD_FAST" in opname or opname == "LOAD_DEREF") and name == (value[-1] if type(value) is tuple else value)
+    return ("LOAD_FAST" in opname or opname == "LOAD_DEREF") and name == (
+        value[-1] if type(value) is tuple else value
+    )

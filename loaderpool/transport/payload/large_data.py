@@ -11,7 +11,9 @@ from typing import Any
 from loaderpool.system.process import is_library
 from loaderpool.system.walk import Found, is_users, walk
 
-CALLED = frozenset({"fn", "augment", "batch_fn", "setup", "make_generator"})  # of a payload, in the workers
+CALLED = frozenset(
+    {"fn", "augment", "batch_fn", "setup", "make_generator"}
+)  # of a payload, in the workers
 # Elements of a list or dict. Fewer: a warning where a copy in each worker is a few MB; more: none where it is much.
 _MANY = 200_000
 
@@ -25,12 +27,20 @@ def large_data(
     """
 
     def enters(value: Any) -> bool:
-        return is_by_value(value) if issubclass(type(value), (type, types.FunctionType)) else is_users(value)
+        return (
+            is_by_value(value)
+            if issubclass(type(value), (type, types.FunctionType))
+            else is_users(value)
+        )
 
     told = dict.fromkeys({*sources, id(parts.get("shards"))}, "")
     for found in walk(parts, enters):
         value, name = found.value, found.name
-        if issubclass(type(value), (list, tuple, dict)) and len(value) >= _MANY and id(value) not in told:
+        if (
+            issubclass(type(value), (list, tuple, dict))
+            and len(value) >= _MANY
+            and id(value) not in told
+        ):
             if found.base_label:
                 line = _line_of_object(found) if found.tail else "pass lp.share(...) of it instead"
             else:

@@ -45,7 +45,9 @@ def describe_load_error(error: BaseException, place: str = "the supervisor") -> 
     """
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
-        send = f", send it by RayPool(actor_options={{'runtime_env': {{'py_modules': [{package}]}}}})"
+        send = (
+            f", send it by RayPool(actor_options={{'runtime_env': {{'py_modules': [{package}]}}}})"
+        )
         return (
             f"The module {error.name!r}, which the function or the source needs, cannot be imported in {place}. Put it "
             f"in a directory on sys.path{send * bool(process.node())}, or define the function in the script itself. "
@@ -70,7 +72,9 @@ class Payloads:
         self._arena, self.files = arena, files
         self.loaded: dict[int, WorkerPayload] = {}
         self.settings: dict[int, LoaderSettings] = {}  # of loaders, also where none is loaded
-        self.places: dict[int, tuple[int, int]] = {}  # of each one's shipment, for a process that has to load it itself
+        self.places: dict[
+            int, tuple[int, int]
+        ] = {}  # of each one's shipment, for a process that has to load it itself
 
     def load(self, loader: int, offset: int, nbytes: int) -> None:
         """Unpickle a payload; whatever the user's modules raise on import is raised.
@@ -82,7 +86,9 @@ class Payloads:
         others: dict[str, bytes] = {}
         if generators:
             travelled, others = receive(generators, own=loader)
-        payload = WorkerPayload(**receive(pickled, buffers, [generator for generator, _ in travelled], loader))
+        payload = WorkerPayload(
+            **receive(pickled, buffers, [generator for generator, _ in travelled], loader)
+        )
         if generators:
             from loaderpool.transport.payload.generators import arrive  # most loaders have none
 
@@ -95,7 +101,11 @@ class Payloads:
             from loaderpool.cache.store import SharedCache, counters_in
 
             # Of one in memory the file comes after those of the arrays.
-            file = machine.above_standard(os.dup(self.files[loader][files])) if cache.where == MEMORY else -1
+            file = (
+                machine.above_standard(os.dup(self.files[loader][files]))
+                if cache.where == MEMORY
+                else -1
+            )
             payload.cache = SharedCache(cache, file, counters_in(self._arena, cache))
         self.loaded[loader] = payload
         self.settings[loader] = payload.settings
@@ -109,7 +119,9 @@ class Payloads:
         """
         table = receive(self._arena.map[offset : offset + nbytes])
         (start, length), ranges, places, sizes, cache, generators, bequests = table
-        inherit(bequests)  # before the pickle is loaded: a proxy in it connects to its manager at once
+        inherit(
+            bequests
+        )  # before the pickle is loaded: a proxy in it connects to its manager at once
         pickled = self._arena.map[start : start + length]
         # Few mappings, without descriptors of their own: a source may be thousands of arrays.
         parts = [(self._arena.descriptor, *each) for each in ranges]
@@ -149,7 +161,9 @@ class ForkCheck:
     def __init__(self) -> None:
         self.handles = OpenHandles()
         self._found: tuple[str, ...] = ()
-        self._causes: dict[int | str, str] = {}  # the user's module that was being imported when each sign appeared
+        self._causes: dict[
+            int | str, str
+        ] = {}  # the user's module that was being imported when each sign appeared
         self._links: dict[int, str] = {}
         self._importing, self._pid = [""], os.getpid()  # modules, the innermost last
         modules.note_import = self._note_import
@@ -160,7 +174,12 @@ class ForkCheck:
             return
         with contextlib.suppress(OSError):  # there is no /proc
             self._links |= (new := open_files.links(but=self._links))
-            signs: tuple[int | str, ...] = (*machine.thread_ids(), *_runtimes(), *_hdf5_files(), *new.values())
+            signs: tuple[int | str, ...] = (
+                *machine.thread_ids(),
+                *_runtimes(),
+                *_hdf5_files(),
+                *new.values(),
+            )
             for sign in signs:
                 self._causes.setdefault(sign, self._importing[-1])
         if module:
@@ -183,7 +202,8 @@ class ForkCheck:
             signs |= self.handles.obstacles(private)
             causes = {text: self._causes.get(sign) for text, sign in signs.items()}
             self._found = tuple(
-                f"{text} (from importing {cause!r})" if cause else text for text, cause in causes.items()
+                f"{text} (from importing {cause!r})" if cause else text
+                for text, cause in causes.items()
             )
         return self._found
 
@@ -260,8 +280,12 @@ def _importers(package: str) -> list[str]:
 
 # Whether a framework's runtime was started, by its name.
 _RUNTIMES: dict[str, Callable[[Any], object]] = {
-    "TensorFlow": lambda modules: modules["tensorflow.python.eager.context"]._context._initialized is True,
-    "JAX": lambda modules: modules["jax._src.xla_bridge"]._backends,  # filled by the first operation
+    "TensorFlow": lambda modules: (
+        modules["tensorflow.python.eager.context"]._context._initialized is True
+    ),
+    "JAX": lambda modules: (
+        modules["jax._src.xla_bridge"]._backends
+    ),  # filled by the first operation
     "CUDA": lambda modules: modules["torch.cuda"].is_initialized() is True,
 }
 
@@ -279,7 +303,10 @@ def _hdf5_files() -> Iterator[str]:
         h5f = h5py.h5f
         # A file is open as long as anything in it is, also when its own object is gone.
         kinds = h5f.OBJ_FILE | h5f.OBJ_DATASET | h5f.OBJ_GROUP | h5f.OBJ_ATTR
-        paths = {h5f.get_name(handle).decode(errors="replace") for handle in h5f.get_obj_ids(h5f.OBJ_ALL, kinds)}
+        paths = {
+            h5f.get_name(handle).decode(errors="replace")
+            for handle in h5f.get_obj_ids(h5f.OBJ_ALL, kinds)
+        }
         yield from (f"the open HDF5 file {path}" for path in sorted(paths))
 
 

@@ -98,11 +98,18 @@ def _differs(module: types.ModuleType, path: str, code: types.CodeType) -> bool:
     """Return whether the module has a function that this code does not define."""
 
     def enters(value: Any) -> bool:
-        return isinstance(value, CODE) and getattr(value, "__module__", module.__name__) == module.__name__
+        return (
+            isinstance(value, CODE)
+            and getattr(value, "__module__", module.__name__) == module.__name__
+        )
 
     defined = {_digest(each) for each in _nested(code)}
     roots = {name: value for name, value in vars(module).items() if enters(value)}
-    codes = (found.value.__code__ for found in walk(roots, enters) if type(found.value) is types.FunctionType)
+    codes = (
+        found.value.__code__
+        for found in walk(roots, enters)
+        if type(found.value) is types.FunctionType
+    )
     return any(each.co_filename == path and _digest(each) not in defined for each in codes)
 
 

@@ -146,8 +146,12 @@ class _Finder:
             self._searched.discard(name)
         if spec is None:
             return self._missing(name)
-        if type(spec.loader) is SourceFileLoader and not process.is_library_file(name, spec.loader.path):
-            spec.loader = _KeptLoader(name, spec.loader.path, self._store, spec.submodule_search_locations)
+        if type(spec.loader) is SourceFileLoader and not process.is_library_file(
+            name, spec.loader.path
+        ):
+            spec.loader = _KeptLoader(
+                name, spec.loader.path, self._store, spec.submodule_search_locations
+            )
         return spec
 
     def _found(self, name: str, path: Any) -> Iterator[ModuleSpec]:
@@ -161,7 +165,9 @@ class _Finder:
         module = None if process.node() else self._store.find(name)
         if module is None:
             return None
-        spec = ModuleSpec(name, _KeptLoader(name, module.path, self._store, module.folders), origin=module.path)
+        spec = ModuleSpec(
+            name, _KeptLoader(name, module.path, self._store, module.folders), origin=module.path
+        )
         spec.submodule_search_locations = module.folders
         spec.has_location = True
         return spec

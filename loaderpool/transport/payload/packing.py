@@ -97,7 +97,9 @@ class ItemPacking:
         first, together = (_ItemPickler(self.met).pack([each]).nbytes for each in (tried[0], tried))
         is_much = alone * len(items) // len(tried) >= _LEAST_BYTES
         # In the first, all is new.
-        return is_much and alone - first <= max(_MOST_REPEATED * (together - first), _SMALL_BYTES * len(tried))
+        return is_much and alone - first <= max(
+            _MOST_REPEATED * (together - first), _SMALL_BYTES * len(tried)
+        )
 
 
 class _ItemsStandIn:
@@ -213,9 +215,13 @@ class _ItemPickler(PayloadPickler):
 
     def _by_number(self, named: Any, kind: type) -> Any:
         if id(named) not in self._references:
-            if named is part or (kind is types.BuiltinFunctionType and not isinstance(named.__self__, _NO_OBJECT)):
+            if named is part or (
+                kind is types.BuiltinFunctionType and not isinstance(named.__self__, _NO_OBJECT)
+            ):
                 return NotImplemented  # `some_list.append`: the list is the item's own
-            is_own = kind in _FUNCTION_KINDS and not is_global(named)  # what it captures may be the item's own, too
+            is_own = kind in _FUNCTION_KINDS and not is_global(
+                named
+            )  # what it captures may be the item's own, too
             if is_own or len(self._parts) == _MOST_PARTS:
                 raise _NotPackableError
             self._references[id(named)] = part, (self._key, len(self._parts))

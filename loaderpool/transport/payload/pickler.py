@@ -51,7 +51,9 @@ FRAMEWORKS: Mapping[str, str] = {
 }  # fmt: skip
 
 # The frameworks are built on NumPy, and the others import none on import: searching them would only cost time.
-_NEVER_IMPORTS_ONE = frozenset({"__main__", "cloudpickle", "loaderpool", "ml_dtypes", "numpy", "scipy"})
+_NEVER_IMPORTS_ONE = frozenset(
+    {"__main__", "cloudpickle", "loaderpool", "ml_dtypes", "numpy", "scipy"}
+)
 
 
 def framework_of(module_name: object) -> str:
@@ -101,7 +103,10 @@ class FrameworkImports:
                 return True
             module = sys.modules.get(name)
             if isinstance(module, types.ModuleType) and _is_followed(name, package):
-                found = {name.rpartition(".")[0], *_homes_of_globals(name, module)}  # importing a.b imports a
+                found = {
+                    name.rpartition(".")[0],
+                    *_homes_of_globals(name, module),
+                }  # importing a.b imports a
                 waiting += found - seen
                 seen |= found
         return False
@@ -118,7 +123,11 @@ def _is_followed(name: str, package: str) -> bool:
 def _homes_of_globals(name: str, module: types.ModuleType) -> Iterator[str]:
     for key, value in list(vars(module).items()):
         home = home_of(value)
-        if home == f"{name}.{key}" and isinstance(value, types.ModuleType) and not _imports_submodule(module, key):
+        if (
+            home == f"{name}.{key}"
+            and isinstance(value, types.ModuleType)
+            and not _imports_submodule(module, key)
+        ):
             continue
         yield home
 
@@ -150,7 +159,9 @@ class PyDatasetStandIn:
     base than is defined here is not shipped with this stand-in (see `PayloadPickler`).
     """
 
-    def __init__(self, workers: int = 1, use_multiprocessing: bool = False, max_queue_size: int = 10) -> None:
+    def __init__(
+        self, workers: int = 1, use_multiprocessing: bool = False, max_queue_size: int = 10
+    ) -> None:
         self._workers = workers
         self._use_multiprocessing = use_multiprocessing
         self._max_queue_size = max_queue_size
@@ -242,7 +253,9 @@ class PayloadPickler(CodePickler):
         self.met: set[int] = set()  # ids of objects that are told apart by identity alone
         # By class that was met, as `marks_of` gives them.
         self._marks: dict[type, tuple[bytes, ...] | None] = {}
-        self.homes: set[str] = set()  # modules of functions and classes that go by name, and modules that go
+        self.homes: set[str] = (
+            set()
+        )  # modules of functions and classes that go by name, and modules that go
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -295,14 +308,24 @@ class PayloadPickler(CodePickler):
         if kind is types.CodeType:
             return _reduce_code(obj)
         if kind.__name__ == "Connection" and is_multiprocessing(kind):
-            raise TypeError("the number of its descriptor would be another file's")  # which pickle writes
-        if type(kind).__name__ == "PyCArrayType" and not internals._should_pickle_by_reference(kind):
+            raise TypeError(
+                "the number of its descriptor would be another file's"
+            )  # which pickle writes
+        if type(kind).__name__ == "PyCArrayType" and not internals._should_pickle_by_reference(
+            kind
+        ):
             raise TypeError("a ctypes array cannot be pickled; convert it with numpy.array(...)")
         if obj is dataclasses.MISSING:
-            return "MISSING"  # by its name: as a copy it would be another one, and a field's default
+            return (
+                "MISSING"  # by its name: as a copy it would be another one, and a field's default
+            )
         if kind is LruCacheWrapper:
             is_by_value = self.is_by_value(obj)
-            return (_cached_function, (obj.__wrapped__, obj.cache_parameters())) if is_by_value else NotImplemented
+            return (
+                (_cached_function, (obj.__wrapped__, obj.cache_parameters()))
+                if is_by_value
+                else NotImplemented
+            )
         if kind is functools.cached_property:
             return _cached_property, (obj.func, obj.attrname)  # up to Python 3.11 it holds a lock
         if kind is io.TextIOWrapper and obj not in (sys.stdout, sys.stderr):
@@ -312,7 +335,9 @@ class PayloadPickler(CodePickler):
 
     def _reduce_generator(self, generator: Any) -> Any:
         number = number_of_global(generator)
-        if number is not None:  # a copy would not be seeded with the global generators of the worker
+        if (
+            number is not None
+        ):  # a copy would not be seeded with the global generators of the worker
             return global_generator, (number,)
         if not self._numbers_generators:
             return super().reducer_override(generator)
@@ -331,7 +356,9 @@ class PayloadPickler(CodePickler):
     def _refuse_module(self, name: str) -> None:
         """This module is used as a whole, or imported by code as it runs: it is the real one, framework and all."""
         if self.imports.of(name):
-            raise FrameworkNeededError(next(each for each in self._frameworks if FrameworkImports({each}).of(name)))
+            raise FrameworkNeededError(
+                next(each for each in self._frameworks if FrameworkImports({each}).of(name))
+            )
 
     def _check_code(self, obj: Any) -> None:
         if isinstance(obj, types.FunctionType):
@@ -352,14 +379,21 @@ class PayloadPickler(CodePickler):
 
     def _spell_out_annotations(self, state: Any) -> None:
         """Annotations that name a framework's types become text: `def f(x) -> tf.Tensor` does not use TensorFlow."""
-        for part in state:  # cloudpickle's own: (attributes, slots) of a function, (namespace, {}) of a class
+        for part in (
+            state
+        ):  # cloudpickle's own: (attributes, slots) of a function, (namespace, {}) of a class
             if isinstance(part, dict) and (hints := part.get("__annotations__")):
-                found = {name: repr(hint) if self._names_framework(hint) else hint for name, hint in hints.items()}
+                found = {
+                    name: repr(hint) if self._names_framework(hint) else hint
+                    for name, hint in hints.items()
+                }
                 part["__annotations__"] = found
 
     def _names_framework(self, hint: Any) -> bool:
         parts = getattr(hint, "__args__", None) or ()
-        return framework_of(home_of(hint)) in self._frameworks or any(map(self._names_framework, parts))
+        return framework_of(home_of(hint)) in self._frameworks or any(
+            map(self._names_framework, parts)
+        )
 
 
 # Methods that decide how an object is unpickled, and packages whose objects make no generators then.
@@ -387,7 +421,10 @@ def _imported_inside(code: types.CodeType) -> tuple[str, ...]:
 
 def _codes_of(cls: type) -> Iterator[types.CodeType]:
     for value in vars(cls).values():
-        for function in (value, *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "fdel", "func"))):
+        for function in (
+            value,
+            *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "fdel", "func")),
+        ):
             if isinstance(function, types.FunctionType):
                 yield function.__code__
 
@@ -409,7 +446,9 @@ def _cached_function(function: Callable[..., Any], parameters: dict[str, Any]) -
     return functools.lru_cache(**parameters)(function)
 
 
-def _cached_property(function: Callable[[Any], Any], name: str | None) -> functools.cached_property[Any]:
+def _cached_property(
+    function: Callable[[Any], Any], name: str | None
+) -> functools.cached_property[Any]:
     made = functools.cached_property(function)
     made.attrname = name
     return made
@@ -426,7 +465,14 @@ def _reduce_memmap(array: Any) -> Any:
     if array.flags.c_contiguous or array.flags.f_contiguous:
         order = "C" if array.flags.c_contiguous else "F"
         mode = "r" if root.mode == "r" else "r+"  # "w+" would empty the file
-        return np.memmap, (str(root.filename), array.dtype, mode, root.offset + start, array.shape, order)
+        return np.memmap, (
+            str(root.filename),
+            array.dtype,
+            mode,
+            root.offset + start,
+            array.shape,
+            order,
+        )
     return np.ndarray, (array.shape, array.dtype, root, start, array.strides)
 
 
@@ -448,12 +494,18 @@ def _reduce_repeating(array: np.ndarray[Any, Any]) -> Any:
             with contextlib.suppress(ValueError, TypeError, BufferError):
                 _view_of(*arguments)
                 shown = _view_of, arguments
-        base = getattr(base, "base", None)  # NumPy puts an object of its own between windows and array
+        base = getattr(
+            base, "base", None
+        )  # NumPy puts an object of its own between windows and array
     return shown
 
 
 def _view_of(
-    base: np.ndarray[Any, Any], shape: tuple[int, ...], dtype: np.dtype[Any], offset: int, strides: tuple[int, ...]
+    base: np.ndarray[Any, Any],
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    offset: int,
+    strides: tuple[int, ...],
 ) -> np.ndarray[Any, Any]:
     buffer = memoryview(base.data).toreadonly()
     view: np.ndarray[Any, Any] = np.ndarray(shape, dtype, buffer, offset, strides)

@@ -53,9 +53,15 @@ class WorkerPayload:
 
     # Set in the process that calls the functions.
     cache: SharedCache | None = None  # keeps the results of `fn`
-    generators: list[Pair] = dataclasses.field(default_factory=list)  # random generators of functions and source
-    imports: list[str] = dataclasses.field(default_factory=list)  # modules to import before the first call
-    keys: Mapping[str, bytes] = dataclasses.field(default_factory=dict)  # of generators of these modules, by path
+    generators: list[Pair] = dataclasses.field(
+        default_factory=list
+    )  # random generators of functions and source
+    imports: list[str] = dataclasses.field(
+        default_factory=list
+    )  # modules to import before the first call
+    keys: Mapping[str, bytes] = dataclasses.field(
+        default_factory=dict
+    )  # of generators of these modules, by path
 
     def travelling(self, loader: int) -> dict[str, Any]:
         """Return the fields that are pickled, by name, for the loader of this number."""
@@ -69,7 +75,12 @@ class WorkerPayload:
         """
         source = self.source if stream is None else stream.items
         parts = getattr(source, "payload_parts", None)  # of generators
-        functions = {"fn": self.fn, "augment": self.augment, "batch_fn": self.batch_fn, "setup": self.setup}
+        functions = {
+            "fn": self.fn,
+            "augment": self.augment,
+            "batch_fn": self.batch_fn,
+            "setup": self.setup,
+        }
         return functions | ({"source": source} if parts is None else parts)
 
     @property

@@ -68,8 +68,12 @@ class Placement:
     """The places of the arrays of one shipment. Ownership: holds the files, which must outlive the loader."""
 
     files: list[DataFile] = field(default_factory=list)
-    places: dict[int, tuple[int, int]] = field(default_factory=dict)  # by buffer: number of file, offset
-    copies: dict[int, tuple[CopiedArrays, int]] = field(default_factory=dict)  # by buffer: where, offset
+    places: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # by buffer: number of file, offset
+    copies: dict[int, tuple[CopiedArrays, int]] = field(
+        default_factory=dict
+    )  # by buffer: where, offset
     shared_bytes: int = 0  # of arrays that stand in files
     copied_because: tuple[str, ...] = ()  # why, a line for each reason
 
@@ -86,7 +90,9 @@ class Placement:
         self.shared_bytes += nbytes
 
 
-def place(shipment: Shipment, hands_over_files: bool = True, earlier: Sent | None = None) -> Placement:
+def place(
+    shipment: Shipment, hands_over_files: bool = True, earlier: Sent | None = None
+) -> Placement:
     """Find or make files for the shipment's large arrays, which are adopted in place where that can be.
 
     All is copied where the pool does not hand over files. What an earlier shipment has stays there, and what it has not
@@ -110,7 +116,9 @@ def place(shipment: Shipment, hands_over_files: bool = True, earlier: Sent | Non
             if len(found.files) == _MOST_FILES:
                 raise OSError(f"the loader shares {_MOST_FILES} other arrays")
             file, offset = place_of(buffer, adopts=earlier is None)
-        except OSError as error:  # or no memory for files, or no descriptors: there may be some in the arena
+        except (
+            OSError
+        ) as error:  # or no memory for files, or no descriptors: there may be some in the arena
             if not is_in_passing(buffer):
                 reasons[str(error)] += buffer.nbytes
             continue
@@ -133,8 +141,12 @@ def _place_again(shipment: Shipment, earlier: Sent, found: Placement) -> None:
         else:
             found.add(number, home, offset, nbytes)
     for copied, nbytes in used.items():
-        if 2 * nbytes < copied.extent.nbytes:  # most of it is out of date: it is not kept for the rest
-            found.copies = {number: at for number, at in found.copies.items() if at[0] is not copied}
+        if (
+            2 * nbytes < copied.extent.nbytes
+        ):  # most of it is out of date: it is not kept for the rest
+            found.copies = {
+                number: at for number, at in found.copies.items() if at[0] is not copied
+            }
 
 
 class Sent:
@@ -156,7 +168,11 @@ class Sent:
     """
 
     def __init__(
-        self, arena: Arena, shipment: Shipment, placement: Placement | None = None, cache: CachePlan | None = None
+        self,
+        arena: Arena,
+        shipment: Shipment,
+        placement: Placement | None = None,
+        cache: CachePlan | None = None,
     ) -> None:
         self._arena, self.placement = arena, placement or Placement()
         self._keys, self._known = shipment.keys, hash(shipment.pickled)
@@ -172,7 +188,17 @@ class Sent:
             ranges = [copied.extent for copied in self._copies]
             parts = [*self._copies, *self.placement.files]
             places = [(parts.index(home), offset, nbytes) for home, offset, nbytes in self.homes]
-            table = send((self._pickled, [*map(tuple, ranges)], places, sizes, cache, shipment.generators, bequeath()))
+            table = send(
+                (
+                    self._pickled,
+                    [*map(tuple, ranges)],
+                    places,
+                    sizes,
+                    cache,
+                    shipment.generators,
+                    bequeath(),
+                )
+            )
             self._extents.append(arena.put(table))
         except BaseException:
             self.give_back()
@@ -188,7 +214,9 @@ class Sent:
         placed = {*found.places, *found.copies}
         new = [number for number in range(len(shipment.buffers)) if number not in placed]
         if new:
-            copied = CopiedArrays(self._arena, sum(aligned(shipment.buffers[number].nbytes) for number in new))
+            copied = CopiedArrays(
+                self._arena, sum(aligned(shipment.buffers[number].nbytes) for number in new)
+            )
             copied.hold()
             self._copies.append(copied)
             at = 0
@@ -225,7 +253,9 @@ class Sent:
         difference, (arrays, generators) = None, self._pairs
         if hash(shipment.pickled) != self._known:
             start, nbytes = self._pickled
-            difference, arrays, generators = compare(self._arena.map[start : start + nbytes], shipment.pickled)
+            difference, arrays, generators = compare(
+                self._arena.map[start : start + nbytes], shipment.pickled
+            )
             if difference is None:
                 self._pairs = arrays, generators
                 self._known = hash(shipment.pickled)  # which the next one will likely have, too
@@ -234,7 +264,9 @@ class Sent:
         if any(self._keys[before] != shipment.keys[now] for before, now in generators):
             return Difference("")
         changed = (now for before, now in arrays if not self.holds(before, shipment.buffers[now]))
-        return next((Difference(name_of_array(shipment.pickled, number)) for number in changed), difference)
+        return next(
+            (Difference(name_of_array(shipment.pickled, number)) for number in changed), difference
+        )
 
     def give_back(self) -> None:
         """Give back all memory, and close the files."""
@@ -254,4 +286,7 @@ def _paired(items: Sequence[Any]) -> Pairs:
 def _are_equal(one: memoryview, other: memoryview) -> bool:
     first, second = np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8)
     pieces = range(0, first.nbytes, _TOGETHER_BYTES)
-    return all(np.array_equal(first[at : at + _TOGETHER_BYTES], second[at : at + _TOGETHER_BYTES]) for at in pieces)
+    return all(
+        np.array_equal(first[at : at + _TOGETHER_BYTES], second[at : at + _TOGETHER_BYTES])
+        for at in pieces
+    )

@@ -36,11 +36,19 @@ class Shipment(NamedTuple):
     """A payload ready to travel. Ownership: `buffers` are views of the user's own arrays, which they keep alive."""
 
     pickled: bytes
-    buffers: tuple[memoryview, ...]  # contiguous, `OUT_OF_BAND_BYTES` at least, in the order of the pickle
+    buffers: tuple[
+        memoryview, ...
+    ]  # contiguous, `OUT_OF_BAND_BYTES` at least, in the order of the pickle
     packed_items: int = 0  # items of the source that are packed (`packing`), in buffers, too
-    warnings: tuple[Warning, ...] = ()  # for large lists and dicts, and generators of random numbers, that are copied
-    without: frozenset[str] = frozenset()  # frameworks: code of modules that import one is in the pickle by value
-    generators: bytes = b""  # a pickle of the random generators with their keys, and of others; empty: none
+    warnings: tuple[
+        Warning, ...
+    ] = ()  # for large lists and dicts, and generators of random numbers, that are copied
+    without: frozenset[str] = (
+        frozenset()
+    )  # frameworks: code of modules that import one is in the pickle by value
+    generators: bytes = (
+        b""  # a pickle of the random generators with their keys, and of others; empty: none
+    )
     keys: tuple[bytes, ...] = ()  # of all generators that may be others in the next version
     imports: FrameworkImports | None = None  # what was found out about modules
     modules: frozenset[str] = frozenset()  # whose functions and classes are in the pickle by name
@@ -52,7 +60,9 @@ class Shipment(NamedTuple):
             return len(self.pickled)
         from loaderpool.memory.adoption import is_in_passing  # which few loaders need
 
-        return len(self.pickled) + sum(buffer.nbytes for buffer in self.buffers if is_in_passing(buffer))
+        return len(self.pickled) + sum(
+            buffer.nbytes for buffer in self.buffers if is_in_passing(buffer)
+        )
 
 
 def ship(
@@ -94,7 +104,9 @@ def ship(
                 parts = named_parts(payload)  # the source last, for it takes long to look through
                 others = {name: part for name, part in parts.items() if name != "source"}
                 raise UnpicklableError(describe_offender({**others, **parts}, error)) from error
-            frameworks = frozenset()  # a global that can be imported but not pickled, a lock say: all by reference then
+            frameworks = (
+                frozenset()
+            )  # a global that can be imported but not pickled, a lock say: all by reference then
 
 
 def named_parts(payload: dict[str, object]) -> dict[str, object]:
@@ -102,24 +114,33 @@ def named_parts(payload: dict[str, object]) -> dict[str, object]:
     parts = getattr(payload.get("source"), "payload_parts", None)  # of generators
     if parts is None:
         return payload
-    if hasattr(type(parts["make_generator"]), "user_parts"):  # of ours, around a source that is read in order
+    if hasattr(
+        type(parts["make_generator"]), "user_parts"
+    ):  # of ours, around a source that is read in order
         parts = {"source": parts["make_generator"]}
     return {**{name: part for name, part in payload.items() if name != "source"}, **parts}
 
 
 def _shipment(
-    payload: dict[str, object], frameworks: frozenset[str], registry: Registry | None, like: Shipment | None
+    payload: dict[str, object],
+    frameworks: frozenset[str],
+    registry: Registry | None,
+    like: Shipment | None,
 ) -> Shipment:
     buffers: list[memoryview] = []
     imports = None if like is None or like.without != frameworks else like.imports
     with io.BytesIO() as file:
         numbers = registry is not None
-        pickler = PayloadPickler(file, out_of_band(buffers.append, OUT_OF_BAND_BYTES), frameworks, numbers, imports)
+        pickler = PayloadPickler(
+            file, out_of_band(buffers.append, OUT_OF_BAND_BYTES), frameworks, numbers, imports
+        )
         packed, sources, source = 0, set[int](), payload.get("source")
         if not isinstance(source, (list, tuple, np.ndarray, Columns)) or len(source) < LEAST_ITEMS:
             pickler.dump(payload)
         else:
-            from loaderpool.transport.payload.packing import ItemPacking  # which other sources do without
+            from loaderpool.transport.payload.packing import (
+                ItemPacking,
+            )  # which other sources do without
 
             packing = ItemPacking(pickler.met)
             pickler.dump(packing.prepare(payload))
@@ -140,7 +161,9 @@ def _shipment(
         return Shipment(*made, pickler.imports, frozenset(pickler.homes))
 
 
-def _pickled_generators(pairs: list[Pair], others: dict[str, bytes], frameworks: frozenset[str]) -> bytes:
+def _pickled_generators(
+    pairs: list[Pair], others: dict[str, bytes], frameworks: frozenset[str]
+) -> bytes:
     """Return a pickle of random generators with their keys, and of the keys of others by their paths."""
     with io.BytesIO() as file:
         PayloadPickler(file, lambda buffer: True, frameworks).dump((pairs, others))
@@ -155,7 +178,9 @@ def _unseeded(registry: Registry, config: Any) -> Iterator[str]:
         reason = "With seed_globals=False, each worker gets a copy of it, so workers repeat the same numbers."
         fix = "remove seed_globals=False"
     elif config.threads > 1:
-        reason = f"With threads={config.threads}, threads share it, so samples are not reproducible."
+        reason = (
+            f"With threads={config.threads}, threads share it, so samples are not reproducible."
+        )
         fix = "set threads=1"
     elif len(registry) > MOST_GENERATORS:
         reason = f"It is one of {len(registry):,}, and at most {MOST_GENERATORS} are seeded for each sample."

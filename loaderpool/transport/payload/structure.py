@@ -45,7 +45,9 @@ class Difference(NamedTuple):
     """The first value that differs."""
 
     name: str  # empty: it has none
-    is_kept: bool = False  # as does all else that differs, it is of the last call of an object (`kept`)
+    is_kept: bool = (
+        False  # as does all else that differs, it is of the last call of an object (`kept`)
+    )
 
 
 class Outcome(NamedTuple):
@@ -116,7 +118,9 @@ class _Node:
             return node
         cls.symbols.nodes.append(node)
         if module == internals.__name__ and name in _MAKES_CLASS:
-            return cls.symbols.new_class(("", node))  # instances are made of it, so it must be a class
+            return cls.symbols.new_class(
+                ("", node)
+            )  # instances are made of it, so it must be a class
         return node
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -138,7 +142,9 @@ class _Symbols(pickle.Unpickler):
     """A pickle as symbols: `value`, and all `nodes` in the order in which they are made."""
 
     def __init__(self, pickled: bytes) -> None:
-        super().__init__(io.BytesIO(pickled), buffers=map(_Buffer, map(b"%d".__mod__, itertools.count())))
+        super().__init__(
+            io.BytesIO(pickled), buffers=map(_Buffer, map(b"%d".__mod__, itertools.count()))
+        )
         self.nodes: list[_Node] = []
         self._classes: dict[tuple[str, str], Any] = {}
         self.called = self.new_class(("", "call"))
@@ -207,7 +213,11 @@ class _Comparison:
         if at is None:
             return ""
         name = _name_of(self._new, lambda value: value is at)
-        return _joined(at, name, str(error.args[0])) if name and isinstance(error, _Differs) and error.args else name
+        return (
+            _joined(at, name, str(error.args[0]))
+            if name and isinstance(error, _Differs) and error.args
+            else name
+        )
 
     def _compare_nodes(self, before: _Node, now: _Node) -> None:
         self._compare(type(before), type(now))
@@ -236,7 +246,9 @@ class _Comparison:
             return node.added
         found = list[tuple[str, Any]]()
         for kind, value in node.added:
-            parts = value if type(value) is tuple and len(value) == 2 else (value,)  # attributes, and slots
+            parts = (
+                value if type(value) is tuple and len(value) == 2 else (value,)
+            )  # attributes, and slots
             if kind != "state" or not {dict, type(None)}.issuperset(map(type, parts)):
                 found.append((kind, value))
                 continue
@@ -245,7 +257,9 @@ class _Comparison:
                 found.append((kind, rest[0] if len(rest) == 1 or not rest[1] else tuple(rest)))
         return found
 
-    def _counting_of(self, attributes: dict[str, Any], ignored: Kept, left_out: list[Any]) -> dict[str, Any]:
+    def _counting_of(
+        self, attributes: dict[str, Any], ignored: Kept, left_out: list[Any]
+    ) -> dict[str, Any]:
         rest = dict[str, Any]()
         for key, value in attributes.items():
             keys = ignored.get(key, frozenset())
@@ -260,7 +274,9 @@ class _Comparison:
 
     def _compare_states(self, before: Any, now: Any, ignored: frozenset[str]) -> None:
         """Compare the states of two objects, functions or classes: the order of attributes does not count."""
-        if type(before) is tuple and type(now) is tuple and len(before) == len(now):  # attributes, and slots
+        if (
+            type(before) is tuple and type(now) is tuple and len(before) == len(now)
+        ):  # attributes, and slots
             for one, other in zip(before, now, strict=True):
                 self._compare_states(one, other, ignored)
         elif type(before) is dict and type(now) is dict:
@@ -286,7 +302,11 @@ class _Comparison:
         if before is now:  # atoms and empty tuples, which two pickles share
             return
         kind, is_node = type(before), isinstance(before, _Node)
-        if kind is not type(now) and not isinstance(before, type) and not (is_node and isinstance(now, _Node)):
+        if (
+            kind is not type(now)
+            and not isinstance(before, type)
+            and not (is_node and isinstance(now, _Node))
+        ):
             raise _Differs
         if kind in (float, complex):  # nan is as good as nan, and 0.0 is not -0.0
             if repr(before) != repr(now):
@@ -329,8 +349,14 @@ class _Comparison:
     def _compare_items(self, before: Any, now: Any) -> None:
         if len(before) != len(now):
             raise _Differs
-        if len(before) > _MANY and _ATOMS.issuperset(map(type, before)) and _ATOMS.issuperset(map(type, now)):
-            if marshal.dumps(before, 2) != marshal.dumps(now, 2):  # this version writes each item by itself
+        if (
+            len(before) > _MANY
+            and _ATOMS.issuperset(map(type, before))
+            and _ATOMS.issuperset(map(type, now))
+        ):
+            if marshal.dumps(before, 2) != marshal.dumps(
+                now, 2
+            ):  # this version writes each item by itself
                 raise _Differs
             return
         for one, other in zip(before, now, strict=True):
@@ -338,7 +364,9 @@ class _Comparison:
 
 
 def _nodes_in(items: Any) -> list[_Node]:
-    return sorted((each for each in items if isinstance(each, _Node)), key=operator.attrgetter("number"))
+    return sorted(
+        (each for each in items if isinstance(each, _Node)), key=operator.attrgetter("number")
+    )
 
 
 def _others_in(items: Any) -> set[tuple[type, Any]]:
@@ -348,7 +376,9 @@ def _others_in(items: Any) -> set[tuple[type, Any]]:
 def _class_of(node: _Node) -> Any:
     """Return the class that a node stands for an instance of, if there is one here."""
     module, name = node.label
-    if isinstance(name, _Node):  # a class that goes by value: its number is cloudpickle's last argument but one
+    if isinstance(
+        name, _Node
+    ):  # a class that goes by value: its number is cloudpickle's last argument but one
         return internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(name.arguments[0][-2])
     found: Any = sys.modules.get(module)
     for part in name.split("."):
@@ -391,7 +421,9 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield name, value.label[1]  # type: ignore[attr-defined]
     elif isinstance(value, _Node):
         items = [each for kind, each in value.added if kind == "item"]
-        yield from _parts(name, dict(items) if all(type(each) is tuple for each in items) else items)
+        yield from _parts(
+            name, dict(items) if all(type(each) is tuple for each in items) else items
+        )
         for state in (state for kind, state in value.added if kind != "item"):
             for part in state if type(state) is tuple else (state,):
                 for key, each in part.items() if type(part) is dict else [("", part)]:
@@ -405,7 +437,9 @@ def _of_attribute(node: _Node, name: str, key: Any, value: Any) -> Iterator[tupl
     if key == "__globals__":
         yield from value.items()
     elif key == "__closure__" and value:
-        yield from zip(node.arguments[0][0].arguments[0][-2], value, strict=False)  # the code's names for them
+        yield from zip(
+            node.arguments[0][0].arguments[0][-2], value, strict=False
+        )  # the code's names for them
     else:
         yield _joined(node, name, str(key)), value
 
@@ -414,5 +448,7 @@ def _joined(node: _Node, name: str, key: str) -> str:
     """Return the name of an attribute of an object, or of a variable of a function."""
     if node.label == _FUNCTION and not key.startswith("__"):
         return key
-    is_hidden = key[:2] in ("", "__") or str(node.label[0]).partition(".")[0] == "loaderpool"  # never seen by the user
+    is_hidden = (
+        key[:2] in ("", "__") or str(node.label[0]).partition(".")[0] == "loaderpool"
+    )  # never seen by the user
     return name if is_hidden else f"{name}.{key}"

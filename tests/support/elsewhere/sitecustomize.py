@@ -14,7 +14,10 @@ import sys
 import types
 from typing import Any
 
-_NO_MODULES = {"darwin": {"resource", "fcntl"}, "win32": {"resource", "fcntl", "termios", "pwd", "grp", "pty", "tty"}}
+_NO_MODULES = {
+    "darwin": {"resource", "fcntl"},
+    "win32": {"resource", "fcntl", "termios", "pwd", "grp", "pty", "tty"},
+}
 # Of "darwin" more than it lacks: it has a fork and polls, which are not used for all that.
 _LINUX_ONLY = {
     "os": "memfd_create pidfd_open posix_fallocate posix_fadvise sched_getaffinity sched_setaffinity eventfd splice "
@@ -38,7 +41,9 @@ _POSIX_ONLY = {
 class _Elsewhere(types.ModuleType):
     """A module as it is on another system."""
 
-    def __init__(self, real: types.ModuleType, gone: frozenset[str], others: dict[str, Any]) -> None:
+    def __init__(
+        self, real: types.ModuleType, gone: frozenset[str], others: dict[str, Any]
+    ) -> None:
         super().__init__(real.__name__)
         self.__dict__.update(_real=real, _gone=gone, **others)
 
@@ -65,7 +70,9 @@ def install(platform: str) -> None:
     made: dict[str, types.ModuleType] = {}
     real_import, real_open = builtins.__import__, builtins.open
 
-    def import_elsewhere(name: str, names: Any = None, locals_: Any = None, wanted: Any = (), level: int = 0) -> Any:
+    def import_elsewhere(
+        name: str, names: Any = None, locals_: Any = None, wanted: Any = (), level: int = 0
+    ) -> Any:
         if level or not _is_ours(names):
             return real_import(name, names, locals_, wanted, level)
         if name in _NO_MODULES[platform]:
@@ -80,7 +87,11 @@ def install(platform: str) -> None:
         return found
 
     def open_elsewhere(file: Any, *arguments: Any, **named: Any) -> Any:
-        if isinstance(file, str) and file.startswith(("/proc/", "/sys/")) and _is_ours(sys._getframe(1).f_globals):
+        if (
+            isinstance(file, str)
+            and file.startswith(("/proc/", "/sys/"))
+            and _is_ours(sys._getframe(1).f_globals)
+        ):
             raise FileNotFoundError(2, "there is no such thing elsewhere", file)
         return real_open(file, *arguments, **named)
 

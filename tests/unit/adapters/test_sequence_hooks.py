@@ -37,7 +37,10 @@ class Shuffling:
 
 def book_of(engine: Any) -> EpochTracker:
     return EpochTracker(
-        lambda: engine, lp.Loader(range(4), workers=0).config, Plan(Order(4), None), SequenceHooks(Shuffling())
+        lambda: engine,
+        lp.Loader(range(4), workers=0).config,
+        Plan(Order(4), None),
+        SequenceHooks(Shuffling()),
     )
 
 

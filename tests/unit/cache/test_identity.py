@@ -115,12 +115,20 @@ def test_sets_have_no_order_whatever_is_in_them() -> None:
     assert found[0] == found[1] == found[2], "another process comes to the same"
     assert len({json.dumps(fields) for fields in found[0].values()}) == len(found[0])
     changed = run(PROGRAM + IN_SETS.replace("item + 9", "item + 8"))
-    assert {name for name in changed if changed[name] != found[0][name]} == {"itself", "methods", "sets"}
+    assert {name for name in changed if changed[name] != found[0][name]} == {
+        "itself",
+        "methods",
+        "sets",
+    }
 
 
 CHANGES = {
     "an operator": ("helper(item) * scale", "helper(item) - scale", {"closure", "partial"}),
-    "a called function": ("return item + 1", "return item + 2", {"closure", "partial", "cached", "own", "functions"}),
+    "a called function": (
+        "return item + 1",
+        "return item + 2",
+        {"closure", "partial", "cached", "own", "functions"},
+    ),
     "a captured variable": ("make(5)", "make(6)", {"closure", "partial"}),
     "a default": ("scale=2, *", "scale=4, *", {"closure", "partial"}),
     "a keyword default": ("kind=Kind.A):", "kind=None):", {"closure", "partial"}),
@@ -130,14 +138,22 @@ CHANGES = {
     "an argument of partial": ("scale=3)", "scale=5)", {"partial"}),
     "an object's attribute": ("Scaler(4),", "Scaler(5),", {"object"}),
     "a class attribute": ("factor = 2", "factor = 3", {"object", "method", "functions"}),
-    "another method of the object's class": ("item * self.base", "item + self.base", {"object", "method", "functions"}),
+    "another method of the object's class": (
+        "item * self.base",
+        "item + self.base",
+        {"object", "method", "functions"},
+    ),
     "a table whose method it is": ('"b": 2', '"b": 3', {"table"}),
     "a recursive function": ("else 0", "else 1", {"recursive", "functions"}),
     "a library's function": ("np.sqrt", "np.cbrt", {"lambda"}),
     "an item of many": ('f"a/{n}.jpg"', 'f"a/{n if n != 5000 else 0}.jpg"', {"paths"}),
     "a text of many": ('f"{n}" for', 'f"{n if n != 5000 else 0}" for', {"texts"}),
     "a set in an item of many": ("str(n)}", "str(n // 4999)}", {"dicts"}),
-    "an array's element": ("np.arange(20.0).reshape", "(np.arange(20.0) + 1e-9).reshape", {"array"}),
+    "an array's element": (
+        "np.arange(20.0).reshape",
+        "(np.arange(20.0) + 1e-9).reshape",
+        {"array"},
+    ),
     "a source's attribute": ('Rows("x")', 'Rows("y")', {"own"}),
     "a source's method": ("return helper(index)", "return helper(index) * 1", {"own"}),
     "a pattern": ('re.compile("a")', 're.compile("b")', {"pattern"}),
@@ -164,14 +180,18 @@ for program in json.loads({programs!r}):
 @pytest.fixture(scope="module")
 def shown() -> dict[str, dict[str, dict[str, str]]]:
     """What each change's program shows, and that of none."""
-    programs = {"none": PROGRAM} | {change: PROGRAM.replace(old, new) for change, (old, new, _) in CHANGES.items()}
+    programs = {"none": PROGRAM} | {
+        change: PROGRAM.replace(old, new) for change, (old, new, _) in CHANGES.items()
+    }
     texts = json.dumps([program + SHOW for program in programs.values()])
     lines = run_child(EACH.format(programs=texts)).check().stdout.splitlines()
     return {name: json.loads(line) for name, line in zip(programs, lines, strict=True)}
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_counts_differs_and_nothing_else(shown: dict[str, dict[str, dict[str, str]]], change: str) -> None:
+def test_what_counts_differs_and_nothing_else(
+    shown: dict[str, dict[str, dict[str, str]]], change: str
+) -> None:
     old, _, expected = CHANGES[change]
     assert old in PROGRAM
     before, after = shown["none"], shown[change]
@@ -180,20 +200,37 @@ def test_what_counts_differs_and_nothing_else(shown: dict[str, dict[str, dict[st
 
 NAMED = {
     ("a called function", "closure"): r": function: code of helper \(then \w+, now \w+\)",
-    ("a captured variable", "closure"): r": function: closure variable 'offset' of function .* \(then 5, now 6\)",
+    (
+        "a captured variable",
+        "closure",
+    ): r": function: closure variable 'offset' of function .* \(then 5, now 6\)",
     ("a default", "closure"): r": function: default of 'scale' of .* \(then 2, now 4\)",
     ("a global", "object"): r": function: global 'SIZE' used by Scaler.__call__ \(then 3, now 4\)",
-    ("a set of texts", "lambda"): r": function: global 'LABELS' used by <lambda> \(then set \w+, now set \w+\)",
-    ("an argument of partial", "partial"): r": function: argument 'scale' of the partial \(then 3, now 5\)",
+    (
+        "a set of texts",
+        "lambda",
+    ): r": function: global 'LABELS' used by <lambda> \(then set \w+, now set \w+\)",
+    (
+        "an argument of partial",
+        "partial",
+    ): r": function: argument 'scale' of the partial \(then 3, now 5\)",
     ("an object's attribute", "object"): r": function: attribute .base of Scaler \(then 4, now 5\)",
-    ("a class attribute", "object"): r": function: attribute .factor of class Scaler \(then 2, now 3\)",
+    (
+        "a class attribute",
+        "object",
+    ): r": function: attribute .factor of class Scaler \(then 2, now 3\)",
     ("a source's attribute", "own"): r": source: attribute .path of Rows \(then 'x', now 'y'\)",
-    ("an item of many", "paths"): r": source \(then list 10000 items \w+, now list 10000 items \w+\)",
+    (
+        "an item of many",
+        "paths",
+    ): r": source \(then list 10000 items \w+, now list 10000 items \w+\)",
 }
 
 
 @pytest.mark.parametrize(("change", "of"), NAMED)
-def test_what_has_changed_is_named(shown: dict[str, dict[str, dict[str, str]]], change: str, of: str) -> None:
+def test_what_has_changed_is_named(
+    shown: dict[str, dict[str, dict[str, str]]], change: str, of: str
+) -> None:
     text = difference(shown["none"][of], shown[change][of])
     assert re.fullmatch(NAMED[change, of], text), text
 
@@ -206,7 +243,9 @@ def test_of_another_function_no_part_is_named() -> None:
         return item * SIZE
 
     text = difference(describe(add, None, range(3)), describe(multiply, None, range(4)))
-    assert re.fullmatch(r": function \(then .*add \w+, now .*multiply \w+\); source \(then .*\)", text)
+    assert re.fullmatch(
+        r": function \(then .*add \w+, now .*multiply \w+\); source \(then .*\)", text
+    )
 
 
 def test_of_many_variables_a_few_are_named() -> None:
@@ -243,13 +282,23 @@ def test_a_function_of_an_imported_module_of_ones_own(tmp_path: Path) -> None:
                 return helper(item)
         """
         (tmp_path / "mine.py").write_text(textwrap.dedent(module))
-        found.append(json.loads(run_child(program, cwd=tmp_path, env={"PYTHONDONTWRITEBYTECODE": "1"}).check().stdout))
+        found.append(
+            json.loads(
+                run_child(program, cwd=tmp_path, env={"PYTHONDONTWRITEBYTECODE": "1"})
+                .check()
+                .stdout
+            )
+        )
     assert found[0] == found[1]
     for same, other in zip(found[0], found[2], strict=True):
         assert same != other
         changed = {name for name in same if same[name] != other[name]}
-        assert "function" in changed and all(name.startswith("function: ") for name in changed - {"function"})
-        assert difference(same, other) == ": function: global 'LIMIT' used by helper (then 1, now 2)"
+        assert "function" in changed and all(
+            name.startswith("function: ") for name in changed - {"function"}
+        )
+        assert (
+            difference(same, other) == ": function: global 'LIMIT' used by helper (then 1, now 2)"
+        )
 
 
 def test_which_of_two_functions_of_one_code_has_which_value() -> None:
@@ -277,21 +326,32 @@ def test_modules_that_import_each_other(tmp_path: Path) -> None:
     program = "import sys; sys.path.insert(0, '.'); import one; from loaderpool.cache.identity import describe; "
     found = []
     for limit in (1, 1, 2):
-        (tmp_path / "one.py").write_text(f"import two\nLIMIT = {limit}\ndef fn(item): return two.one.LIMIT + item")
+        (tmp_path / "one.py").write_text(
+            f"import two\nLIMIT = {limit}\ndef fn(item): return two.one.LIMIT + item"
+        )
         env = {"PYTHONDONTWRITEBYTECODE": "1"}
-        found.append(run_child(f"{program}print(describe(one.fn, None, []))", cwd=tmp_path, env=env).check().stdout)
+        found.append(
+            run_child(f"{program}print(describe(one.fn, None, []))", cwd=tmp_path, env=env)
+            .check()
+            .stdout
+        )
     assert found[0] == found[1] != found[2]
 
 
 def test_a_masked_array_counts_with_its_mask() -> None:
-    arrays = [np.ma.array([1, 2, 3, 4], mask=mask) for mask in (4 * [True], 4 * [True], 3 * [True] + [False])]
+    arrays = [
+        np.ma.array([1, 2, 3, 4], mask=mask)
+        for mask in (4 * [True], 4 * [True], 3 * [True] + [False])
+    ]
     first, second, other = (describe(len, None, array) for array in arrays)
     assert first == second != other
 
 
 def test_the_setup_hook_counts() -> None:
     value = 1
-    assert describe(len, lambda: value, []) != describe(len, lambda: 2, []) != describe(len, None, [])
+    assert (
+        describe(len, lambda: value, []) != describe(len, lambda: 2, []) != describe(len, None, [])
+    )
 
 
 def test_a_large_array_counts_whole_and_in_its_order() -> None:
@@ -381,7 +441,9 @@ def test_reading_annotations_of_a_class_does_not_count() -> None:
     assert describe(scaler_of("str"), None, range(3)) != first
 
 
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="older Pythons evaluate annotations where they are written")
+@pytest.mark.skipif(
+    sys.version_info < (3, 14), reason="older Pythons evaluate annotations where they are written"
+)
 def test_annotations_count_whether_they_have_values_or_not() -> None:
     first = describe(scaler_of("Image"), None, range(3))
     scaler = scaler_of("Image", Image=float)
@@ -393,4 +455,6 @@ def test_annotations_count_whether_they_have_values_or_not() -> None:
 
 def test_a_source_goes_by_the_name_that_the_user_knows(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("a\nb\n")
-    assert describe(len, None, as_source(lp.TextLines(tmp_path / "x.txt")))["source"].startswith("TextLines 2 items")
+    assert describe(len, None, as_source(lp.TextLines(tmp_path / "x.txt")))["source"].startswith(
+        "TextLines 2 items"
+    )

@@ -107,7 +107,9 @@ def test_bytes_past_the_bound_are_given_back_when_two_write_at_once(
     other.close()
 
 
-def test_a_descriptor_that_has_become_another_file_is_left_alone(shared: SharedCache, tmp_path: Path) -> None:
+def test_a_descriptor_that_has_become_another_file_is_left_alone(
+    shared: SharedCache, tmp_path: Path
+) -> None:
     store = shared.store()
     mine = tmp_path / "mine"
     mine.write_bytes(b"the user's own")
@@ -150,7 +152,9 @@ def test_what_lies_where_an_entry_should_be_is_not_taken_for_it(shared: SharedCa
 
 @pytest.mark.parametrize("shared", ["memory"], indirect=True)
 class TestInMemory:
-    def test_cleared_memory_is_free_for_whoever_still_holds_the_file(self, shared: SharedCache) -> None:
+    def test_cleared_memory_is_free_for_whoever_still_holds_the_file(
+        self, shared: SharedCache
+    ) -> None:
         store = shared.store()
         for item in range(20):
             store.put(item, bytes(100_000))
@@ -165,7 +169,9 @@ class TestInMemory:
         self, shared: SharedCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store = shared.store()
-        monkeypatch.setattr("loaderpool.cache.store.capacity.available_memory_bytes", lambda: 64 << 20)
+        monkeypatch.setattr(
+            "loaderpool.cache.store.capacity.available_memory_bytes", lambda: 64 << 20
+        )
         assert store.put(1, b"one") == Count.NO_ROOM
         assert store.get(1) is None
 
@@ -221,7 +227,9 @@ class TestOnDisk:
         with pytest.raises(ValueError, match="has been replaced"):  # by another function's
             Store(plan(file.parent, {**FIELDS, "code of function": "11"}))
 
-    def test_a_store_that_was_deleted_is_not_made_again_by_a_worker(self, shared: SharedCache) -> None:
+    def test_a_store_that_was_deleted_is_not_made_again_by_a_worker(
+        self, shared: SharedCache
+    ) -> None:
         store = shared.store()
         for file in Path(shared.plan.where).iterdir():
             file.unlink()
@@ -236,12 +244,16 @@ def _prepare(directory: Path, fields: dict[str, str] = FIELDS) -> None:
 
 
 class TestPrepare:
-    def test_two_at_a_time_have_one_store(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_two_at_a_time_have_one_store(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         real = os.link
 
         def link(*arguments: str) -> None:
             monkeypatch.setattr(os, "link", real)
-            _prepare(tmp_path, {**FIELDS, "code of function": "11"})  # the other process, which is first
+            _prepare(
+                tmp_path, {**FIELDS, "code of function": "11"}
+            )  # the other process, which is first
             real(*arguments)
 
         monkeypatch.setattr(os, "link", link)
@@ -249,16 +261,25 @@ class TestPrepare:
             _prepare(tmp_path)
         assert [each.name for each in tmp_path.iterdir()] == [FILE_NAME]
 
-    def test_a_directory_with_other_things_in_it_and_a_file_in_its_place(self, tmp_path: Path) -> None:
+    def test_a_directory_with_other_things_in_it_and_a_file_in_its_place(
+        self, tmp_path: Path
+    ) -> None:
         (tmp_path / "photo.jpg").write_bytes(b"")
-        with pytest.raises(CacheError, match=r"^cache: the directory '[^']*' has other files \(photo.jpg\)"):
+        with pytest.raises(
+            CacheError, match=r"^cache: the directory '[^']*' has other files \(photo.jpg\)"
+        ):
             _prepare(tmp_path)
         assert [each.name for each in tmp_path.iterdir()] == ["photo.jpg"]
-        for path, says in (("photo.jpg", "photo.jpg' cannot be used"), ("photo.jpg/x", "x' cannot be used")):
+        for path, says in (
+            ("photo.jpg", "photo.jpg' cannot be used"),
+            ("photo.jpg/x", "x' cannot be used"),
+        ):
             with pytest.raises(CacheError, match=says):
                 _prepare(tmp_path / path)
 
-    @pytest.mark.parametrize("content", [b"", b"no store at all" * 1000, b'{"form": 6, "mark": ""}\n'])
+    @pytest.mark.parametrize(
+        "content", [b"", b"no store at all" * 1000, b'{"form": 6, "mark": ""}\n']
+    )
     def test_what_is_no_store(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / FILE_NAME).write_bytes(content)
         with pytest.raises(CacheError, match=r"is damaged, or .*\. Delete the directory"):
@@ -310,7 +331,9 @@ class TestOwners:
                 opened(directory)
             assert str(directory) in str(error.value)
 
-    def test_a_link_in_place_of_a_file_is_refused_and_one_to_a_directory_is_fine(self, tmp_path: Path) -> None:
+    def test_a_link_in_place_of_a_file_is_refused_and_one_to_a_directory_is_fine(
+        self, tmp_path: Path
+    ) -> None:
         _prepare(tmp_path / "cache")
         (tmp_path / "link").symlink_to(tmp_path / "cache")
         _prepare(tmp_path / "link")

@@ -64,7 +64,9 @@ def all_of(channel: Channel) -> list[Any]:
 
 
 @pytest.mark.parametrize("message", [Resize(2), LONG], ids=["short", "long"])
-@pytest.mark.parametrize("number", [errno.EMSGSIZE, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS, errno.EINVAL])
+@pytest.mark.parametrize(
+    "number", [errno.EMSGSIZE, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS, errno.EINVAL]
+)
 def test_a_send_says_what_the_kernel_says(
     ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, message: Any, number: int
 ) -> None:
@@ -78,7 +80,9 @@ def test_a_send_says_what_the_kernel_says(
     assert caught.value.errno == number
 
 
-def test_a_receive_says_what_the_kernel_says(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receive_says_what_the_kernel_says(
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was taken for the end: a supervisor without memory for a moment counted as dead."""
 
     def refuse(*_: object) -> None:
@@ -124,7 +128,9 @@ def test_a_handlers_exception_comes_out_of_a_send_and_of_a_receive_and_loses_not
     """Of 1,102 that a SIGALRM handler raised 69 vanished; in a receive it was taken for the end."""
     with monkeypatch.context() as patch, pytest.raises(TimeoutError, match="too long"):
         for name in ("send", "sendmsg"):
-            patch.setattr(socket.socket, name, alarmed(getattr(socket.socket, name), is_before=False))
+            patch.setattr(
+                socket.socket, name, alarmed(getattr(socket.socket, name), is_before=False)
+            )
         ends[0].send(message)
     with monkeypatch.context() as patch, pytest.raises(TimeoutError, match="too long"):
         patch.setattr(socket.socket, "recvmsg", alarmed(socket.socket.recvmsg, is_before=True))
@@ -172,9 +178,14 @@ def fill(message: Any) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_channel_takes_as_many_of_any_kind_as_its_capacity_says(monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
+def test_a_channel_takes_as_many_of_any_kind_as_its_capacity_says(
+    monkeypatch: pytest.MonkeyPatch, kind: type
+) -> None:
     """It held 278 `Release`s, but 93 errors of 1 KB, and 7 of 32 KB."""
-    for buffer_bytes, least in ((32_768, 80), (106_496, 250)):  # granted where `wmem_max` is the kernel's default
+    for buffer_bytes, least in (
+        (32_768, 80),
+        (106_496, 250),
+    ):  # granted where `wmem_max` is the kernel's default
         monkeypatch.setattr(channels_module, "_BUFFER_BYTES", buffer_bytes)
         assert fill(largest(kind)) >= most_messages() >= least
 
@@ -195,7 +206,9 @@ def test_no_more_long_messages_are_counted_on_than_files_may_be_on_their_way() -
 # ---- descriptors that are lost on their way
 
 
-@pytest.mark.parametrize(("message", "left"), [(LONG, 0), (Load(1, 2, 3), 0), (Load(1, 2, 3), 1), (Load(1, 2, 3), 2)])
+@pytest.mark.parametrize(
+    ("message", "left"), [(LONG, 0), (Load(1, 2, 3), 0), (Load(1, 2, 3), 1), (Load(1, 2, 3), 2)]
+)
 def test_a_message_that_loses_one_of_its_files_is_lost_and_closes_the_others(
     ends: tuple[Channel, Channel], message: Any, left: int
 ) -> None:

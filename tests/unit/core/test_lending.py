@@ -36,7 +36,9 @@ def test_two_threads_that_settle_at_once_say_each_release(slots: SlotFile) -> No
     del views
     gc.collect()
     lender.settle()
-    assert sorted(set(said)) == [Release(1, 4096 * ticket, ticket) for ticket in (1, 2, 3)]  # one perhaps twice
+    assert sorted(set(said)) == [
+        Release(1, 4096 * ticket, ticket) for ticket in (1, 2, 3)
+    ]  # one perhaps twice
     assert not lent and not len(lender) and not lender.returned
 
 

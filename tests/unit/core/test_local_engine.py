@@ -43,7 +43,9 @@ def test_tiny_batches_pay_for_the_order_and_for_the_global_generators_once_for_m
 
 def test_the_function_is_called_for_no_batch_that_was_not_asked_for() -> None:
     called: list[int] = []
-    loader = lp.Loader(range(10_000), lambda index: called.append(index) or index, batch_size=4, workers=0)
+    loader = lp.Loader(
+        range(10_000), lambda index: called.append(index) or index, batch_size=4, workers=0
+    )
     for asked, _ in zip(range(1, 20), loader, strict=False):
         assert called == list(range(asked * 4))
 

@@ -16,7 +16,9 @@ def test_a_stream_without_end_keeps_nothing_of_the_epochs_behind_it() -> None:
     assert not shelf._by_epoch and not shelf._taken
 
 
-@pytest.mark.parametrize("buffer", [OrderedBuffer(0), UnorderedBuffer(0, 10), LaneBuffer(2, in_order=True)])
+@pytest.mark.parametrize(
+    "buffer", [OrderedBuffer(0), UnorderedBuffer(0, 10), LaneBuffer(2, in_order=True)]
+)
 def test_it_tells_how_many_slots_wait_in_it(buffer: OrderedBuffer) -> None:
     for first in (2, 0, 1):
         buffer.put(Delivery(first, 1, 2, first))

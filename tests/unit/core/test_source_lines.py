@@ -22,7 +22,10 @@ def source_of_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "filled"),
     [
         (f'  | Traceback:\n  |   File "{CELL}", line 6, in outer', "  |     return load(item)"),
-        (f'Thread 0x1 (most recent call first):\n  File "{CELL}", line 2 in load', "    raise ValueError("),
+        (
+            f'Thread 0x1 (most recent call first):\n  File "{CELL}", line 2 in load',
+            "    raise ValueError(",
+        ),
     ],
     ids=["of an exception group", "of faulthandler"],
 )
@@ -31,8 +34,12 @@ def test_frames_keep_their_margin(text: str, filled: str) -> None:
 
 
 def test_what_nobody_knows_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(linecache.cache, "<string>", (1, None, ["wrong\n"], "<string>"))  # Python 3.13's `-c`
-    text = "\n".join(f'  File "{name}", line 99, in f' for name in ("<string>", "<stdin>", "/nowhere.py", CELL))
+    monkeypatch.setitem(
+        linecache.cache, "<string>", (1, None, ["wrong\n"], "<string>")
+    )  # Python 3.13's `-c`
+    text = "\n".join(
+        f'  File "{name}", line 99, in f' for name in ("<string>", "<stdin>", "/nowhere.py", CELL)
+    )
     assert with_source_lines(text) == text
     monkeypatch.setattr(linecache, "getline", None)  # broken by somebody
     text = f'  File "{CELL}", line 2, in load'

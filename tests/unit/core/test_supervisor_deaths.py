@@ -19,4 +19,6 @@ def test_supervisors_deaths_within_the_time_are_limited_and_without_a_limit_they
     for _ in range(100):
         unlimited.note((), 0)
     assert limited.are_too_many and not unlimited.are_too_many
-    assert "restarts=(2, 3600) allows 2" in str(limited.error("the supervisor process (pid 12)", "killed by SIGKILL"))
+    assert "restarts=(2, 3600) allows 2" in str(
+        limited.error("the supervisor process (pid 12)", "killed by SIGKILL")
+    )

@@ -26,7 +26,9 @@ class Course:
         self.state, self.source, self.chance = self.pool.state, source, random.Random(seed)
         self.now_s, self.free_s = 0.0, 0.0
         self.places: dict[int, float] = {}  # of connections: when each is free
-        self.done_s: dict[int, tuple[int, float]] = {}  # by worker: the ticket that it makes, and until when
+        self.done_s: dict[
+            int, tuple[int, float]
+        ] = {}  # by worker: the ticket that it makes, and until when
         self.trial: Trial | None = None
         self.steps = 0
         self.is_taking = True  # the main process does
@@ -47,7 +49,9 @@ class Course:
         for worker, tickets in self.pool.channels.items():
             if tickets and worker not in self.done_s:
                 self.done_s[worker] = tickets[0].number, self.source(self)
-        worker, (_, done_s) = min(self.done_s.items(), key=lambda each: each[1][1], default=(-1, (0, 1e9)))
+        worker, (_, done_s) = min(
+            self.done_s.items(), key=lambda each: each[1][1], default=(-1, (0, 1e9))
+        )
         if done_s > self.now_s + 0.02:
             self.now_s += 0.02
         else:
@@ -295,7 +299,9 @@ def test_a_paused_worker_finishes_its_tickets_and_gets_no_new_one() -> None:
 def test_tickets_of_a_dead_worker_go_to_those_that_are_not_paused() -> None:
     course = Course(3, sleeping)
     course.state.pause(1)
-    lost = course.pool.die(next(worker.number for worker in course.state.workers.values() if worker.is_paused))
+    lost = course.pool.die(
+        next(worker.number for worker in course.state.workers.values() if worker.is_paused)
+    )
     course.pool.turn()
     given = [ticket.number for tickets in course.pool.channels.values() for ticket in tickets]
     assert {ticket.number for ticket in lost} <= set(given)

@@ -131,14 +131,18 @@ def test_a_tuple_that_changes_its_items_becomes_a_tuple() -> None:
 def test_numbers_in_an_own_list_are_one_array() -> None:
     assert Structure.of(Images([1, 2])).kind == "leaf"
     assert own_classes(Images([1, 2])) is None
-    assert Structure.of({"x": A}).flatten({"x": Images([A, B])})[0] == [A, B], "where an array is expected"
+    assert Structure.of({"x": A}).flatten({"x": Images([A, B])})[0] == [A, B], (
+        "where an array is expected"
+    )
 
 
 def test_own_classes_within_others_stay() -> None:
     value = {"a": (Pair((A,)), Point(Batch(x=B), C)), "b": D}
     found = rebuilt(value, [1, 2, 3, 4])
     assert found == {"a": (Pair((1,)), Point({"x": 2}, 3)), "b": 4}
-    assert type(found["a"][0]) is Pair and type(found["a"][1].x) is Batch and type(found["a"]) is tuple
+    assert (
+        type(found["a"][0]) is Pair and type(found["a"][1].x) is Batch and type(found["a"]) is tuple
+    )
 
 
 def test_plain_values_have_no_classes() -> None:

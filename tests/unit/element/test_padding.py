@@ -33,7 +33,9 @@ NESTED = {"x": (1, 2), "y": 3}
         (("", b"x"), ("a", b"b"), ["", b"x"]),
     ],
 )
-def test_a_value_holds_for_the_component_in_its_place_or_for_all_in_it(pad: Any, sample: Any, expected: Any) -> None:
+def test_a_value_holds_for_the_component_in_its_place_or_for_all_in_it(
+    pad: Any, sample: Any, expected: Any
+) -> None:
     assert padding_of(check_padding(pad), Structure.of(sample)) == expected
 
 
@@ -81,7 +83,9 @@ def test_what_is_no_padding_fails_in_the_callers_line(pad: Any, message: str) ->
         (-np.inf, ArraySpec((None,), "f2"), -np.inf),
     ],
 )
-def test_a_pad_value_becomes_one_of_the_components_kind(pad: Any, component: ArraySpec, filled: Any) -> None:
+def test_a_pad_value_becomes_one_of_the_components_kind(
+    pad: Any, component: ArraySpec, filled: Any
+) -> None:
     value = fill_value(pad, component, "")
     assert value == filled
     assert component.text is not None or value.dtype == component.dtype
@@ -90,8 +94,20 @@ def test_a_pad_value_becomes_one_of_the_components_kind(pad: Any, component: Arr
 
 @pytest.mark.parametrize(
     ("pad", "dtype"),
-    [(-1, "u1"), (256, "u1"), (0.5, "i4"), (np.nan, "i4"), (1e300, "f4"), (1j, "f4"), ("", "f4"), (0, str), (2, bool)],
+    [
+        (-1, "u1"),
+        (256, "u1"),
+        (0.5, "i4"),
+        (np.nan, "i4"),
+        (1e300, "f4"),
+        (1j, "f4"),
+        ("", "f4"),
+        (0, str),
+        (2, bool),
+    ],
 )
 def test_a_pad_value_that_does_not_fit_names_the_component(pad: Any, dtype: Any) -> None:
-    with pytest.raises(SpecMismatchError, match=r"component \['x'\]: the pad value .* does not fit its .*pad=\{"):
+    with pytest.raises(
+        SpecMismatchError, match=r"component \['x'\]: the pad value .* does not fit its .*pad=\{"
+    ):
         fill_value(pad, ArraySpec((None,), dtype), "['x']")

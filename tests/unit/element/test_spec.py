@@ -104,11 +104,15 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("value", "text", "shape"), TEXTS, ids=repr)
-def test_text_becomes_an_object_array_of_one_kind(value: Any, text: str, shape: tuple[int, ...]) -> None:
+def test_text_becomes_an_object_array_of_one_kind(
+    value: Any, text: str, shape: tuple[int, ...]
+) -> None:
     converted = convert_leaf(value, "")
     assert converted.dtype == object and converted.shape == shape
     assert all(isinstance(piece, str if text == "str" else bytes) for piece in converted.ravel())
-    assert converted.tolist() == (value.tolist() if isinstance(value, np.ndarray) else np.array(value, object).tolist())
+    assert converted.tolist() == (
+        value.tolist() if isinstance(value, np.ndarray) else np.array(value, object).tolist()
+    )
     assert sample_spec(value).components == (ArraySpec(shape, object, text),)  # type: ignore[arg-type]
 
 
@@ -133,7 +137,10 @@ REFUSED = [
     (2**64, "out of bounds|too (big|large)"),
     ([2**64, 1], r"an array of objects \(int\) cannot be batched"),
     ([[1], [2, 3]], "its 2 parts do not stack .*or a tuple or dict"),
-    ([np.zeros(3, np.float32), np.zeros(3, np.int64)], "its 2 parts have the dtypes float32 and int64"),
+    (
+        [np.zeros(3, np.float32), np.zeros(3, np.int64)],
+        "its 2 parts have the dtypes float32 and int64",
+    ),
     ([["a"], ["b", "c"]], "parts of one shape, which stack"),
     (["a", 1], r"\(int, str\) cannot be batched. .* only str, or only bytes"),
     (["a", b"b"], r"\(bytes, str\) cannot be batched. .* only str, or only bytes"),
@@ -153,14 +160,22 @@ REFUSED = [
     ((i for i in [1]), "generator is not an array: return arrays, numbers"),
     (UserDict(a=1), "UserDict is not an array: return arrays, numbers"),
     ({1, 2}, "set is not an array: return arrays, numbers"),
-    (Opaque(), "Opaque is not an array: return arrays, numbers or strings, or a tuple or dict of them$"),
-    (sparse.csr_matrix(np.eye(2)), r"csr_matrix is not an array: return a dense array of it, .*\.toarray\(\)"),
+    (
+        Opaque(),
+        "Opaque is not an array: return arrays, numbers or strings, or a tuple or dict of them$",
+    ),
+    (
+        sparse.csr_matrix(np.eye(2)),
+        r"csr_matrix is not an array: return a dense array of it, .*\.toarray\(\)",
+    ),
     ([sparse.csr_array(np.eye(2))], r"an array of objects \(csr_array\)"),
     (Broken(), r"Broken cannot be converted to an array \(RuntimeError: requires grad\)"),
 ]
 
 
-@pytest.mark.parametrize(("value", "message"), REFUSED, ids=[str(number) for number in range(len(REFUSED))])
+@pytest.mark.parametrize(
+    ("value", "message"), REFUSED, ids=[str(number) for number in range(len(REFUSED))]
+)
 def test_what_no_batch_can_hold_is_refused_by_path_with_advice(value: Any, message: str) -> None:
     with pytest.raises(SpecMismatchError, match=rf"^component \['x'\]: .*{message}"):
         convert_leaf(value, "['x']")
@@ -188,15 +203,27 @@ def test_a_spec_is_one_whatever_way_it_is_written() -> None:
     ]
     assert all(other == spec and hash(other) == hash(spec) for other in alike)
     assert ArraySpec((), "longlong").dtype is np.dtype(np.int64)
-    assert {ArraySpec((), str), ArraySpec((), "U5"), ArraySpec((), object, "str")} == {ArraySpec((), object, "str")}
-    assert ArraySpec((), bytes) == ArraySpec((), "S7") == ArraySpec((), object, "bytes") == ArraySpec((), "string")
+    assert {ArraySpec((), str), ArraySpec((), "U5"), ArraySpec((), object, "str")} == {
+        ArraySpec((), object, "str")
+    }
+    assert (
+        ArraySpec((), bytes)
+        == ArraySpec((), "S7")
+        == ArraySpec((), object, "bytes")
+        == ArraySpec((), "string")
+    )
     assert pickle.loads(pickle.dumps(spec)) == spec
 
 
 def test_specs_are_readable() -> None:
-    assert repr(ArraySpec((None, 224, 224, 3), np.float32)) == "ArraySpec(float32[None, 224, 224, 3])"
+    assert (
+        repr(ArraySpec((None, 224, 224, 3), np.float32)) == "ArraySpec(float32[None, 224, 224, 3])"
+    )
     assert repr(ArraySpec((None,), str)) == "ArraySpec(str[None])"
-    assert repr(ArraySpec((None, None), np.int64, ragged=True)) == "ArraySpec(ragged int64[None, None])"
+    assert (
+        repr(ArraySpec((None, None), np.int64, ragged=True))
+        == "ArraySpec(ragged int64[None, None])"
+    )
     spec = sample_spec({"x": np.zeros(2), "y": 1})
     assert repr(spec) == "ElementSpec({'x': ArraySpec(float64[2]), 'y': ArraySpec(int64[])})"
 
@@ -217,7 +244,9 @@ BAD_SPECS = [
 
 
 @pytest.mark.parametrize(("arguments", "options", "message"), BAD_SPECS)
-def test_a_spec_that_no_batch_can_have_fails_when_made(arguments: Any, options: Any, message: str) -> None:
+def test_a_spec_that_no_batch_can_have_fails_when_made(
+    arguments: Any, options: Any, message: str
+) -> None:
     with pytest.raises(ArgumentError, match=message):
         ArraySpec(*arguments, **options)
 
@@ -227,7 +256,9 @@ def test_a_spec_that_no_batch_can_have_fails_when_made(arguments: Any, options: 
     [("f8", "f4", True), ("i8", "f4", True), ("i8", "i1", True), ("?", "u1", True), ("u1", "i8", True),
      ("f4", "i4", False), ("i4", "u4", False), ("c8", "f4", False), ("O", "f4", False)],
 )  # fmt: skip
-def test_a_given_spec_takes_casts_that_keep_the_kind_of_number(source: str, target: str, allowed: bool) -> None:
+def test_a_given_spec_takes_casts_that_keep_the_kind_of_number(
+    source: str, target: str, allowed: bool
+) -> None:
     assert can_write(np.dtype(source), np.dtype(target)) is allowed
 
 
@@ -240,8 +271,12 @@ def test_a_given_spec_is_read_in_its_structure() -> None:
     assert spec.paths == ("['x']", "['y'][0]")
     assert spec.pack() == given
     # What only looks like a tensor's spec is read, too.
-    assert read_spec(SimpleNamespace(shape=(None, 2), dtype="float32")).components == (ArraySpec((None, 2), "f4"),)
-    assert read_spec(SimpleNamespace(shape=(None,), dtype="string")).components == (ArraySpec((None,), bytes),)
+    assert read_spec(SimpleNamespace(shape=(None, 2), dtype="float32")).components == (
+        ArraySpec((None, 2), "f4"),
+    )
+    assert read_spec(SimpleNamespace(shape=(None,), dtype="string")).components == (
+        ArraySpec((None,), bytes),
+    )
 
 
 def test_tensorflows_specs_are_read(tf: Any) -> None:
@@ -266,9 +301,15 @@ def test_tensorflows_specs_are_read(tf: Any) -> None:
         (tf.TensorSpec((None,), tf.variant), "variant"),
         (tf.TensorSpec((None,), tf.qint8), "structured"),
         (tf.SparseTensorSpec((None, 3), tf.float32), "got SparseTensorSpec"),
-        (tf.RaggedTensorSpec([None, None, 2], tf.int32), "only the axis after .*with ragged_rank=1"),
+        (
+            tf.RaggedTensorSpec([None, None, 2], tf.int32),
+            "only the axis after .*with ragged_rank=1",
+        ),
         (tf.RaggedTensorSpec([None, 3], tf.int32), r"shape must be \(batch, None, \.\.\.\)"),
-        (tf.RaggedTensorSpec([None, None], tf.int32, row_splits_dtype=tf.int32), "row_splits_dtype int64"),
+        (
+            tf.RaggedTensorSpec([None, None], tf.int32, row_splits_dtype=tf.int32),
+            "row_splits_dtype int64",
+        ),
         (tf.zeros((2, 3)), "got EagerTensor"),
     ]
     for leaf, message in refused:
@@ -330,8 +371,12 @@ def test_images_of_other_channels_are_not_to_be_padded() -> None:
 
 
 def test_ragged_is_no_advice_where_another_axis_varies() -> None:
-    assert "ragged" not in str(mismatch("", None, ArraySpec((3, 4), "f4"), (3, 5), np.dtype("f4"), "rows"))
-    assert "ragged" not in str(mismatch("", None, ArraySpec((3, 4), "f4"), (9, 5), np.dtype("f4"), "rows"))
+    assert "ragged" not in str(
+        mismatch("", None, ArraySpec((3, 4), "f4"), (3, 5), np.dtype("f4"), "rows")
+    )
+    assert "ragged" not in str(
+        mismatch("", None, ArraySpec((3, 4), "f4"), (9, 5), np.dtype("f4"), "rows")
+    )
     assert str(mismatch("", None, ArraySpec((), "f4"), (2,), np.dtype("f4"), "rows")).startswith(
         "the element: expected float32[]"
     )
@@ -353,10 +398,25 @@ PASTED = "element_spec=lp.ArraySpec((None, None), 'float64')"
     ("settings", "sizes", "helps", "does_not"),
     [
         ({}, VARIED, ["pad=True", "ragged=True", "batch_size=None"], ["element_spec"]),
-        ({"element_spec": NONES}, VARIED, ["pad=True", "ragged=True", "batch_size=None"], ["to None", "or None"]),
-        ({"element_spec": ArraySpec((None, 2), "f8")}, VARIED, ["pad=True or ragged=True", PASTED], []),
+        (
+            {"element_spec": NONES},
+            VARIED,
+            ["pad=True", "ragged=True", "batch_size=None"],
+            ["to None", "or None"],
+        ),
+        (
+            {"element_spec": ArraySpec((None, 2), "f8")},
+            VARIED,
+            ["pad=True or ragged=True", PASTED],
+            [],
+        ),
         ({"element_spec": ArraySpec((None, 2), "f8"), "pad": True}, VARIED, [PASTED], ["pad=True"]),
-        ({"ragged": True}, INNER, ["only the first axis", "use pad=True instead"], ["batch_size=None"]),
+        (
+            {"ragged": True},
+            INNER,
+            ["only the first axis", "use pad=True instead"],
+            ["batch_size=None"],
+        ),
         (
             {"batch_size": None, "element_spec": ArraySpec((2, 2), "f8")},
             INNER,
@@ -384,7 +444,12 @@ def test_what_is_set_already_is_no_advice(
 
 def test_ragged_makes_the_axes_ragged_of_which_the_given_spec_says_none() -> None:
     def fn(index: int) -> Any:
-        return {"varied": np.zeros(index), "fixed": np.zeros(3), "text": np.array(["a"] * 2), "one": 1.0}
+        return {
+            "varied": np.zeros(index),
+            "fixed": np.zeros(3),
+            "text": np.array(["a"] * 2),
+            "one": 1.0,
+        }
 
     given = {
         "varied": ArraySpec((None, None), "f4"),
@@ -392,7 +457,9 @@ def test_ragged_makes_the_axes_ragged_of_which_the_given_spec_says_none() -> Non
         "text": ArraySpec((None, None), str),
         "one": ArraySpec((None,), "f4"),
     }
-    with lp.Loader(range(1, 5), fn, batch_size=2, ragged=True, element_spec=given, workers=0) as loader:
+    with lp.Loader(
+        range(1, 5), fn, batch_size=2, ragged=True, element_spec=given, workers=0
+    ) as loader:
         spec = loader.element_spec
         batches = list(loader)
     assert {name: component.ragged for name, component in spec.items()} == {

@@ -21,7 +21,12 @@ NESTED = {"a": (1, Point(2, {"deep": 3})), 7: 4}
 
 @pytest.mark.parametrize(
     "make",
-    [OrderedDict, lambda pairs: defaultdict(list, pairs), lambda pairs: UserDict(pairs), lambda p: ChainMap(dict(p))],
+    [
+        OrderedDict,
+        lambda pairs: defaultdict(list, pairs),
+        lambda pairs: UserDict(pairs),
+        lambda p: ChainMap(dict(p)),
+    ],
     ids=["OrderedDict", "defaultdict", "UserDict", "ChainMap"],
 )
 def test_mappings_are_read_as_dicts_and_come_back_plain(make: Any) -> None:
@@ -70,13 +75,29 @@ MISMATCHES = [
     ((0, 0), [1, 2], r"expected \(\*, \*\), got list"),
     ((0, 0), Point(1, 2), r"expected \(\*, \*\), got Point\(x=int, y=int\)"),
     ((0, 0), (1, None), r"component \[1\] has another structure: expected one array, got None"),
-    ({"a": 0, "b": 0}, {"a": 1}, r"expected a dict of 'a', 'b', got one without 'b'; all items must have the same"),
+    (
+        {"a": 0, "b": 0},
+        {"a": 1},
+        r"expected a dict of 'a', 'b', got one without 'b'; all items must have the same",
+    ),
     ({"a": 0}, {"a": 1, "z": 2}, r"expected a dict of 'a', got one with extra 'z'"),
     ({"a": 0, "b": 0}, {"a": 1, "c": 2}, r"without 'b' and with extra 'c'"),
-    ({"a": 0}, {"a": None}, r"component \['a'\] has another structure: expected one array, got None"),
+    (
+        {"a": 0},
+        {"a": None},
+        r"component \['a'\] has another structure: expected one array, got None",
+    ),
     (Point(0, 0), (1, 2), r"expected Point\(x=\*, y=\*\), got \(int, int\)"),
-    (NESTED, {**NESTED, "a": (1, Point(2, {"flat": 3}))}, r"component \['a'\]\[1\]\.y has another structure: .*'flat'"),
-    (NESTED, {**NESTED, "a": (1, (2, 3))}, r"component \['a'\]\[1\] has another structure: expected Point\(x=\*, y="),
+    (
+        NESTED,
+        {**NESTED, "a": (1, Point(2, {"flat": 3}))},
+        r"component \['a'\]\[1\]\.y has another structure: .*'flat'",
+    ),
+    (
+        NESTED,
+        {**NESTED, "a": (1, (2, 3))},
+        r"component \['a'\]\[1\] has another structure: expected Point\(x=\*, y=",
+    ),
 ]
 
 
@@ -105,7 +126,10 @@ def test_nothing_is_no_element(value: Any, message: str) -> None:
 def test_equal_structures_number_their_leaves_alike_and_show_them() -> None:
     assert Structure.of((1, 2)) == Structure.of(("a", [3]))
     assert hash(Structure.of(NESTED)) == hash(Structure.of(NESTED))
-    different = [Structure.of(value) for value in (0, (0,), (0, 0), {"a": 0}, {"b": 0}, Point(0, 0), {"a": 0, "b": 0})]
+    different = [
+        Structure.of(value)
+        for value in (0, (0,), (0, 0), {"a": 0}, {"b": 0}, Point(0, 0), {"a": 0, "b": 0})
+    ]
     assert len(set(different)) == len(different)
     assert Structure.of({"a": 0, "b": 0}) != Structure.of({"b": 0, "a": 0})
     assert Structure.of(0) != 0

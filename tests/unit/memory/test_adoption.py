@@ -36,7 +36,9 @@ LARGE = 40 << 20
 
 def array_of(nbytes: int = LARGE, seed: int = 0) -> Any:
     array = np.empty(nbytes, np.uint8)
-    words = np.random.default_rng(seed).integers(0, 1 << 62, -(-nbytes // 8), np.uint64)  # eight times as fast
+    words = np.random.default_rng(seed).integers(
+        0, 1 << 62, -(-nbytes // 8), np.uint64
+    )  # eight times as fast
     array[:] = words.view(np.uint8)[:nbytes]
     return array
 
@@ -64,7 +66,9 @@ def mappings(array: Any) -> list[str]:
 # -- in place
 
 
-@pytest.mark.parametrize("nbytes", [LARGE, LARGE + 1, LARGE + 4079, LARGE + 4080, LARGE + 4081, 5 * LARGE // 3])
+@pytest.mark.parametrize(
+    "nbytes", [LARGE, LARGE + 1, LARGE + 4079, LARGE + 4080, LARGE + 4081, 5 * LARGE // 3]
+)
 def test_an_adopted_array_keeps_address_and_contents_and_the_file_has_them(nbytes: int) -> None:
     array = array_of(nbytes)
     expected, address = array.copy(), array.ctypes.data
@@ -83,7 +87,11 @@ def test_an_array_is_adopted_once_for_all_loaders_and_anew_when_it_was_written_t
     array[LARGE // 2] += 1
     third, offset = adopted(array)
     assert third is not first
-    assert contents(third)[offset : offset + LARGE] == array.tobytes() != contents(first)[offset : offset + LARGE]
+    assert (
+        contents(third)[offset : offset + LARGE]
+        == array.tobytes()
+        != contents(first)[offset : offset + LARGE]
+    )
     assert adopted(array)[0] is third
 
 
@@ -97,7 +105,9 @@ def test_parts_of_an_array_find_themselves_in_the_whole() -> None:
     expected = array.copy()
     file, offset = adopted(array[LARGE + 77 : 2 * LARGE])
     assert file.nbytes < LARGE + 8192
-    assert contents(file)[offset : offset + LARGE - 77] == expected[LARGE + 77 : 2 * LARGE].tobytes()
+    assert (
+        contents(file)[offset : offset + LARGE - 77] == expected[LARGE + 77 : 2 * LARGE].tobytes()
+    )
     assert np.array_equal(array, expected)
 
 
@@ -139,10 +149,15 @@ def test_a_block_of_a_heap_is_not_adopted(is_learned: bool) -> None:
         machine._learn_header.cache_clear()
         if is_learned:
             assert why_copied(flat(np.zeros(LARGE, np.uint8))) is None
-        ctypes.CDLL(None).mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD: now even large blocks come from the heap
+        ctypes.CDLL(None).mallopt(
+            -3, 1 << 30
+        )  # M_MMAP_THRESHOLD: now even large blocks come from the heap
         array = np.zeros(LARGE, np.uint8)
         array[:] = 3
-        with pytest.raises(OSError, match="shares memory pages" if is_learned else "not map large blocks separately"):
+        with pytest.raises(
+            OSError,
+            match="shares memory pages" if is_learned else "not map large blocks separately",
+        ):
             place_of(flat(array))
 
     assert status_of_fork(check) == 0  # in a fork: it leaves malloc's heaps in another state
@@ -157,17 +172,23 @@ class StandInMalloc:
         returns: what `free` does with a mapping.
     """
 
-    def __init__(self, offset: int, header: Callable[[int], tuple[int, int]], returns: bool = True) -> None:
+    def __init__(
+        self, offset: int, header: Callable[[int], tuple[int, int]], returns: bool = True
+    ) -> None:
         self._offset, self._header, self._returns = offset, header, returns
         self._mappings: dict[int, mmap.mmap] = {}
 
     def function(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Take the place of `machine._c`."""
-        return {"malloc": self.malloc, "free": self.free}.get(name) or REAL_C(name, *arguments, **options)
+        return {"malloc": self.malloc, "free": self.free}.get(name) or REAL_C(
+            name, *arguments, **options
+        )
 
     def malloc(self, nbytes: int) -> int:
         if nbytes < 100_000:  # in a page of the heap, in use as the one before it
-            content = (0).to_bytes(8, sys.byteorder) + (1009).to_bytes(8, sys.byteorder) + bytes(nbytes)
+            content = (
+                (0).to_bytes(8, sys.byteorder) + (1009).to_bytes(8, sys.byteorder) + bytes(nbytes)
+            )
             buffer = ctypes.create_string_buffer(content)
             self._small = buffer
             return ctypes.addressof(buffer) + 16
@@ -195,17 +216,25 @@ MALLOCS = {
     "glibc 2.36": (StandInMalloc(16, lambda length: (0, length + 2)), None),
     "glibc 2.43": (StandInMalloc(16, lambda length: (0, length - 14)), None),
     "other flags": (StandInMalloc(16, lambda length: (5, length + 8)), None),
-    "freed memory is kept": (StandInMalloc(16, lambda length: (0, length + 2), returns=False), UNMAPPED),
+    "freed memory is kept": (
+        StandInMalloc(16, lambda length: (0, length + 2), returns=False),
+        UNMAPPED,
+    ),
     "blocks begin at pages": (StandInMalloc(0, lambda length: (0, 0)), UNMAPPED),
     "blocks begin elsewhere": (StandInMalloc(64, lambda length: (0, length + 2)), UNMAPPED),
     "no size": (StandInMalloc(16, lambda length: (0, 0)), UNKNOWN),
-    "a size in pages": (StandInMalloc(16, lambda length: (0, length // mmap.PAGESIZE + 2)), UNKNOWN),
+    "a size in pages": (
+        StandInMalloc(16, lambda length: (0, length // mmap.PAGESIZE + 2)),
+        UNKNOWN,
+    ),
     "the flags of a heap": (StandInMalloc(16, lambda length: (0, length + 1)), UNKNOWN),
 }
 
 
 @pytest.mark.parametrize("name", MALLOCS)
-def test_mapped_blocks_are_known_under_any_malloc(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mapped_blocks_are_known_under_any_malloc(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     malloc, reason = MALLOCS[name]
     monkeypatch.setattr(machine, "_c", malloc.function)
     machine._learn_header.cache_clear()
@@ -279,7 +308,9 @@ def test_adopt_free_and_allocate_again_many_times_around_malloc_s_threshold(thre
         kept: list[tuple[Any, int]] = []
         moved = 0
         for turn in range(60):
-            nbytes = rng.choice([LEAST_BYTES, LEAST_BYTES + 5, 31 << 20, (32 << 20) - 4096, 32 << 20, LARGE])
+            nbytes = rng.choice(
+                [LEAST_BYTES, LEAST_BYTES + 5, 31 << 20, (32 << 20) - 4096, 32 << 20, LARGE]
+            )
             make = rng.choice([np.empty, np.zeros])
             array = make(nbytes, np.uint8)
             if make is np.zeros:
@@ -359,7 +390,9 @@ def test_what_another_thread_writes_between_copy_and_exchange_is_not_lost(
     placement = place(ship({"x": array}))
     assert np.array_equal(array, expected)
     if times == 1000:
-        assert placement.files == [] and "another thread writes to it" in placement.copied_because[0]
+        assert (
+            placement.files == [] and "another thread writes to it" in placement.copied_because[0]
+        )
     monkeypatch.undo()
     file, offset = adopted(array)
     assert contents(file)[offset : offset + LARGE] == expected.tobytes() == array.tobytes()
@@ -372,7 +405,11 @@ def test_what_another_thread_writes_between_copy_and_exchange_is_not_lost(
 def test_a_shared_array_is_an_array_as_any_other(shape: tuple[int, ...]) -> None:
     source = np.asarray(np.random.default_rng(0).normal(size=shape))
     shared = share(source)
-    assert type(shared) is np.ndarray and shared.flags.writeable and not np.shares_memory(shared, source)
+    assert (
+        type(shared) is np.ndarray
+        and shared.flags.writeable
+        and not np.shares_memory(shared, source)
+    )
     assert (shared.dtype, shared.shape) == (source.dtype, shape)
     assert shared.tobytes() == source.tobytes()
     shared[...] = 1
@@ -382,7 +419,11 @@ def test_a_shared_array_is_an_array_as_any_other(shape: tuple[int, ...]) -> None
 def test_a_shared_array_is_shipped_without_a_copy_whatever_its_size() -> None:
     shared = share(np.arange(100_000))
     placement = place(ship({"x": shared, "part": shared[50_000:]}))
-    assert (placement.copied_because, placement.shared_bytes, len(placement.files)) == ((), 1_200_000, 1)
+    assert (placement.copied_because, placement.shared_bytes, len(placement.files)) == (
+        (),
+        1_200_000,
+        1,
+    )
     shared[5] = -1  # after it was shipped: the trainer's own
     assert np.frombuffer(contents(placement.files[0]), np.int64)[5] == 5
     again = place(ship({"x": shared}))

@@ -25,7 +25,9 @@ def numbers() -> memoryview:
 
 
 def clock_of(numbers: memoryview, worker_cell: int, loader: int) -> CallClock:
-    return CallClock(numbers, worker_cell, loader, WorkerRecorder(bytearray(worker_rings(0, 1 << 30).step), 0, 0))
+    return CallClock(
+        numbers, worker_cell, loader, WorkerRecorder(bytearray(worker_rings(0, 1 << 30).step), 0, 0)
+    )
 
 
 def call(clock: CallClock, lengths: dict[int, int], epoch: int = 0, ends: bool = True) -> None:
@@ -52,13 +54,22 @@ def test_each_call_ends_where_the_next_one_begins(numbers: memoryview) -> None:
     assert read_call_times(numbers, [2, 4], 7) == read_call_times(numbers, [3], 8) == CallTimes()
 
 
-def test_the_slowest_are_exact_over_workers_that_come_and_go_and_epochs(numbers: memoryview) -> None:
+def test_the_slowest_are_exact_over_workers_that_come_and_go_and_epochs(
+    numbers: memoryview,
+) -> None:
     lengths = {index: 1_000 + (index * 7_919) % 10_007 for index in range(1_000)}
     for epoch in range(3):
         for worker in range(2):
             clock = clock_of(numbers, worker, 1)  # another process has taken the place
             for first in range(worker, 1_000, 20):
-                call(clock, {index: lengths[index] + epoch for index in range(first, min(first + 20, 1_000), 2)}, epoch)
+                call(
+                    clock,
+                    {
+                        index: lengths[index] + epoch
+                        for index in range(first, min(first + 20, 1_000), 2)
+                    },
+                    epoch,
+                )
     found = read_call_times(numbers, range(2), 1).slowest
     slowest = sorted(lengths, key=lengths.__getitem__, reverse=True)[:SLOWEST]
     assert [each.index for each in found] == slowest
@@ -87,7 +98,10 @@ def test_of_many_tickets_a_share_is_counted_and_each_slow_call_kept(numbers: mem
 
 @pytest.mark.parametrize(("share", "least", "most"), [(0.5, 600, 1_100), (0.99, 60_000, 140_000)])
 def test_quantiles(numbers: memoryview, share: float, least: int, most: int) -> None:
-    call(clock_of(numbers, 0, 1), {index: 100_000 if index % 20 == 3 else 900 for index in range(200)})
+    call(
+        clock_of(numbers, 0, 1),
+        {index: 100_000 if index % 20 == 3 else 900 for index in range(200)},
+    )
     assert least <= read_call_times(numbers, [0], 1).quantile_ns(share) <= most
     assert CallTimes().quantile_ns(share) == 0
 
@@ -96,7 +110,12 @@ def test_what_slow_calls_take_beyond_the_median_one_is_exact(numbers: memoryview
     clock, slow_ns = clock_of(numbers, 0, 1), 0
     clock.begin_ticket(0, 0)  # of several samples a call, so that none is counted
     for ticket in range(400):
-        is_slow = ticket > 80 and ticket % 13 == 0  # most of them in tickets whose calls are not counted
-        call(clock, {ticket * 10 + row: 50_000 if is_slow and row == 3 else 1_000 for row in range(10)})
+        is_slow = (
+            ticket > 80 and ticket % 13 == 0
+        )  # most of them in tickets whose calls are not counted
+        call(
+            clock,
+            {ticket * 10 + row: 50_000 if is_slow and row == 3 else 1_000 for row in range(10)},
+        )
         slow_ns += 49_000 * is_slow
     assert read_call_times(numbers, [0], 1).slow_ns == pytest.approx(slow_ns, rel=0.05)

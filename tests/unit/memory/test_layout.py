@@ -16,7 +16,12 @@ def form_of(sample: Any, *, batch_size: int = 4, **more: Any) -> BatchForm:
     """The form for samples like this one."""
     seen = sample_spec(sample)
     spec = spec_of_batches(seen, seen, padding=(), ragged=False, static_rows=None)
-    settings = {"batch_bytes_seen": 100, "may_leave_rows_out": False, "may_replace_rows": False, **more}
+    settings = {
+        "batch_bytes_seen": 100,
+        "may_leave_rows_out": False,
+        "may_replace_rows": False,
+        **more,
+    }
     return batch_form(spec, "sample", batch_size=batch_size, **settings)
 
 
@@ -29,7 +34,15 @@ def test_a_batch_is_cut_into_rows_only_where_each_row_stands_for_itself() -> Non
 
 @pytest.mark.parametrize(
     ("row_bytes", "max_chunk"),
-    [(0, 1024), (10, 1024), (1 << 9, 256), (1 << 12, 64), (1 << 14, 16), (1 << 18, 1), (1 << 24, 1)],
+    [
+        (0, 1024),
+        (10, 1024),
+        (1 << 9, 256),
+        (1 << 12, 64),
+        (1 << 14, 16),
+        (1 << 18, 1),
+        (1 << 24, 1),
+    ],
 )
 def test_only_tiny_batches_are_chunked(row_bytes: int, max_chunk: int) -> None:
     form = form_of(np.zeros(row_bytes, np.uint8))

@@ -123,10 +123,15 @@ def test_threads_of_one_process_write_beside_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arena_bytes", "workers"), [(1 << 40, MAX_WORKERS), (1 << 34, MAX_WORKERS), (1 << 30, 70), (64 << 20, 4)]
+    ("arena_bytes", "workers"),
+    [(1 << 40, MAX_WORKERS), (1 << 34, MAX_WORKERS), (1 << 30, 70), (64 << 20, 4)],
 )
 def test_a_small_arena_has_rings_for_the_first_workers(arena_bytes: int, workers: int) -> None:
     rings = worker_rings(1 << 20, arena_bytes)
-    assert (len(rings), rings[0], rings.step) == (workers, 1 << 20, TICKETS.ring_bytes + CALLS.ring_bytes)
+    assert (len(rings), rings[0], rings.step) == (
+        workers,
+        1 << 20,
+        TICKETS.ring_bytes + CALLS.ring_bytes,
+    )
     assert not rings.step % 4096 and rings.stop - (1 << 20) <= arena_bytes // 8
     assert len(worker_rings(0, 1 << 20)) == 0

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderpool.plan.generators import BATCH, LANE, PASS, SAMPLE, CapturedGenerators, key_of, seed_of
+from loaderpool.plan.generators import (
+    BATCH,
+    LANE,
+    PASS,
+    SAMPLE,
+    CapturedGenerators,
+    key_of,
+    seed_of,
+)
 
 
 def torch_generator(seed: int) -> Any:
@@ -39,7 +47,10 @@ KINDS: dict[str, tuple[Callable[[int], Any], Callable[[Any], float]]] = {
     "own bit generator": (lambda seed: np.random.Generator(OwnBits(seed)), lambda it: it.random()),
     "torch.Generator": (torch_generator, draw_of_torch),
     **{
-        bits.__name__: (lambda seed, bits=bits: np.random.Generator(bits(seed)), lambda it: it.random())
+        bits.__name__: (
+            lambda seed, bits=bits: np.random.Generator(bits(seed)),
+            lambda it: it.random(),
+        )
         for bits in (
             np.random.PCG64,
             np.random.PCG64DXSM,
@@ -74,7 +85,14 @@ def test_other_places_have_other_states(kind: str) -> None:
     generator = make(3)
     captured = seeded(generator)
     found = set()
-    for place in [(SAMPLE, 0, 0), (SAMPLE, 0, 1), (SAMPLE, 1, 0), (BATCH, 0, 0), (LANE, 0, 0), (PASS, 0, 0)]:
+    for place in [
+        (SAMPLE, 0, 0),
+        (SAMPLE, 0, 1),
+        (SAMPLE, 1, 0),
+        (BATCH, 0, 0),
+        (LANE, 0, 0),
+        (PASS, 0, 0),
+    ]:
         captured.begin(*place)
         found.add(draw(generator))
     assert len(found) == 6
@@ -151,7 +169,14 @@ def test_the_seed_does_not_depend_on_draws(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [np.random.default_rng, np.random.RandomState, np.random.MT19937, random.Random, lambda: random.Random(3)]
+    "make",
+    [
+        np.random.default_rng,
+        np.random.RandomState,
+        np.random.MT19937,
+        random.Random,
+        lambda: random.Random(3),
+    ],
 )
 def test_other_generators_do_not(make: Any) -> None:
     assert not seed_of(make())
@@ -175,7 +200,9 @@ def raw_words(kind: str, generator: Any) -> Any:
 
 
 @pytest.mark.parametrize("distance", [1, 2, 1 << 20, 1 << 32])
-@pytest.mark.parametrize("kind", ["PCG64", "Philox", "SFC64", "RandomState", "random.Random", "torch.Generator"])
+@pytest.mark.parametrize(
+    "kind", ["PCG64", "Philox", "SFC64", "RandomState", "random.Random", "torch.Generator"]
+)
 def test_streams_of_two_samples_are_unrelated(kind: str, distance: int) -> None:
     generator = KINDS[kind][0](3)
     captured = seeded(generator)

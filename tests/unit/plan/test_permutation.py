@@ -18,14 +18,19 @@ NETWORK_SIZE = 3 * TABLE_SIZE + 1
 def z_score(counts: list[int], expected: float) -> float:
     """Chi-squared of equally likely outcomes, in standard deviations from what chance gives."""
     freedom = len(counts) - 1
-    return float((sum((count - expected) ** 2 for count in counts) / expected - freedom) / math.sqrt(2 * freedom))
+    return float(
+        (sum((count - expected) ** 2 for count in counts) / expected - freedom)
+        / math.sqrt(2 * freedom)
+    )
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_every_order_of_a_few_items_is_equally_likely(size: int) -> None:
     orders = list(itertools.permutations(range(size)))
     keys = 60 * len(orders)
-    counts = Counter(tuple(Permutation(size, key).take(np.arange(size)).tolist()) for key in range(keys))
+    counts = Counter(
+        tuple(Permutation(size, key).take(np.arange(size)).tolist()) for key in range(keys)
+    )
     assert set(counts) == set(orders)
     assert z_score([counts[order] for order in orders], keys / len(orders)) < 4
 
@@ -37,7 +42,12 @@ def test_two_items_land_anywhere_independently(size: int) -> None:
     for key in range(keys):
         first, second = Permutation(size, key).take(np.array([0, 1])).tolist()
         counts[first * cells // size, second * cells // size] += 1
-    assert z_score([counts[cell] for cell in itertools.product(range(cells), repeat=2)], keys / cells**2) < 4
+    assert (
+        z_score(
+            [counts[cell] for cell in itertools.product(range(cells), repeat=2)], keys / cells**2
+        )
+        < 4
+    )
 
 
 @pytest.mark.parametrize("size", [TABLE_SIZE, NETWORK_SIZE, 10**6, 10**12])
@@ -69,7 +79,9 @@ def test_nearby_keys_give_unrelated_orders(size: int) -> None:
     orders = [tuple(Permutation(size, key).take(positions)) for key in (0, 1, 2, 1 << 64, 1 << 127)]
     assert len(set(orders)) == len(orders)
     if size >= TABLE_SIZE:
-        assert np.count_nonzero(np.array(orders[0]) == np.array(orders[1])) < 12  # one in `size` by chance
+        assert (
+            np.count_nonzero(np.array(orders[0]) == np.array(orders[1])) < 12
+        )  # one in `size` by chance
 
 
 def test_the_same_numbers_for_ever() -> None:
@@ -77,4 +89,7 @@ def test_the_same_numbers_for_ever() -> None:
     assert Permutation(8, 2024).take(np.arange(8)).tolist() == [5, 1, 2, 0, 4, 6, 3, 7]
     assert Permutation(10**6, 2024).take(np.arange(4)).tolist() == [24049, 344661, 324208, 269955]
     largest = Permutation(MAX_SIZE, (1 << 128) - 1)
-    assert largest.take(np.array([0, MAX_SIZE - 1])).tolist() == [2113884591116541297, 648363666987153538]
+    assert largest.take(np.array([0, MAX_SIZE - 1])).tolist() == [
+        2113884591116541297,
+        648363666987153538,
+    ]

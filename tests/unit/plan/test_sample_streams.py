@@ -27,10 +27,17 @@ def test_the_generator_is_the_documented_philox(batch: bool, kind: int) -> None:
     streams = SampleStreams(seed=11)
     for epoch, position in [(0, 0), (3, 10**12), (2**40, 2**62 - 1)]:
         words = np.array([0, 0, position, kind], np.uint64)
-        fresh = np.random.Generator(np.random.Philox(key=stream_key("rng", 11, epoch), counter=words))
+        fresh = np.random.Generator(
+            np.random.Philox(key=stream_key("rng", 11, epoch), counter=words)
+        )
         ours = streams.generator(epoch, position, batch=batch)
-        for dtype, size in ((np.uint32, 9), (np.uint64, 8)):  # 17 halves of words: one that is left over would show
-            drawn, expected = (each.integers(1 << 32, size=size, dtype=dtype) for each in (ours, fresh))
+        for dtype, size in (
+            (np.uint32, 9),
+            (np.uint64, 8),
+        ):  # 17 halves of words: one that is left over would show
+            drawn, expected = (
+                each.integers(1 << 32, size=size, dtype=dtype) for each in (ours, fresh)
+            )
             assert drawn.tolist() == expected.tolist()
         assert ours.random(100).tolist() == fresh.random(100).tolist()
         assert ours.normal(size=50).tolist() == fresh.normal(size=50).tolist()

@@ -18,13 +18,18 @@ import loaderpool as lp
 from loaderpool.ray import cluster, head
 from loaderpool.ray.pool import RayPool
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed"
+)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"address": "ray://head:10001"}, r'"auto" or "host:port" of the cluster \(GCS\), got .ray:'),
+        (
+            {"address": "ray://head:10001"},
+            r'"auto" or "host:port" of the cluster \(GCS\), got .ray:',
+        ),
         ({"address": "head"}, r'"auto" or "host:port" .*, got .head'),
         ({"address": 6379}, r'"auto" or "host:port" .*, got 6379'),
         ({"nodes": 0}, "nodes must be at least 1, got 0"),
@@ -53,7 +58,10 @@ def numbers() -> Iterator[int]:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda pool: lp.Loader(numbers(), batch_size=4, workers=pool), "needs a source that is read by index"),
+        (
+            lambda pool: lp.Loader(numbers(), batch_size=4, workers=pool),
+            "needs a source that is read by index",
+        ),
         (
             lambda pool: lp.Loader.from_generator(numbers, batch_size=4, workers=pool),
             "needs a source that is read by index",
@@ -72,7 +80,9 @@ def test_what_cannot_be_made_on_other_machines_is_refused(make: Any, words: str)
 
 
 def frame(kind: int, flags: int, content: bytes, stream: int = 1) -> bytes:
-    return len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
+    return (
+        len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
+    )
 
 
 SETTINGS, HEADERS = frame(4, 0, b"\0\4\0\1\0\0", stream=0), frame(1, 4, b"\x88")
@@ -116,11 +126,20 @@ class TestFindCluster:
     @pytest.mark.parametrize(
         ("answer", "found"),
         [
-            ([b"HTTP/1.1 400 Bad Request\r\n\r\n"], "another program listens there, which answers 'HTTP/1.1 400 Bad"),
-            ([b"SSH-2.0-OpenSSH_9.2p1\r\n"], "another program listens there, which answers 'SSH-2.0-OpenSSH_9.2p1'"),
+            (
+                [b"HTTP/1.1 400 Bad Request\r\n\r\n"],
+                "another program listens there, which answers 'HTTP/1.1 400 Bad",
+            ),
+            (
+                [b"SSH-2.0-OpenSSH_9.2p1\r\n"],
+                "another program listens there, which answers 'SSH-2.0-OpenSSH_9.2p1'",
+            ),
             ([b"!"], "another program listens there, which answers '!'"),
             ([], "a program listens there, and closes each connection"),
-            ([SETTINGS], "a gRPC or HTTP/2 server listens there, but no head. Pass the --port of `ray start`, by def"),
+            (
+                [SETTINGS],
+                "a gRPC or HTTP/2 server listens there, but no head. Pass the --port of `ray start`, by def",
+            ),
             ([SETTINGS, REFUSAL], "a gRPC or HTTP/2 server listens there, but no head. "),
             ([SETTINGS, PAGE], "a gRPC or HTTP/2 server listens there, but no head. "),
         ],
@@ -132,12 +151,17 @@ class TestFindCluster:
         assert str(caught.value).startswith(f"no Ray cluster answers at {address}: {found}")
 
     @pytest.mark.parametrize("spoken", [[], [SETTINGS]], ids=["silent", "HTTP/2"])
-    def test_where_a_program_is_silent(self, spoken: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_where_a_program_is_silent(
+        self, spoken: list[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A head that is stopped is as silent."""
         monkeypatch.setattr(head, "_SPEAKS_S", 0.2)
         monkeypatch.setattr(head, "_ANSWERS_S", 0.4)
         found = "a program listens there, but does not answer for 0 s"
-        with answering(*spoken, closes=False) as address, pytest.raises(ConnectionError, match=found):
+        with (
+            answering(*spoken, closes=False) as address,
+            pytest.raises(ConnectionError, match=found),
+        ):
             cluster.find_cluster(address)
 
     def test_a_protected_cluster_is_for_ray_to_ask(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +181,9 @@ class TestFindCluster:
     def test_where_none_ever_was(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         monkeypatch.setattr(cluster, "_CURRENT_CLUSTER", tmp_path / "none")
-        with pytest.raises(ConnectionError, match=r"found no Ray cluster on this machine\. Start one"):
+        with pytest.raises(
+            ConnectionError, match=r"found no Ray cluster on this machine\. Start one"
+        ):
             cluster.find_cluster("auto")
 
 
@@ -174,7 +200,10 @@ def test_a_loader_on_no_cluster_says_so(address: str, monkeypatch: pytest.Monkey
 def test_a_loader_on_another_program_says_what_it_is() -> None:
     """Ray itself would ask it for minutes."""
     with answering(b"SSH-2.0-OpenSSH_9.2p1\r\n") as address, RayPool(address=address) as pool:
-        told = pytest.raises(lp.ClusterError, match=f"no Ray cluster answers at {address}: .* answers 'SSH-2.0-OpenSSH")
+        told = pytest.raises(
+            lp.ClusterError,
+            match=f"no Ray cluster answers at {address}: .* answers 'SSH-2.0-OpenSSH",
+        )
         with lp.Loader(range(8), abs, batch_size=4, workers=pool) as loader, told:
             next(iter(loader))
 
@@ -193,7 +222,11 @@ class Dataset:
 def test_a_large_list_is_shared_on_the_object_that_has_it(kind: str) -> None:
     """An attribute of a bound method cannot be assigned."""
     dataset = Dataset()
-    functions = {"method": dataset.load, "callable": dataset, "partial": functools.partial(Dataset.load, dataset)}
+    functions = {
+        "method": dataset.load,
+        "callable": dataset,
+        "partial": functools.partial(Dataset.load, dataset),
+    }
     with RayPool(address="127.0.0.1:1") as pool, pytest.warns(lp.LargeDataWarning) as warned:
         lp.Loader(range(8), functions[kind], batch_size=4, workers=pool).close()
     (warning,) = warned

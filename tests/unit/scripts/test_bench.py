@@ -45,7 +45,13 @@ def test_each_row_is_measured_by_a_function_and_its_goals_are_against_its_sides(
             SCRIPTS / "bench" / f"{module}.py"
         ).read_text(encoding="utf-8")
         for goal in row.goals:
-            assert goal.against in (None, bench.rows.BEST_PEER, *row.contestants, *row.peers, *others), row.key
+            assert goal.against in (
+                None,
+                bench.rows.BEST_PEER,
+                *row.contestants,
+                *row.peers,
+                *others,
+            ), row.key
     assert len({row.key for row in bench.rows.ROWS}) == len(bench.rows.ROWS)
 
 
@@ -53,7 +59,10 @@ def test_a_goal_is_held_against_medians(bench: Any) -> None:
     result = result_of(bench, "cpu/own", loaderpool=9.8, bare=10.0)
     result.figures["loaderpool"] += [1.0, 20.0]
     (goal,) = result.row.goals
-    assert (result.ratio(goal), result.ratio(goal, result.best)) == (pytest.approx(0.98), pytest.approx(2.0))
+    assert (result.ratio(goal), result.ratio(goal, result.best)) == (
+        pytest.approx(0.98),
+        pytest.approx(2.0),
+    )
     ((key, line),) = bench.report.shortfalls([result])
     assert key == "cpu/own" and "0.98 of bare" in line and "≥ 0.99" in line
     assert bench.report.shortfalls([result], is_gross=True) == []
@@ -67,7 +76,9 @@ def test_a_goal_without_an_opponent_is_not_missed_but_one_without_loaderpool_is(
 
 
 @pytest.mark.parametrize("positions", [(0, 2, 1), (0, 2), (0, 0)])
-def test_batches_out_of_order_missing_or_twice_are_noticed(bench: Any, positions: tuple[int, ...]) -> None:
+def test_batches_out_of_order_missing_or_twice_are_noticed(
+    bench: Any, positions: tuple[int, ...]
+) -> None:
     work = bench.works.WORKS["tiny32"]
 
     def ends(*positions: int) -> list[tuple[int, float, float]]:

@@ -16,8 +16,28 @@ import loaderpool as lp
 
 def test_the_arguments_of_a_loader() -> None:
     assert [name for name in inspect.signature(lp.Loader).parameters if name[0] != "_"] == [
-        *("source", "fn", "batch_size", "batch_fn", "workers", "shuffle", "seed", "drop_remainder", "deterministic"),
-        *("shard", "element_spec", "pad", "ragged", "on_error", "setup", "augment", "cache", "buckets"),
+        *(
+            "source",
+            "fn",
+            "batch_size",
+            "batch_fn",
+            "workers",
+            "shuffle",
+            "seed",
+            "drop_remainder",
+            "deterministic",
+        ),
+        *(
+            "shard",
+            "element_spec",
+            "pad",
+            "ragged",
+            "on_error",
+            "setup",
+            "augment",
+            "cache",
+            "buckets",
+        ),
         *("threads", "seed_globals", "limits"),
     ]
 
@@ -33,13 +53,17 @@ def test_what_is_not_said_has_its_default() -> None:
 def test_values_are_kept_in_one_form() -> None:
     limits = lp.Limits(memory="1.5KiB", timeout_s=2, restarts=7, restarts_per_item=np.int64(4))  # type: ignore[arg-type]
     assert dataclasses.astuple(limits) == (1536, 2.0, (7, 60.0), 4)
-    assert dataclasses.replace(limits, timeout_s=None) == lp.Limits(memory=1536, restarts=(7, 60), restarts_per_item=4)
+    assert dataclasses.replace(limits, timeout_s=None) == lp.Limits(
+        memory=1536, restarts=(7, 60), restarts_per_item=4
+    )
     buckets = lp.Buckets([1, 2], [3, np.int32(6)], iter([3, 2, 1]))  # type: ignore[list-item, arg-type]
     assert (buckets.boundaries, buckets.batch_sizes) == ((3, 6), (3, 2, 1))
     assert dataclasses.replace(buckets, batch_sizes=None).boundaries == (3, 6)
 
 
-@pytest.mark.parametrize("group", [lp.Limits(timeout_s=3), lp.Shard(4, 1), lp.Buckets((1, 2), [3])], ids=repr)
+@pytest.mark.parametrize(
+    "group", [lp.Limits(timeout_s=3), lp.Shard(4, 1), lp.Buckets((1, 2), [3])], ids=repr
+)
 def test_a_group_is_a_value(group: lp.Limits | lp.Shard | lp.Buckets) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         group.memory = 3  # type: ignore[union-attr, misc]
@@ -49,7 +73,9 @@ def test_a_group_is_a_value(group: lp.Limits | lp.Shard | lp.Buckets) -> None:
 
 
 def test_a_loader_that_is_replaced_takes_whole_groups() -> None:
-    loader = lp.Loader(range(30), workers=0, limits=lp.Limits(timeout_s=3, memory="1GiB"), shard=lp.Shard(3, 2))
+    loader = lp.Loader(
+        range(30), workers=0, limits=lp.Limits(timeout_s=3, memory="1GiB"), shard=lp.Shard(3, 2)
+    )
     other = loader.replace(limits=lp.Limits(restarts=None))
     assert (other.config.limits, other.config.shard) == (lp.Limits(restarts=None), lp.Shard(3, 2))
     assert [batch.tolist() for batch in loader.replace(shard=None)] == [list(range(30))]
@@ -58,13 +84,23 @@ def test_a_loader_that_is_replaced_takes_whole_groups() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((5,), lp.ArgumentError, 'cache must be "memory", a directory or a loaderpool.Cache, got 5'),
+        (
+            (5,),
+            lp.ArgumentError,
+            'cache must be "memory", a directory or a loaderpool.Cache, got 5',
+        ),
         (("",), lp.ArgumentError, "cache must be .* got ''"),
         (("a\0b",), lp.ArgumentError, r"cache must be .* got 'a\\x00b'"),
         (("memory", 0), lp.ArgumentError, "Cache.max_bytes must be at least 1, got 0"),
-        (("memory", "lots"), lp.ArgumentError, "Cache.max_bytes must be a number of bytes .*, got 'lots'"),
+        (
+            ("memory", "lots"),
+            lp.ArgumentError,
+            "Cache.max_bytes must be a number of bytes .*, got 'lots'",
+        ),
     ],
 )
-def test_wrong_arguments_of_a_cache_are_named(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
+def test_wrong_arguments_of_a_cache_are_named(
+    arguments: tuple[Any, ...], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=f"^{message}"):
         lp.Cache(*arguments)

@@ -22,7 +22,17 @@ TRIED = [
     "num_workers", "n_workers", "pin_memory", "collate_fn", "prefetch", "prefetch_factor", "persistent_workers",
     "batchsize", "sampler", "transform",
 ]  # fmt: skip
-TRIED_ATTRIBUTES = ["batch", "map", "take", "repeat", "shuffle", "prefetch", "cache", "DataLoader", "Dataset"]
+TRIED_ATTRIBUTES = [
+    "batch",
+    "map",
+    "take",
+    "repeat",
+    "shuffle",
+    "prefetch",
+    "cache",
+    "DataLoader",
+    "Dataset",
+]
 
 
 def loader() -> lp.Loader:
@@ -90,7 +100,12 @@ def arguments_of(function: Any) -> set[str]:
 
 
 def test_the_check_finds_advice_that_does_not_exist() -> None:
-    for wrong in ("Write Loader(source, batchsize=2)", "Write loader.batch(2)", "Write batchsize=2", "Think"):
+    for wrong in (
+        "Write Loader(source, batchsize=2)",
+        "Write loader.batch(2)",
+        "Write batchsize=2",
+        "Think",
+    ):
         with pytest.raises((AssertionError, AttributeError)):
             check_advice(wrong, lp.Loader)
 
@@ -134,21 +149,51 @@ def test_each_argument_of_the_table_says_what_to_write(name: str, way: str) -> N
     ],
 )
 def test_the_value_stands_where_it_belongs(given: dict[str, Any], told: str) -> None:
-    assert refusal(WAYS["Loader"][1], **given).startswith(f"Loader has no argument {next(iter(given))!r}. {told}")
+    assert refusal(WAYS["Loader"][1], **given).startswith(
+        f"Loader has no argument {next(iter(given))!r}. {told}"
+    )
 
 
 def test_constructors_and_views_name_what_was_meant_even_without_the_rest() -> None:
     made: Any
     for made, given, told in (
         (lp.Limits, {"timeout": 2}, "Limits has no argument 'timeout'. Did you mean timeout_s=2?"),
-        (lp.Shard, {"num_shards": 4, "shard_index": 1}, "Shard has no argument 'shard_index'. Did you mean index=1?"),
-        (lp.Cache, {"directory": "x"}, "Cache has no argument 'directory'. Its arguments are where and max_bytes."),
-        (lp.Pool, {"num_workers": 2}, "Pool has no argument 'num_workers'. Did you mean workers=2?"),
-        (lp.Pool, {"xyzzy": 2}, "Pool has no argument 'xyzzy'. Its arguments are workers, restarts and start."),
+        (
+            lp.Shard,
+            {"num_shards": 4, "shard_index": 1},
+            "Shard has no argument 'shard_index'. Did you mean index=1?",
+        ),
+        (
+            lp.Cache,
+            {"directory": "x"},
+            "Cache has no argument 'directory'. Its arguments are where and max_bytes.",
+        ),
+        (
+            lp.Pool,
+            {"num_workers": 2},
+            "Pool has no argument 'num_workers'. Did you mean workers=2?",
+        ),
+        (
+            lp.Pool,
+            {"xyzzy": 2},
+            "Pool has no argument 'xyzzy'. Its arguments are workers, restarts and start.",
+        ),
         (lp.mix, {"weight": [1]}, "mix has no argument 'weight'. Did you mean weights=...?"),
-        (lp.TFRecords, {"check_crcs": False}, "TFRecords has no argument 'check_crcs'. Did you mean check_crc=False?"),
-        (loader().as_dataset, {"num_epochs": 2}, "as_dataset has no argument 'num_epochs'. Did you mean epochs=2?"),
-        (loader().for_keras, {"batch_size": 8}, "for_keras has no argument 'batch_size'. Pass it to Loader."),
+        (
+            lp.TFRecords,
+            {"check_crcs": False},
+            "TFRecords has no argument 'check_crcs'. Did you mean check_crc=False?",
+        ),
+        (
+            loader().as_dataset,
+            {"num_epochs": 2},
+            "as_dataset has no argument 'num_epochs'. Did you mean epochs=2?",
+        ),
+        (
+            loader().for_keras,
+            {"batch_size": 8},
+            "for_keras has no argument 'batch_size'. Pass it to Loader.",
+        ),
         (
             loader().as_torch,
             {"num_workers": 8},
@@ -163,7 +208,11 @@ def test_constructors_and_views_name_what_was_meant_even_without_the_rest() -> N
         assert refusal(made, **given) == told
 
 
-PUBLIC = [getattr(lp, name) for name in lp.__all__ if name not in {"__version__", "parse_example", "share"}]
+PUBLIC = [
+    getattr(lp, name)
+    for name in lp.__all__
+    if name not in {"__version__", "parse_example", "share"}
+]
 CONSTRUCTORS = [
     *(each for each in PUBLIC if not (isinstance(each, type) and issubclass(each, (BaseException, tuple)))),
     *(getattr(loader(), name) for name in ("as_dataset", "as_distributed_dataset", "for_keras", "tensors", "as_torch",
@@ -177,7 +226,11 @@ def test_each_constructor_answers_a_near_miss_of_each_of_its_arguments(made: Any
     if made in (lp.Statistics, lp.WorkerInfo, lp.RaggedArray):
         return  # results, which users do not make
     parameters = inspect.signature(made).parameters.values()
-    named = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    named = [
+        each.name
+        for each in parameters
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    ]
     for name in named:
         if not name.startswith("_"):
             assert f"Did you mean {name}=2?" in refusal(made, **{f"{name}_": 2})
@@ -220,7 +273,9 @@ def test_a_sequence_that_is_batched_says_so_for_the_names_of_others() -> None:
 # ---- attributes
 
 
-@pytest.mark.parametrize("name", sorted(name for name in {*TRIED_ATTRIBUTES, *ATTRIBUTES} if name[0] != "_"))
+@pytest.mark.parametrize(
+    "name", sorted(name for name in {*TRIED_ATTRIBUTES, *ATTRIBUTES} if name[0] != "_")
+)
 def test_each_attribute_of_the_table_says_what_to_write(name: str) -> None:
     with pytest.raises(AttributeError) as caught:
         getattr(lp if name[:1].isupper() else loader(), name)
@@ -248,7 +303,9 @@ def test_other_attributes_are_answered_with_what_is_near() -> None:
 @pytest.mark.parametrize(
     "use", [lambda made: made[0], lambda made: made[1:], next], ids=["an index", "a slice", "next"]
 )
-def test_a_loader_that_is_used_as_a_list_or_an_iterator_says_what_to_write(use: Callable[[Any], Any]) -> None:
+def test_a_loader_that_is_used_as_a_list_or_an_iterator_says_what_to_write(
+    use: Callable[[Any], Any],
+) -> None:
     with pytest.raises(TypeError) as caught:
         use(loader())
     check_advice(str(caught.value).partition(". ")[2], lp.Loader)

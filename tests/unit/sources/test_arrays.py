@@ -162,7 +162,9 @@ def test_a_sparse_row_is_a_dense_array_of_one_axis(form: str, kind: str) -> None
 
 def test_values_of_one_place_are_added() -> None:
     sparse = pytest.importorskip("scipy.sparse")
-    twice = sparse.csr_array((np.array([1.0, 2.0]), np.array([1, 1]), np.array([0, 2])), shape=(1, 3))
+    twice = sparse.csr_array(
+        (np.array([1.0, 2.0]), np.array([1, 1]), np.array([0, 2])), shape=(1, 3)
+    )
     assert as_source(twice)[0].tolist() == [0, 3, 0]
 
 
@@ -173,14 +175,18 @@ def test_other_numbers_of_axes_of_sparse_arrays() -> None:
         cube = sparse.coo_array(np.eye(4).reshape(2, 2, 4))
     except (TypeError, ValueError):
         pytest.skip("no sparse arrays of three axes")
-    with pytest.raises(SourceError, match=r"sparse coo_array of shape \(2, 2, 4\): pass one of two axes"):
+    with pytest.raises(
+        SourceError, match=r"sparse coo_array of shape \(2, 2, 4\): pass one of two axes"
+    ):
         as_source(cube)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_sparse_columns_beside_labels(workers: int) -> None:
     sparse = pytest.importorskip("scipy.sparse")
-    with lp.Loader((sparse.csr_matrix(ROWS), LABELS), batch_size=6, shuffle=True, workers=workers) as loader:
+    with lp.Loader(
+        (sparse.csr_matrix(ROWS), LABELS), batch_size=6, shuffle=True, workers=workers
+    ) as loader:
         x, y = next(iter(loader))
     assert np.array_equal(x, ROWS[y])
 
@@ -190,7 +196,14 @@ def test_sparse_columns_beside_labels(workers: int) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [dict, collections.OrderedDict, collections.UserDict, collections.ChainMap, types.MappingProxyType, Columns],
+    [
+        dict,
+        collections.OrderedDict,
+        collections.UserDict,
+        collections.ChainMap,
+        types.MappingProxyType,
+        Columns,
+    ],
 )
 def test_any_mapping_of_columns_is_a_dict_of_columns(make: Callable[[dict[str, Any]], Any]) -> None:
     source = as_source(make({"x": ROWS, "y": LABELS}))
@@ -213,7 +226,9 @@ def test_a_mapping_by_number_is_read_by_index() -> None:
 def test_a_mapping_of_other_things_is_refused_by_path() -> None:
     with pytest.raises(SourceError, match=r"^source\['lr'\] is a float, not an array"):
         as_source(collections.UserDict(lr=0.1, x=ROWS))
-    with pytest.raises(SourceError, match=r"^source\['epoch'\] is an array of shape \(\), which has no rows"):
+    with pytest.raises(
+        SourceError, match=r"^source\['epoch'\] is an array of shape \(\), which has no rows"
+    ):
         as_source({"x": ROWS, "epoch": np.array(3)})
     with pytest.raises(ArgumentError, match="source is empty: a UserDict"):
         as_source(collections.UserDict())
@@ -222,7 +237,10 @@ def test_a_mapping_of_other_things_is_refused_by_path() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_npz_file_is_the_source(tmp_path: Path, workers: int) -> None:
     np.savez(tmp_path / "data.npz", x=ROWS, y=LABELS)
-    with np.load(tmp_path / "data.npz") as file, lp.Loader(file, batch_size=6, workers=workers) as loader:
+    with (
+        np.load(tmp_path / "data.npz") as file,
+        lp.Loader(file, batch_size=6, workers=workers) as loader,
+    ):
         batch = next(iter(loader))
     assert np.array_equal(batch["x"], ROWS) and np.array_equal(batch["y"], LABELS)
 
@@ -233,7 +251,11 @@ def test_an_npz_file_is_the_source(tmp_path: Path, workers: int) -> None:
 @pytest.mark.parametrize(
     ("library", "name", "message"),
     [
-        ("xarray", "Dataset", r"is an xarray Dataset: pass the variables.*for name in \['x', 'y'\]}.*transpose"),
+        (
+            "xarray",
+            "Dataset",
+            r"is an xarray Dataset: pass the variables.*for name in \['x', 'y'\]}.*transpose",
+        ),
         ("zarr", "Group", r"is a zarr Group: pass its arrays as columns"),
         ("h5py", "File", r"is an open HDF5 File: pass lp\.HDF5\(path"),
         ("dask", "DataFrame", r"is a dask DataFrame: pass source\.compute\(\)"),
@@ -241,14 +263,18 @@ def test_an_npz_file_is_the_source(tmp_path: Path, workers: int) -> None:
 )
 def test_a_container_of_arrays_says_what_to_write(library: str, name: str, message: str) -> None:
     base = type("Group", (Columns,), {"__module__": f"{library}.core"})
-    container = type(name, (base,), {"__module__": f"{library}.core", "data_vars": {"x": 1, "y": 2}})
+    container = type(
+        name, (base,), {"__module__": f"{library}.core", "data_vars": {"x": 1, "y": 2}}
+    )
     with pytest.raises(SourceError, match=f"^source {message}"):
         as_source(container({"x": ROWS}))
 
 
 def test_an_unknown_number_of_rows_says_what_to_call() -> None:
     unknown = of("dask", Computed, shape=(float("nan"), 4))
-    with pytest.raises(SourceError, match=r"shape \(nan, 4\), whose length is unknown: call source\.compute_chunk"):
+    with pytest.raises(
+        SourceError, match=r"shape \(nan, 4\), whose length is unknown: call source\.compute_chunk"
+    ):
         as_source(unknown())
 
 
@@ -277,7 +303,9 @@ def test_tensorstore(tmp_path: Path) -> None:
 def test_xarray() -> None:
     xarray = pytest.importorskip("xarray")
     data = xarray.Dataset({"x": (("row", "column"), ROWS), "y": ("row", LABELS)})
-    with lp.Loader({name: data[name] for name in ["x", "y"]}, batch_size=6, shuffle=True, workers=2) as loader:
+    with lp.Loader(
+        {name: data[name] for name in ["x", "y"]}, batch_size=6, shuffle=True, workers=2
+    ) as loader:
         batch = next(iter(loader))
     assert np.array_equal(batch["x"], ROWS[batch["y"]])
     with pytest.raises(SourceError, match=r"is an xarray Dataset.*\['x', 'y'\]"):

@@ -42,7 +42,12 @@ def origins(mixed: Any) -> list[tuple[int, int]]:
 def test_weights_are_proportions_in_any_unit_and_type() -> None:
     expected = list(lp.mix([SMALL, LARGE], [1, 3], seed=7, stop=400))
     huge = [10**400, 3 * 10**400]
-    for weights in ((0.25, 0.75), np.array([1, 3], np.float32), [Fraction(1, 7), Fraction(3, 7)], huge):
+    for weights in (
+        (0.25, 0.75),
+        np.array([1, 3], np.float32),
+        [Fraction(1, 7), Fraction(3, 7)],
+        huge,
+    ):
         assert list(lp.mix([SMALL, LARGE], weights, seed=7, stop=400)) == expected
 
 
@@ -50,8 +55,15 @@ def test_weights_are_hit_in_every_range_and_by_size_each_record_comes_once() -> 
     which = np.array([source for source, _ in origins(lp.mix([SMALL, LARGE], seed=5))])
     assert sorted(lp.mix([SMALL, LARGE], seed=5)) == sorted(SMALL + LARGE)
     windows = np.lib.stride_tricks.sliding_window_view(which == 0, 64).sum(axis=1)
-    assert 1 <= windows.min() <= windows.max() <= 16  # of 64 items about 64 / 11 are of the small one
-    given = np.array([lp.mix([range(9)] * 3, [0.1, 0.3, 0.6], seed, stop=512).origin(77)[0] for seed in range(1500)])
+    assert (
+        1 <= windows.min() <= windows.max() <= 16
+    )  # of 64 items about 64 / 11 are of the small one
+    given = np.array(
+        [
+            lp.mix([range(9)] * 3, [0.1, 0.3, 0.6], seed, stop=512).origin(77)[0]
+            for seed in range(1500)
+        ]
+    )
     assert np.abs(np.bincount(given, minlength=3) / 1500 - [0.1, 0.3, 0.6]).max() < 0.05
 
 
@@ -81,7 +93,9 @@ def test_negative_indices_and_ends_are_those_of_a_list() -> None:
 
 def test_the_order_is_set_by_the_seed_and_never_changes() -> None:
     """Written down: a change here gives every user another order of the same seed."""
-    which = "".join(str(source) for source, _ in origins(lp.mix([range(10), range(20), range(30)], seed=1)))
+    which = "".join(
+        str(source) for source, _ in origins(lp.mix([range(10), range(20), range(30)], seed=1))
+    )
     assert which == "212221102222212021222201120211102012211111110222222212002021"
     assert origins(lp.mix([SMALL, LARGE], seed=1)) != origins(lp.mix([SMALL, LARGE], seed=2))
 
@@ -91,7 +105,9 @@ def test_mixes_of_mixes_and_of_columns_are_sources() -> None:
     columns = {"x": np.arange(30, 40), "y": np.arange(10)}
     mixed = as_source(lp.mix([inner, columns], seed=2))
     assert len(mixed) == 40
-    numbers = [item["x"] if isinstance(item, dict) else item for item in (mixed[i] for i in range(40))]
+    numbers = [
+        item["x"] if isinstance(item, dict) else item for item in (mixed[i] for i in range(40))
+    ]
     assert sorted(numbers) == list(range(40))
 
 
@@ -100,7 +116,9 @@ def test_mixes_of_mixes_and_of_columns_are_sources() -> None:
 
 def test_an_item_is_the_tuple_of_the_items_of_sources_of_any_kind() -> None:
     frame = pandas.DataFrame({"a": [1, 2, 3, 4], "b": list("wxyz")})
-    zipped = lp.zip_sources(ROWS, ["p", "q", "r", "s"], Items(4), frame, (ROWS, [5, 6, 7, 8]), range(4))
+    zipped = lp.zip_sources(
+        ROWS, ["p", "q", "r", "s"], Items(4), frame, (ROWS, [5, 6, 7, 8]), range(4)
+    )
     row, text, item, record, (column, number), index = zipped[2]
     assert np.shares_memory(row, ROWS) and np.array_equal(row, ROWS[2])
     assert (text, item, record, number, index) == ("r", "item 2", {"a": 3, "b": "y"}, 7, 2)
@@ -116,7 +134,9 @@ def test_a_dict_of_sources_gives_dicts() -> None:
 
 
 def test_unequal_lengths_are_an_error_that_names_them() -> None:
-    with pytest.raises(lp.ArgumentError, match=r"sources\[0\] has 4, sources\[1\] has 3 \(strict=False ends"):
+    with pytest.raises(
+        lp.ArgumentError, match=r"sources\[0\] has 4, sources\[1\] has 3 \(strict=False ends"
+    ):
         lp.zip_sources(ROWS, Items(3))
     with pytest.raises(lp.ArgumentError, match=r"sources\['x'\] has 1, sources\['y'\] has 2"):
         lp.zip_sources({"x": [0], "y": [0, 0]})
@@ -134,7 +154,9 @@ def test_not_strict_ends_with_the_shortest() -> None:
 
 
 def test_zips_travel_and_nest() -> None:
-    zipped = lp.zip_sources(lp.zip_sources(ROWS, Items(4)), {"x": lp.mix([[1, 2], [3, 4]]), "y": ROWS}["x"])
+    zipped = lp.zip_sources(
+        lp.zip_sources(ROWS, Items(4)), {"x": lp.mix([[1, 2], [3, 4]]), "y": ROWS}["x"]
+    )
     there = pickle.loads(pickle.dumps(zipped))
     assert len(as_source(there)) == 4
     (row, text), number = there[3]
@@ -151,20 +173,49 @@ def test_zips_travel_and_nest() -> None:
         (lp.mix, ((),), "sources is empty"),
         (lp.mix, ([SMALL, []],), r"sources\[1\]: source is empty: a list of length 0"),
         *(
-            (lp.mix, ([SMALL, LARGE], wrong), "weights must be one finite number >= 0 for each of the 2 sources")
-            for wrong in (1, [1], ["1", 1], [1, -0.5], [math.inf, 1], [1, math.nan], [0, 0.0], {0: 1, 1: 1})
+            (
+                lp.mix,
+                ([SMALL, LARGE], wrong),
+                "weights must be one finite number >= 0 for each of the 2 sources",
+            )
+            for wrong in (
+                1,
+                [1],
+                ["1", 1],
+                [1, -0.5],
+                [math.inf, 1],
+                [1, math.nan],
+                [0, 0.0],
+                {0: 1, 1: 1},
+            )
         ),
-        (lp.mix, ([SMALL, LARGE], [1, 1e-30], 0, "all"), r"weights differ so much .* 2\*\*62 items"),
+        (
+            lp.mix,
+            ([SMALL, LARGE], [1, 1e-30], 0, "all"),
+            r"weights differ so much .* 2\*\*62 items",
+        ),
         (lp.mix, ([SMALL], None, -1), "seed must be at least 0, got -1"),
-        (lp.mix, ([SMALL], None, 0, "last"), 'stop must be "first", "all" or a number of items, got \'last\''),
+        (
+            lp.mix,
+            ([SMALL], None, 0, "last"),
+            'stop must be "first", "all" or a number of items, got \'last\'',
+        ),
         (lp.mix, ([SMALL], None, 0, 0), "stop must be at least 1, got 0"),
         (lp.mix, ([SMALL], None, 0, None), "stop must be an integer, got None"),
         (lp.mix, ([SMALL], None, 0, 2**70), "stop must be at most 4611686018427387904, got"),
         (lp.zip_sources, (), "sources is empty"),
         (lp.zip_sources, ({},), "sources is empty"),
-        (lp.zip_sources, ([ROWS, ROWS],), r"got one list: pass each source as an argument, as in zip_sources\(a, b\)"),
+        (
+            lp.zip_sources,
+            ([ROWS, ROWS],),
+            r"got one list: pass each source as an argument, as in zip_sources\(a, b\)",
+        ),
         (lp.zip_sources, ({"x": ROWS, "y": []},), r"sources\['y'\]: source is empty"),
-        (functools.partial(lp.zip_sources, strict=1), (ROWS, ROWS), "strict must be True or False, got 1"),
+        (
+            functools.partial(lp.zip_sources, strict=1),
+            (ROWS, ROWS),
+            "strict must be True or False, got 1",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(make: Any, arguments: tuple[Any, ...], message: str) -> None:

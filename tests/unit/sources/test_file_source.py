@@ -99,13 +99,21 @@ def write_parquet(path: Path, numbers: list[int]) -> None:
 
 
 # Of each format: a source of paths, what writes some numbers, and the number of an item.
-FORMATS: dict[str, tuple[Callable[[Any], Any], Callable[[Path, list[int]], Any], Callable[[Any], int]]] = {
+FORMATS: dict[
+    str, tuple[Callable[[Any], Any], Callable[[Path, list[int]], Any], Callable[[Any], int]]
+] = {
     "Blocks": (Blocks, write_blocks, int),
     "Arrays": (Arrays, write_array, int),
-    "TextLines": (lp.TextLines, lambda path, numbers: path.write_text("".join(f"{n}\n" for n in numbers)), int),
+    "TextLines": (
+        lp.TextLines,
+        lambda path, numbers: path.write_text("".join(f"{n}\n" for n in numbers)),
+        int,
+    ),
     "JsonLines": (
         lp.JsonLines,
-        lambda path, numbers: path.write_text("".join(json.dumps({"x": n}) + "\n" for n in numbers)),
+        lambda path, numbers: path.write_text(
+            "".join(json.dumps({"x": n}) + "\n" for n in numbers)
+        ),
         lambda item: item["x"],
     ),
     "TFRecords": (lp.TFRecords, write_records, int),
@@ -114,8 +122,12 @@ FORMATS: dict[str, tuple[Callable[[Any], Any], Callable[[Path, list[int]], Any],
     "ParquetRows": (lp.ParquetRows, write_parquet, lambda item: item["x"]),
 }
 SIZES = [5, 0, 1, 30]  # records of the files
-BYTES = [name for name in FORMATS if name not in ("Arrays", "HDF5", "ParquetRows")]  # formats whose index is offsets
-KEPT_OPEN = [name for name in FORMATS if name != "ParquetRows"]  # which opens its file for each row group
+BYTES = [
+    name for name in FORMATS if name not in ("Arrays", "HDF5", "ParquetRows")
+]  # formats whose index is offsets
+KEPT_OPEN = [
+    name for name in FORMATS if name != "ParquetRows"
+]  # which opens its file for each row group
 
 
 @pytest.fixture(params=FORMATS)
@@ -146,7 +158,11 @@ def open_of(folder: Path) -> int:
         pytest.skip("looks into /proc")
     gc.collect()
     descriptors = {os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()}
-    mapped = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+    mapped = {
+        line.split(maxsplit=5)[-1]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "/" in line
+    }
     return sum(each.startswith(str(folder.resolve())) for each in descriptors | mapped)
 
 
@@ -181,7 +197,9 @@ def test_another_working_directory_and_a_copy_change_nothing(
     assert numbers_of(name, copy) == list(range(6, 36)) and repr(copy) == repr(source)
 
 
-def test_saved_states_know_it_by_what_it_makes_and_not_by_its_place(name: str, tmp_path: Path) -> None:
+def test_saved_states_know_it_by_what_it_makes_and_not_by_its_place(
+    name: str, tmp_path: Path
+) -> None:
     make = FORMATS[name][0]
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
@@ -197,7 +215,9 @@ def test_saved_states_know_it_by_what_it_makes_and_not_by_its_place(name: str, t
 
 
 @pytest.mark.parametrize("name", BYTES)
-def test_the_index_takes_4_bytes_a_record_and_leaves_the_pickle_as_a_buffer(name: str, tmp_path: Path) -> None:
+def test_the_index_takes_4_bytes_a_record_and_leaves_the_pickle_as_a_buffer(
+    name: str, tmp_path: Path
+) -> None:
     (path,) = written(name, tmp_path, [200])
     source = FORMATS[name][0](path)
     assert source._starts.nbytes == 4 * 201
@@ -221,7 +241,9 @@ def test_the_index_takes_8_bytes_a_record_where_a_file_is_large(
 
 
 @pytest.mark.parametrize("name", KEPT_OPEN)
-def test_files_are_opened_when_first_read_and_closed_with_the_source(name: str, tmp_path: Path) -> None:
+def test_files_are_opened_when_first_read_and_closed_with_the_source(
+    name: str, tmp_path: Path
+) -> None:
     source = FORMATS[name][0](written(name, tmp_path))
     assert open_of(tmp_path) == 0
     source[0]
@@ -234,7 +256,9 @@ def test_files_are_opened_when_first_read_and_closed_with_the_source(name: str, 
 
 
 @pytest.mark.parametrize("name", KEPT_OPEN)
-def test_few_of_many_files_are_open_at_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_of_many_files_are_open_at_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "_MOST_OPEN", 4)
     paths = written(name, tmp_path, [2] * 20)
     source, other = FORMATS[name][0](paths), FORMATS[name][0](paths[:7])
@@ -271,12 +295,15 @@ def test_a_fork_opens_files_of_its_own_and_leaves_the_others_alone() -> None:
     run_child(fork).check()
 
 
-def test_threads_read_at_the_same_time(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_read_at_the_same_time(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "_MOST_OPEN", 2)
     source = FORMATS[name][0](written(name, tmp_path, [2] * 6))
     results: list[list[int]] = []
     threads = [
-        threading.Thread(target=lambda: results.extend(numbers_of(name, source) for _ in range(30))) for _ in range(4)
+        threading.Thread(target=lambda: results.extend(numbers_of(name, source) for _ in range(30)))
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()
@@ -291,7 +318,10 @@ def test_threads_read_at_the_same_time(name: str, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda path: os.truncate(path, 3), r"00\.data has changed since it was indexed \(was \d+ bytes, now 3\)"),
+        (
+            lambda path: os.truncate(path, 3),
+            r"00\.data has changed since it was indexed \(was \d+ bytes, now 3\)",
+        ),
         (
             lambda path: path.write_bytes(path.read_bytes() + b"more"),
             r"00\.data has changed since it was indexed \(was \d+ bytes, now",
@@ -346,7 +376,9 @@ def test_a_file_that_was_cut_while_it_is_open_is_an_error_of_the_record(tmp_path
     source = Blocks(written("Blocks", tmp_path)[0])
     assert source[0] == 0
     os.truncate(source.paths[0], 20)
-    with pytest.raises(lp.SourceError, match=r"00\.data ends before byte 24\. Create the source again"):
+    with pytest.raises(
+        lp.SourceError, match=r"00\.data ends before byte 24\. Create the source again"
+    ):
         source[1]
 
 
@@ -370,11 +402,23 @@ def test_progress_is_reported_if_finding_records_takes_long(
 @pytest.mark.parametrize(
     ("paths", "error", "message"),
     [
-        ([], lp.ArgumentError, r"paths is empty: pass at least one .* file\. If it comes from glob, check the pattern"),
+        (
+            [],
+            lp.ArgumentError,
+            r"paths is empty: pass at least one .* file\. If it comes from glob, check the pattern",
+        ),
         (3, TypeError, "PathLike object, not int"),
         ("no/such.data", FileNotFoundError, "No such file or directory: .*no/such.data"),
-        ("some/*.data", lp.ArgumentError, r"no file some/\*\.data\. .*: pass sorted\(glob\.glob\('some/\*\.data'\)\)"),
-        ("/dev/null", lp.ArgumentError, "is a pipe, socket or device: write its data to a regular file first"),
+        (
+            "some/*.data",
+            lp.ArgumentError,
+            r"no file some/\*\.data\. .*: pass sorted\(glob\.glob\('some/\*\.data'\)\)",
+        ),
+        (
+            "/dev/null",
+            lp.ArgumentError,
+            "is a pipe, socket or device: write its data to a regular file first",
+        ),
         ("a\0b", ValueError, "embedded null (byte|character)"),
     ],
 )
@@ -389,17 +433,33 @@ def test_a_pattern_that_is_a_files_name_is_that_file(tmp_path: Path) -> None:
     assert list(lp.TextLines(path)) == ["a", "b"]
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "Blocks"])  # which only asks for the size
+@pytest.mark.parametrize(
+    "name", [name for name in FORMATS if name != "Blocks"]
+)  # which only asks for the size
 def test_a_directory_is_an_error_of_the_system_or_the_format(name: str, tmp_path: Path) -> None:
     with pytest.raises((OSError, lp.SourceError), match=r"(?i)is a directory"):
         FORMATS[name][0](tmp_path)
 
 
-def test_what_a_subclass_says_wrongly_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_subclass_says_wrongly_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = written("Blocks", tmp_path)
-    for found in (None, "25", [3, 2], [0, 2000], [-1, 3], [1.5, 2.5], [[1, 2]], iter([[4, 14], [10]])):
+    for found in (
+        None,
+        "25",
+        [3, 2],
+        [0, 2000],
+        [-1, 3],
+        [1.5, 2.5],
+        [[1, 2]],
+        iter([[4, 14], [10]]),
+    ):
         monkeypatch.setattr(Blocks, "index", lambda self, path, found=found: found)
-        with pytest.raises(lp.SourceError, match=r"^Blocks\.index must return a number of records, or ascending offs"):
+        with pytest.raises(
+            lp.SourceError,
+            match=r"^Blocks\.index must return a number of records, or ascending offs",
+        ):
             Blocks(paths)
     with pytest.raises(NotImplementedError, match=r"FileSource must define index\(path\)"):
         files.FileSource(paths)
@@ -409,7 +469,9 @@ def test_what_a_subclass_says_wrongly_is_said(tmp_path: Path, monkeypatch: pytes
         Blocks(paths)[0]
 
 
-def test_errors_of_a_subclass_name_the_file_and_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_a_subclass_name_the_file_and_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*given: Any) -> Any:
         raise error
 
@@ -417,13 +479,19 @@ def test_errors_of_a_subclass_name_the_file_and_the_record(tmp_path: Path, monke
     source = Blocks(paths)
     error: Exception = KeyError("no header")
     monkeypatch.setattr(Blocks, "read", fails)
-    with pytest.raises(lp.SourceError, match=r"^block 2 of .*00\.data \(at byte 14\) cannot be read: KeyError: 'no h"):
+    with pytest.raises(
+        lp.SourceError,
+        match=r"^block 2 of .*00\.data \(at byte 14\) cannot be read: KeyError: 'no h",
+    ):
         source[1]
     monkeypatch.setattr(Blocks, "open", fails)
     monkeypatch.setattr(Blocks, "index", fails)
     for make in (lambda: Blocks(paths)[0], lambda: source[30]):
         error = KeyError("no header")
-        with pytest.raises(lp.SourceError, match=r"data cannot be read as blocks \(KeyError: 'no header'\)\. The file"):
+        with pytest.raises(
+            lp.SourceError,
+            match=r"data cannot be read as blocks \(KeyError: 'no header'\)\. The file",
+        ):
             make()
         error = PermissionError(13, "Permission denied")
         with pytest.raises(PermissionError, match="Permission denied"):
@@ -433,11 +501,14 @@ def test_errors_of_a_subclass_name_the_file_and_the_record(tmp_path: Path, monke
             make()
 
 
-def test_a_package_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = written("Blocks", tmp_path)
     monkeypatch.setattr(Blocks, "_library", "blocklib.reading")
     with pytest.raises(
-        ImportError, match=r"Blocks needs blocklib, which is not installed: pip .*'loaderpool\[files\]'"
+        ImportError,
+        match=r"Blocks needs blocklib, which is not installed: pip .*'loaderpool\[files\]'",
     ):
         Blocks(paths)
     (tmp_path / "blocklib.py").write_text("import something_else_entirely")

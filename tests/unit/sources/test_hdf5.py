@@ -22,7 +22,9 @@ def write(path: Path, rows: int, seed: int = 0, **how: Any) -> Path:
     with h5py.File(path, "w") as file:
         file.create_dataset("images", data=rng.integers(0, 255, (rows, 4, 3), np.uint8), **how)
         file.create_dataset("train/labels", data=rng.integers(0, 9, rows, np.int16))
-        file.create_dataset("names", data=[f"näme {n}" for n in range(rows)], dtype=h5py.string_dtype())
+        file.create_dataset(
+            "names", data=[f"näme {n}" for n in range(rows)], dtype=h5py.string_dtype()
+        )
         file["one"] = 3.5
     return path
 
@@ -51,10 +53,14 @@ def test_rows_are_those_of_h5py(tmp_path: Path) -> None:
     assert_same(np.array(single), np.array([item["image"] for item in expected[6:]]))
 
 
-def test_rows_of_a_chunk_larger_than_the_usual_cache_are_not_unpacked_again_and_again(tmp_path: Path) -> None:
+def test_rows_of_a_chunk_larger_than_the_usual_cache_are_not_unpacked_again_and_again(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:
-        file.create_dataset("x", data=np.zeros((64, 1 << 16), np.uint8), chunks=(64, 1 << 16), compression="gzip")
+        file.create_dataset(
+            "x", data=np.zeros((64, 1 << 16), np.uint8), chunks=(64, 1 << 16), compression="gzip"
+        )
     source = lp.HDF5(path, "x")
     assert source._cache_bytes == 2 * 64 * (1 << 16)
     assert list(pickle.loads(pickle.dumps(source))[3]) == [0] * (1 << 16)
@@ -132,7 +138,10 @@ def test_a_file_that_is_cut_is_refused(packed: Path, cut: float) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("image", r"'image' in .* is no dataset with rows; the file has the datasets 'images', 'names', 'one'"),
+        (
+            "image",
+            r"'image' in .* is no dataset with rows; the file has the datasets 'images', 'names', 'one'",
+        ),
         ("train", "'train' in .* is no dataset with rows"),
         ("one", "'one' in .* is no dataset with rows"),
         (["images"], r"keys must be the name of a dataset, got \['images'\]"),
@@ -151,5 +160,7 @@ def test_datasets_of_different_lengths_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "x.h5", 3)
     with h5py.File(path, "a") as file:
         file["more"] = np.zeros(4)
-    with pytest.raises(lp.ArgumentError, match=r"x\.h5 .* number of rows, but 'images' has 3, 'more' has 4"):
+    with pytest.raises(
+        lp.ArgumentError, match=r"x\.h5 .* number of rows, but 'images' has 3, 'more' has 4"
+    ):
         lp.HDF5(path, ("images", "more"))

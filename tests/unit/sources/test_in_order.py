@@ -18,13 +18,27 @@ import loaderpool as lp
 from loaderpool.sources import files
 from loaderpool.sources.in_order import InOrder
 from loaderpool.trainer.saved_state import describe_source
-from tests.support.record_files import COMPRESS, numbered_members, numbered_records, tar_bytes, tfrecord_bytes
+from tests.support.record_files import (
+    COMPRESS,
+    numbered_members,
+    numbered_records,
+    tar_bytes,
+    tfrecord_bytes,
+)
 
-MEMBERS = [("a.jpg", b"x" * 700), ("a.cls", b"1"), ("b.jpg", b"y" * 10), ("b.cls", b""), ("c.jpg", b"z" * 512)]
+MEMBERS = [
+    ("a.jpg", b"x" * 700),
+    ("a.cls", b"1"),
+    ("b.jpg", b"y" * 10),
+    ("b.cls", b""),
+    ("c.jpg", b"z" * 512),
+]
 RECORDS = [b"first", b"", b"the third"]
 
 
-def plain_and_packed(folder: Path, name: str, data: bytes, pack: Callable[[bytes], bytes]) -> tuple[Path, Path]:
+def plain_and_packed(
+    folder: Path, name: str, data: bytes, pack: Callable[[bytes], bytes]
+) -> tuple[Path, Path]:
     plain, packed = folder / name, folder / f"packed-{name}"
     plain.write_bytes(data)
     packed.write_bytes(pack(data))
@@ -55,7 +69,12 @@ def test_compressed_records_are_those_of_the_plain_file(tmp_path: Path, kind: st
 
 @pytest.mark.parametrize("kind", COMPRESS)
 def test_compressed_tars_have_the_samples_of_the_plain_file(tmp_path: Path, kind: str) -> None:
-    members = [*numbered_members(0, 30), ("big.bin", b"x" * 400_000), ("README", b""), ("last.A.b", b"1")]
+    members = [
+        *numbered_members(0, 30),
+        ("big.bin", b"x" * 400_000),
+        ("README", b""),
+        ("last.A.b", b"1"),
+    ]
     plain, packed = plain_and_packed(tmp_path, "a.tar", tar_bytes(members), COMPRESS[kind])
     expected = list(lp.TarSamples(plain))
     assert len(expected) == 32
@@ -73,7 +92,10 @@ def test_long_names_are_read_in_order(tmp_path: Path, form: int) -> None:
 def test_links_within_a_sample_are_followed_in_order(tmp_path: Path) -> None:
     def write(path: Path, kind: bytes, target: str) -> Path:
         with tarfile.open(path, "w") as tar:
-            for name, of_type, link in (("x/a.jpg", tarfile.REGTYPE, ""), ("x/a.png", kind, target)):
+            for name, of_type, link in (
+                ("x/a.jpg", tarfile.REGTYPE, ""),
+                ("x/a.png", kind, target),
+            ):
                 info = tarfile.TarInfo(name)
                 info.type, info.linkname = of_type, link
                 tar.addfile(info)
@@ -84,17 +106,23 @@ def test_links_within_a_sample_are_followed_in_order(tmp_path: Path) -> None:
         packed = write(tmp_path / "a.tar", kind, target)
         assert list(lp.TarSamples(packed)) == [{"__key__": "x/a", "jpg": b"", "png": b""}]
     for kind in (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE):
-        with pytest.raises(lp.SourceError, match=r"sample 1 of .*a\.packed \(at byte 0\) cannot be read: "):
+        with pytest.raises(
+            lp.SourceError, match=r"sample 1 of .*a\.packed \(at byte 0\) cannot be read: "
+        ):
             list(lp.TarSamples(write(tmp_path / "a.tar", kind, "b.jpg")))
 
 
 @pytest.mark.usefixtures("inflater")
 def test_joined_and_padded_gzip_files_are_read_to_the_end(tmp_path: Path) -> None:
     data, path = tfrecord_bytes(RECORDS), tmp_path / "joined"
-    path.write_bytes(gzip.compress(data) + gzip.compress(data[:7]) + gzip.compress(data[7:]) + b"\0" * 70_000)
+    path.write_bytes(
+        gzip.compress(data) + gzip.compress(data[:7]) + gzip.compress(data[7:]) + b"\0" * 70_000
+    )
     assert list(lp.TFRecords(path)) == RECORDS * 2
     path.write_bytes(path.read_bytes() + b"no gzip" * 9)
-    with pytest.raises(lp.SourceError, match=r"record 7 of .* cannot be read, because the gzip data is damaged"):
+    with pytest.raises(
+        lp.SourceError, match=r"record 7 of .* cannot be read, because the gzip data is damaged"
+    ):
         list(lp.TFRecords(path))
 
 
@@ -164,13 +192,17 @@ def test_a_compressed_file_that_is_cut_is_refused(tmp_path: Path, kind: str) -> 
         path.write_bytes(data[:size])
         got, message = whole(lp.TFRecords(path))
         assert got == records[: len(got)]
-        wanted = f"record {len(got) + 1} of {path} cannot be read, because the {kind} file is truncated"
+        wanted = (
+            f"record {len(got) + 1} of {path} cannot be read, because the {kind} file is truncated"
+        )
         assert message.startswith(wanted), message
 
 
 @pytest.mark.usefixtures("inflater")
 @hypothesis.given(place=st.integers(0, 1 << 16), bit=st.integers(0, 7), is_tar=st.booleans())
-@hypothesis.settings(max_examples=200, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(
+    max_examples=200, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
 def test_any_bit_that_is_flipped_in_a_compressed_file_is_noticed(
     tmp_path: Path, place: int, bit: int, is_tar: bool
 ) -> None:
@@ -189,7 +221,9 @@ def test_any_bit_that_is_flipped_in_a_compressed_file_is_noticed(
 
 
 @pytest.mark.parametrize("size", [1, 11, 12, 20, 21, 22, 36, 40, 60])
-def test_records_that_end_early_inside_a_sound_gzip_file_are_named(tmp_path: Path, size: int) -> None:
+def test_records_that_end_early_inside_a_sound_gzip_file_are_named(
+    tmp_path: Path, size: int
+) -> None:
     data, path = tfrecord_bytes(RECORDS), tmp_path / "x.gz"
     path.write_bytes(gzip.compress(data[:size]))
     got, message = whole(lp.TFRecords(path))
@@ -197,7 +231,11 @@ def test_records_that_end_early_inside_a_sound_gzip_file_are_named(tmp_path: Pat
     assert got == RECORDS[:whole_records]
     begin = (0, 21, 37)[whole_records]
     where = f"record {whole_records + 1} of {path} (at byte {begin} of the decompressed data)"
-    assert message == "" if size in (21, 37) else message.startswith(f"{where} is truncated or damaged")
+    assert (
+        message == ""
+        if size in (21, 37)
+        else message.startswith(f"{where} is truncated or damaged")
+    )
 
 
 def test_wrong_checksums_inside_a_sound_gzip_file_are_named(tmp_path: Path) -> None:
@@ -206,7 +244,9 @@ def test_wrong_checksums_inside_a_sound_gzip_file_are_named(tmp_path: Path) -> N
     path.write_bytes(gzip.compress(data))
     got, message = whole(lp.TFRecords(path))
     assert got == RECORDS[:2]
-    assert message.startswith(f"record 3 of {path} (at byte 37 of the decompressed data) is damaged: the checksum of")
+    assert message.startswith(
+        f"record 3 of {path} (at byte 37 of the decompressed data) is damaged: the checksum of"
+    )
     assert len(list(lp.TFRecords(path, check_crc=False))) == 3
 
 
@@ -222,7 +262,9 @@ def test_tars_that_end_early_inside_a_sound_gzip_file_are_named(tmp_path: Path, 
 def test_tars_put_together_by_cat_are_refused_in_order(tmp_path: Path) -> None:
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(tar_bytes(MEMBERS, tarfile.USTAR_FORMAT)) * 2)
-    with pytest.raises(lp.SourceError, match=r"after its end-of-archive marker.*pass them one by one"):
+    with pytest.raises(
+        lp.SourceError, match=r"after its end-of-archive marker.*pass them one by one"
+    ):
         list(lp.TarSamples(path))
 
 
@@ -272,7 +314,9 @@ def test_a_state_of_a_source_in_order_holds_for_a_copy_elsewhere(tmp_path: Path)
     assert describe_source(stated) != described[0]
 
 
-def test_zip_files_and_libraries_that_lack_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zip_files_and_libraries_that_lack_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"PK\x03\x04" + b"0" * 50)
     for make in (lp.TFRecords, lp.TarSamples):
@@ -281,7 +325,9 @@ def test_zip_files_and_libraries_that_lack_are_named(tmp_path: Path, monkeypatch
     path.write_bytes(b"\x28\xb5\x2f\xfd" + b"0" * 50)
     for name in ("compression", "compression.zstd", "zstandard"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=r"needs Python 3\.14 or zstandard: pip install zstandard"):
+    with pytest.raises(
+        ImportError, match=r"needs Python 3\.14 or zstandard: pip install zstandard"
+    ):
         list(lp.TFRecords(path))
 
 
@@ -337,7 +383,12 @@ def test_a_format_of_ones_own_reads_compressed_files_by_one_method(tmp_path: Pat
     assert list(OrderedLines(path)) == [b"one\n"] * 50_000 + [b"last"]
     assert len(Lines(path)) == 1, "without the method nothing changes"
     path.write_bytes(gzip.compress(b"one\nbad\n"))
-    with pytest.raises(lp.SourceError, match=r"line 2 of .*x\.gz cannot be read: ValueError: no line"):
+    with pytest.raises(
+        lp.SourceError, match=r"line 2 of .*x\.gz cannot be read: ValueError: no line"
+    ):
         list(OrderedLines(path))
-    with pytest.raises(lp.ArgumentError, match=r"gs://b/x is a URL, from which Lines cannot read\. Download the file"):
+    with pytest.raises(
+        lp.ArgumentError,
+        match=r"gs://b/x is a URL, from which Lines cannot read\. Download the file",
+    ):
         Lines("gs://b/x")

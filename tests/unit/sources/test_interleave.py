@@ -18,7 +18,9 @@ def read_range(file: range) -> Iterator[int]:
 
 def test_the_order_is_that_of_tf_data(tf: Any) -> None:
     for sizes, cycle_length, block_length in itertools.product(
-        [[3], [1, 0, 4, 2], [0, 0, 0], [5, 1, 1, 1, 7, 2, 0, 3], [2, 2, 2, 2]], [1, 2, 3, 9], [1, 2, 3]
+        [[3], [1, 0, 4, 2], [0, 0, 0], [5, 1, 1, 1, 7, 2, 0, 3], [2, 2, 2, 2]],
+        [1, 2, 3, 9],
+        [1, 2, 3],
     ):
         starts = tf.constant([100 * number for number in range(len(sizes))], tf.int64)
         stops = starts + tf.constant(sizes, tf.int64)
@@ -58,7 +60,10 @@ def test_a_file_that_cannot_be_read() -> None:
     stream = lp.interleave(["a", "b", "c"], read, 2)
     with pytest.raises(OSError, match="truncated") as raised:
         list(stream)
-    with lp.Loader(stream, workers=0) as loader, pytest.raises(OSError, match="truncated") as of_loader:
+    with (
+        lp.Loader(stream, workers=0) as loader,
+        pytest.raises(OSError, match="truncated") as of_loader,
+    ):
         list(loader)
     if hasattr(raised.value, "__notes__"):  # from Python 3.11 on
         assert raised.value.__notes__ == ["while 'b' was read"]
@@ -77,7 +82,10 @@ def no_argument() -> list[int]:
 def test_mistakes_are_named() -> None:
     files: Any
     for files, options, match in [
-        *((wrong, {}, "files must be a sequence of") for wrong in ([], "abc", iter([1]), {"a", "b"}, {"a": 1})),
+        *(
+            (wrong, {}, "files must be a sequence of")
+            for wrong in ([], "abc", iter([1]), {"a", "b"}, {"a": 1})
+        ),
         ([1], {"cycle_length": 0}, "cycle_length must be at least 1"),
         ([1], {"block_length": 0}, "block_length must be at least 1"),
         ([1], {"open_fn": no_argument}, r"open_fn must be callable as open_fn\(file\), but .* is"),

@@ -19,7 +19,9 @@ def write(path: Path, text: str | bytes) -> Path:
 
 
 @hypothesis.given(
-    lines=st.lists(st.sampled_from(["", "1", "null", '"ä\u2028"', "[]", '{"b": [2]}']), max_size=12),
+    lines=st.lists(
+        st.sampled_from(["", "1", "null", '"ä\u2028"', "[]", '{"b": [2]}']), max_size=12
+    ),
     ends=st.lists(st.sampled_from(["\n", "\r\n"]), min_size=12, max_size=12),
     has_last_end=st.booleans(),
     chunk_bytes=st.integers(1, 9),
@@ -43,7 +45,10 @@ def test_blank_lines_are_no_items_wherever_they_are(
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_value(tmp_path: Path) -> None:
-    assert list(lp.JsonLines(write(tmp_path / "x", '{"a": 1}\n2'.encode("utf-8-sig")))) == [{"a": 1}, 2]
+    assert list(lp.JsonLines(write(tmp_path / "x", '{"a": 1}\n2'.encode("utf-8-sig")))) == [
+        {"a": 1},
+        2,
+    ]
 
 
 def test_a_damaged_line_is_an_error_of_that_item_alone(tmp_path: Path) -> None:
@@ -51,7 +56,10 @@ def test_a_damaged_line_is_an_error_of_that_item_alone(tmp_path: Path) -> None:
     source = lp.JsonLines(path)
     assert len(source) == 4 and source[0] == {"a": 1}
     for index, message in (
-        (1, r"JSON line 2 of .*x\.jsonl \(at byte 10\) cannot be read: JSONDecodeError: Expecting value"),
+        (
+            1,
+            r"JSON line 2 of .*x\.jsonl \(at byte 10\) cannot be read: JSONDecodeError: Expecting value",
+        ),
         (2, r"JSON line 3 of .*x\.jsonl \(at byte 17\) cannot be read: UnicodeDecodeError"),
         (3, r"JSON line 4 of .*x\.jsonl \(at byte 21\) cannot be read: JSONDecodeError"),
     ):

@@ -45,9 +45,13 @@ def ids(source: Any, indices: Any) -> list[int]:
 
 
 def test_rows_are_dicts_of_the_columns_own_types(tmp_path: Path) -> None:
-    paths = [write(tmp_path / f"{n}.parquet", table_of(10, 10 * n), row_group_size=4) for n in range(3)]
+    paths = [
+        write(tmp_path / f"{n}.parquet", table_of(10, 10 * n), row_group_size=4) for n in range(3)
+    ]
     source = lp.ParquetRows([str(paths[0]), *paths[1:]])
-    assert len(source) == 30 and ids(source, range(30)) == list(range(30)) == ids(source, range(-30, 0))
+    assert len(source) == 30 and ids(source, range(30)) == list(range(30)) == ids(
+        source, range(-30, 0)
+    )
     row = source[13]
     assert row == {"id": 13, "score": np.float32(13 / 3), "text": "näme 13", "is_odd": True}
     kinds = [type(value) for value in row.values()]
@@ -82,8 +86,17 @@ def test_kinds_of_columns(tmp_path: Path) -> None:
     assert type(first["float"]) is np.float32
     lacking = {"int", "float", "bytes", "text", "kind", "vector", "time"}
     assert {name for name, value in second.items() if value is None} == lacking
-    assert (first["bytes"], first["text"], third["kind"], third["large"]) == (b"\x00\xff", "a", "b", "z")
-    assert first["vector"].dtype == np.float32 and first["vector"].tolist() == [1, 2] and third["vector"].shape == (0,)
+    assert (first["bytes"], first["text"], third["kind"], third["large"]) == (
+        b"\x00\xff",
+        "a",
+        "b",
+        "z",
+    )
+    assert (
+        first["vector"].dtype == np.float32
+        and first["vector"].tolist() == [1, 2]
+        and third["vector"].shape == (0,)
+    )
     first["vector"][0] = 7  # its own memory
     assert third["fixed"].dtype == np.int8 and third["fixed"].tolist() == [5, 6]
     assert (first["holes"], third["texts"], second["struct"]) == ([1, None], ["b", "c"], {"x": 2})
@@ -97,11 +110,17 @@ def test_kinds_of_columns(tmp_path: Path) -> None:
     kept=st.integers(1, 3),
     data=st.data(),
 )
-@hypothesis.settings(max_examples=30, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
-def test_any_row_in_any_order(tmp_path: Path, counts: list[int], group: int, kept: int, data: st.DataObject) -> None:
+@hypothesis.settings(
+    max_examples=30, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+def test_any_row_in_any_order(
+    tmp_path: Path, counts: list[int], group: int, kept: int, data: st.DataObject
+) -> None:
     paths, total = [], 0
     for number, count in enumerate(counts):
-        paths.append(write(tmp_path / f"{number}.parquet", table_of(count, total), row_group_size=group))
+        paths.append(
+            write(tmp_path / f"{number}.parquet", table_of(count, total), row_group_size=group)
+        )
         total += count
     if not total:
         with pytest.raises(lp.ArgumentError, match="found no rows in"):
@@ -111,7 +130,9 @@ def test_any_row_in_any_order(tmp_path: Path, counts: list[int], group: int, kep
     assert ids(lp.ParquetRows(paths, ["id"], kept), order) == list(order)
 
 
-def test_row_groups_are_unpacked_once_while_they_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_groups_are_unpacked_once_while_they_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unpacked: list[int] = []
 
     def counted(path: str, stamp: Any, number: int, columns: tuple[str, ...]) -> Any:
@@ -120,7 +141,9 @@ def test_row_groups_are_unpacked_once_while_they_are_kept(tmp_path: Path, monkey
 
     unpack = parquet._row_group
     monkeypatch.setattr(parquet, "_row_group", counted)
-    source = lp.ParquetRows(write(tmp_path / "x.parquet", table_of(40), row_group_size=10), row_groups_kept=2)
+    source = lp.ParquetRows(
+        write(tmp_path / "x.parquet", table_of(40), row_group_size=10), row_groups_kept=2
+    )
     ids(source, range(40))
     assert unpacked == [0, 1, 2, 3]
     ids(source, [39, 20, 38, 21, 0, 22, 1])
@@ -135,7 +158,12 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four row groups, with a checksum on each page."""
     path = tmp_path_factory.mktemp("checked") / "checked.parquet"
     return write(
-        path, table_of(40), row_group_size=10, write_page_checksum=True, compression="none", use_dictionary=False
+        path,
+        table_of(40),
+        row_group_size=10,
+        write_page_checksum=True,
+        compression="none",
+        use_dictionary=False,
     )
 
 
@@ -148,7 +176,9 @@ def test_a_damaged_row_group_is_an_error_of_its_rows_alone(checked: Path) -> Non
     source = lp.ParquetRows(path)
     assert ids(source, [*range(20), *range(30, 40)]) == [*range(20), *range(30, 40)]
     for row in (20, 29):
-        with pytest.raises(lp.SourceError, match=rf"row {row} of .*flipped\.parquet cannot be read: OSError: .*CRC"):
+        with pytest.raises(
+            lp.SourceError, match=rf"row {row} of .*flipped\.parquet cannot be read: OSError: .*CRC"
+        ):
             source[row]
 
 
@@ -180,7 +210,10 @@ def test_wrong_arguments_are_named(tmp_path: Path, arguments: Any, message: str)
 
 
 def test_files_of_other_columns_are_named(tmp_path: Path) -> None:
-    paths = [write(tmp_path / "a", table_of(3)), write(tmp_path / "b", table_of(3).drop_columns(["text"]))]
+    paths = [
+        write(tmp_path / "a", table_of(3)),
+        write(tmp_path / "b", table_of(3).drop_columns(["text"])),
+    ]
     with pytest.raises(lp.ArgumentError, match=r"b lacks 'text'; it has"):
         lp.ParquetRows(paths)
     assert len(lp.ParquetRows(paths, ["id"])) == 6

@@ -44,8 +44,26 @@ class Pair(NamedTuple):
 
 @pytest.mark.parametrize(
     "source",
-    [["a", "b"], range(5), ("a.png", "b.png"), (("a.png", 1), ("b.png", 2)), [ROWS, LABELS], ROWS, ROWS[:0:-1], LABELS],
-    ids=["list", "range", "tuple of paths", "tuple of pairs", "list of arrays", "array", "strided", "one axis"],
+    [
+        ["a", "b"],
+        range(5),
+        ("a.png", "b.png"),
+        (("a.png", 1), ("b.png", 2)),
+        [ROWS, LABELS],
+        ROWS,
+        ROWS[:0:-1],
+        LABELS,
+    ],
+    ids=[
+        "list",
+        "range",
+        "tuple of paths",
+        "tuple of pairs",
+        "list of arrays",
+        "array",
+        "strided",
+        "one axis",
+    ],
 )
 def test_a_sequence_or_array_is_read_as_it_is(source: Any) -> None:
     assert as_source(source) is source
@@ -95,9 +113,13 @@ def test_other_arrays_than_numpys_are_columns() -> None:
 
 
 def test_columns_of_different_length_are_named() -> None:
-    with pytest.raises(ArgumentError, match=r"dict of columns.*same length, but \['x'\] has 4, \['y'\]\[1\] has 3$"):
+    with pytest.raises(
+        ArgumentError, match=r"dict of columns.*same length, but \['x'\] has 4, \['y'\]\[1\] has 3$"
+    ):
         as_source({"x": ROWS, "y": {1: LABELS[:3]}})
-    with pytest.raises(ArgumentError, match=r"\[0\] has 4, \[1\] has 3; if each is one item, pass list\(source\)"):
+    with pytest.raises(
+        ArgumentError, match=r"\[0\] has 4, \[1\] has 3; if each is one item, pass list\(source\)"
+    ):
         as_source((ROWS, LABELS[:3]))
 
 
@@ -125,7 +147,9 @@ def test_a_dict_of_other_things_is_refused_by_path(source: Any, message: str) ->
 
 def test_pandas_itself_is_read_by_position() -> None:
     pd = pytest.importorskip("pandas")
-    frame = pd.DataFrame({"path": ["a", "b", "c"], "label": [1, 2, 3], "weight": [0.5, 1.5, 2.5]}, index=[30, 10, 20])
+    frame = pd.DataFrame(
+        {"path": ["a", "b", "c"], "label": [1, 2, 3], "weight": [0.5, 1.5, 2.5]}, index=[30, 10, 20]
+    )
     assert as_source(pd.DataFrame({7: [1, 2]}))[1] == {7: 2}
     source = as_source(frame)
     assert len(source) == 3
@@ -181,13 +205,17 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("source", "message"), REFUSED, ids=[str(number) for number in range(len(REFUSED))])
+@pytest.mark.parametrize(
+    ("source", "message"), REFUSED, ids=[str(number) for number in range(len(REFUSED))]
+)
 def test_what_cannot_be_read_by_index_is_refused_with_advice(source: Any, message: str) -> None:
     with pytest.raises(SourceError, match=f"^source .*{message}"):
         as_source(source)
 
 
-@pytest.mark.parametrize("source", [_generate(), iter([1]), zip([1], [2], strict=True), OnlyIterable()])
+@pytest.mark.parametrize(
+    "source", [_generate(), iter([1]), zip([1], [2], strict=True), OnlyIterable()]
+)
 def test_what_can_only_be_iterated_is_a_stream(source: Any) -> None:
     stream = as_source(source)
     assert isinstance(stream, StreamSource)

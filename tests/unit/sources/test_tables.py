@@ -63,8 +63,12 @@ def chunked(kind: pa.DataType, values: list[Any], shape: str) -> pa.ChunkedArray
     if shape == "whole":
         return pa.chunked_array([pa.array(values, kind)])
     if shape == "chunks":
-        return pa.chunked_array([pa.array(part, kind) for part in (values[:3], [], values[3:7], values[7:])])
-    whole = pa.chunked_array([pa.array(values[::-1] * 3 + values, kind), pa.array(values[:1], kind)])
+        return pa.chunked_array(
+            [pa.array(part, kind) for part in (values[:3], [], values[3:7], values[7:])]
+        )
+    whole = pa.chunked_array(
+        [pa.array(values[::-1] * 3 + values, kind), pa.array(values[:1], kind)]
+    )
     return whole.slice(3 * len(values), len(values))
 
 
@@ -132,9 +136,14 @@ def test_types_are_the_columns_own(name: str) -> None:
     kind, values = READ[name]
     row = as_source(pa.table({"c": pa.array(values, kind)}))[2]["c"]
     if isinstance(row, np.generic):
-        assert row.dtype == {"date32": "M8[D]", "timestamp": "M8[us]", "duration": "m8[ms]"}.get(name, name)
+        assert row.dtype == {"date32": "M8[D]", "timestamp": "M8[us]", "duration": "m8[ms]"}.get(
+            name, name
+        )
     elif isinstance(row, np.ndarray):
-        assert (row.dtype, row.shape) == {"fixed_size_list": ("int16", (3,)), "fixed_of_fixed": ("int8", (3, 2))}[name]
+        assert (row.dtype, row.shape) == {
+            "fixed_size_list": ("int16", (3,)),
+            "fixed_of_fixed": ("int8", (3, 2)),
+        }[name]
     else:
         assert type(row) is (bytes if "binary" in name else str)
 
@@ -149,7 +158,9 @@ def test_nulls() -> None:
         assert np.isnan(last["i"]) and np.isnan(last["f"]) and np.isnat(last["t"])
         assert [last[name] for name in "bsln"] == [None] * 4
     big = pl.DataFrame({"id": [2**53 + 1, None]})
-    with pytest.raises(ArgumentError, match=r"source\['id'\] has nulls, .*beyond 2\*\*53.*Fill its nulls"):
+    with pytest.raises(
+        ArgumentError, match=r"source\['id'\] has nulls, .*beyond 2\*\*53.*Fill its nulls"
+    ):
         as_source(big)
     with pytest.raises(ArgumentError, match=r"Fill its nulls"):
         as_source(pl.Series([-(2**63), None]))
@@ -185,7 +196,14 @@ def test_python_objects_in_a_frame() -> None:
 
 def test_tables_are_columns_of_a_tuple() -> None:
     frame = pl.DataFrame({"a": [1, 2, 3]})
-    source = as_source((frame, pl.Series(["x", "y", "z"]), pa.array([0.5, 1.5, 2.5]), pa.chunked_array([[1], [2, 3]])))
+    source = as_source(
+        (
+            frame,
+            pl.Series(["x", "y", "z"]),
+            pa.array([0.5, 1.5, 2.5]),
+            pa.chunked_array([[1], [2, 3]]),
+        )
+    )
     assert source[2] == ({"a": 3}, "z", 2.5, 3)
     zipped = lp.zip_sources(frame, frame.to_arrow())
     assert zipped[1] == ({"a": 2}, {"a": 2})
@@ -193,12 +211,18 @@ def test_tables_are_columns_of_a_tuple() -> None:
 
 def test_polars_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ImportError, match=r"source\['a'\] from polars needs pyarrow.*loaderpool\[files\]"):
+    with pytest.raises(
+        ImportError, match=r"source\['a'\] from polars needs pyarrow.*loaderpool\[files\]"
+    ):
         as_source(pl.DataFrame({"a": [1]}))
 
 
 def test_mistakes_are_named() -> None:
-    for empty in (pl.DataFrame({"a": []}), pa.table({"a": pa.array([], pa.int64())}), pl.Series([], dtype=pl.String)):
+    for empty in (
+        pl.DataFrame({"a": []}),
+        pa.table({"a": pa.array([], pa.int64())}),
+        pl.Series([], dtype=pl.String),
+    ):
         with pytest.raises(ArgumentError, match="source is empty"):
             as_source(empty)
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
@@ -211,5 +235,7 @@ def test_equal_tables_are_one_to_a_cache_wherever_their_texts_lie() -> None:
     whole = pl.DataFrame({"s": texts})
     parts = pl.concat([pl.DataFrame({"s": texts[:7]}), pl.DataFrame({"s": texts[7:]})])
     other = pl.DataFrame({"s": [*texts[:-1], "x"]})
-    first, second, third = (describe(len, None, as_source(frame)) for frame in (whole, parts, other))
+    first, second, third = (
+        describe(len, None, as_source(frame)) for frame in (whole, parts, other)
+    )
     assert first == second != third

@@ -56,7 +56,9 @@ def images(count: int, seed: int = 0) -> Members:
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_samples_are_members_side_by_side_of_one_name(tmp_path: Path, form: int) -> None:
     parts = [images(20), images(1, 1), images(7, 2)]
-    paths = [write(tmp_path / f"{number}.tar", members, form) for number, members in enumerate(parts)]
+    paths = [
+        write(tmp_path / f"{number}.tar", members, form) for number, members in enumerate(parts)
+    ]
     source = lp.TarSamples([str(paths[0]), *paths[1:]])
     expected = [sample for members in parts for sample in grouped(members)]
     assert list(source) == expected and len(source) == 28
@@ -79,7 +81,10 @@ def test_folders_and_names_without_a_field_are_no_samples(tmp_path: Path) -> Non
     subprocess.run(["tar", "--sort=name", "-cf", "../x.tar", "."], cwd=tmp_path / "in", check=True)
     source = lp.TarSamples(tmp_path / "x.tar")
     keys = [(sample.pop("__key__"), sample) for sample in source]
-    assert keys == [("./a/1", {"cls": b"a/1.cls", "jpg": b"a/1.jpg"}), ("./a/2", {"jpg": b"a/2.jpg"})]
+    assert keys == [
+        ("./a/1", {"cls": b"a/1.cls", "jpg": b"a/1.jpg"}),
+        ("./a/2", {"jpg": b"a/2.jpg"}),
+    ]
 
 
 def test_files_of_tar_itself_with_padding_are_read(tmp_path: Path) -> None:
@@ -87,12 +92,20 @@ def test_files_of_tar_itself_with_padding_are_read(tmp_path: Path) -> None:
         (tmp_path / f"{number}.txt").write_text(f"text {number}")
     names = [f"{number}.txt" for number in range(5)]
     subprocess.run(["tar", "-b", "200", "-cf", "x.tar", *names], cwd=tmp_path, check=True)
-    assert [sample["txt"] for sample in lp.TarSamples(tmp_path / "x.tar")] == [f"text {n}".encode() for n in range(5)]
+    assert [sample["txt"] for sample in lp.TarSamples(tmp_path / "x.tar")] == [
+        f"text {n}".encode() for n in range(5)
+    ]
 
 
 # ---- damage ----
 
-MEMBERS: Members = [("a.jpg", b"x" * 700), ("a.cls", b"1"), ("b.jpg", b"y" * 10), ("b.cls", b""), ("c.jpg", b"z" * 512)]
+MEMBERS: Members = [
+    ("a.jpg", b"x" * 700),
+    ("a.cls", b"1"),
+    ("b.jpg", b"y" * 10),
+    ("b.cls", b""),
+    ("c.jpg", b"z" * 512),
+]
 # Where members begin, and the mark of the end: a header of 512 bytes each, and data in blocks of 512.
 BEGINS = [0, 1536, 2560, 3584, 4096, 5120]
 
@@ -111,7 +124,9 @@ def test_any_bytes_are_refused_by_our_own_errors(small: Path, data: bytes) -> No
 
 
 @hypothesis.given(
-    size=st.one_of(st.integers(0, 5120 + 511), *(st.integers(begin - 2, begin + 2) for begin in BEGINS[1:]))
+    size=st.one_of(
+        st.integers(0, 5120 + 511), *(st.integers(begin - 2, begin + 2) for begin in BEGINS[1:])
+    )
 )
 def test_a_file_that_is_cut_anywhere_is_refused(small: Path, size: int) -> None:
     path = small.with_name("cut.tar")
@@ -135,7 +150,9 @@ def read_or_refused(path: Path) -> list[dict[str, Any]] | None:
 
 @hypothesis.given(member=st.integers(0, 4), place=st.integers(0, 511), bit=st.integers(0, 7))
 @hypothesis.settings(max_examples=300)
-def test_a_header_that_is_damaged_is_no_end_of_the_file(small: Path, member: int, place: int, bit: int) -> None:
+def test_a_header_that_is_damaged_is_no_end_of_the_file(
+    small: Path, member: int, place: int, bit: int
+) -> None:
     data = bytearray(small.read_bytes())
     data[BEGINS[member] + place] ^= 1 << bit
     path = small.with_name("flipped.tar")
@@ -167,7 +184,9 @@ def test_headers_are_looked_at_again_when_a_sample_is_read(tmp_path: Path) -> No
 
 def test_two_members_of_one_name_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "x.tar", [("a.jpg", b""), ("a.JPG", b"")], tarfile.USTAR_FORMAT)
-    with pytest.raises(lp.SourceError, match=r"sample 1 of .*x\.tar \(at byte 0\) has two members 'jpg'"):
+    with pytest.raises(
+        lp.SourceError, match=r"sample 1 of .*x\.tar \(at byte 0\) has two members 'jpg'"
+    ):
         lp.TarSamples(path)[0]
 
 
@@ -185,10 +204,14 @@ def test_links_are_named(tmp_path: Path, kind: bytes) -> None:
 def test_files_put_together_by_cat_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "x.tar", MEMBERS)
     path.write_bytes(path.read_bytes() * 2)
-    with pytest.raises(lp.SourceError, match="has data after its end-of-archive marker, at byte 5120"):
+    with pytest.raises(
+        lp.SourceError, match="has data after its end-of-archive marker, at byte 5120"
+    ):
         lp.TarSamples(path)
 
 
 def test_a_file_without_samples_is_named(tmp_path: Path) -> None:
-    with pytest.raises(lp.ArgumentError, match=r"found no samples in .*x\.tar: no member has a dot"):
+    with pytest.raises(
+        lp.ArgumentError, match=r"found no samples in .*x\.tar: no member has a dot"
+    ):
         lp.TarSamples(write(tmp_path / "x.tar", [("README", b"")]))

@@ -56,14 +56,21 @@ def test_encodings_are_those_of_open(tmp_path: Path) -> None:
     for encoding in ("latin-1", "cp1252", "utf-8", "utf-8-sig"):
         path = write(tmp_path / encoding, text.encode(encoding))
         assert list(lp.TextLines(path, encoding)) == ["Grüße", "ça"]
-    assert list(lp.TextLines(write(tmp_path / "jis", "日\n本\n".encode("shift_jis")), "shift_jis")) == ["日", "本"]
+    assert list(
+        lp.TextLines(write(tmp_path / "jis", "日\n本\n".encode("shift_jis")), "shift_jis")
+    ) == ["日", "本"]
 
 
 def test_what_cannot_be_decoded_is_named_by_file_and_line(tmp_path: Path) -> None:
-    paths = [write(tmp_path / "good.txt", "a\nb\n"), write(tmp_path / "bad.txt", b"ok\n\xff\xfe\nok\n")]
+    paths = [
+        write(tmp_path / "good.txt", "a\nb\n"),
+        write(tmp_path / "bad.txt", b"ok\n\xff\xfe\nok\n"),
+    ]
     source = lp.TextLines(paths)
     assert source[2] == source[4] == "ok"
-    with pytest.raises(lp.SourceError, match=r"line 2 of .*bad\.txt \(at byte 3\) cannot be decoded: 'utf-8' codec"):
+    with pytest.raises(
+        lp.SourceError, match=r"line 2 of .*bad\.txt \(at byte 3\) cannot be decoded: 'utf-8' codec"
+    ):
         source[3]
     assert lp.TextLines(paths, errors="replace")[3] == "\ufffd\ufffd"
 
@@ -71,10 +78,14 @@ def test_what_cannot_be_decoded_is_named_by_file_and_line(tmp_path: Path) -> Non
 # ---- refused ----
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress], ids=["gz", "bz2", "xz"])
+@pytest.mark.parametrize(
+    "pack", [gzip.compress, bz2.compress, lzma.compress], ids=["gz", "bz2", "xz"]
+)
 def test_compressed_files_are_refused_with_what_to_do(tmp_path: Path, pack: Any) -> None:
     path = write(tmp_path / "x.txt.packed", pack(b"a\nb\n"))
-    with pytest.raises(lp.ArgumentError, match=r"x\.txt\.packed is compressed, so a line .*Decompress the file"):
+    with pytest.raises(
+        lp.ArgumentError, match=r"x\.txt\.packed is compressed, so a line .*Decompress the file"
+    ):
         lp.TextLines(path)
 
 

@@ -46,8 +46,16 @@ def assert_same(value: Any, expected: Any) -> None:
     if isinstance(expected, bytes):
         assert type(value) is bytes and value == expected
         return
-    assert type(value) is type(expected) and value.dtype == expected.dtype and value.shape == expected.shape
-    assert value.tolist() == expected.tolist() if value.dtype == object else value.tobytes() == expected.tobytes()
+    assert (
+        type(value) is type(expected)
+        and value.dtype == expected.dtype
+        and value.shape == expected.shape
+    )
+    assert (
+        value.tolist() == expected.tolist()
+        if value.dtype == object
+        else value.tobytes() == expected.tobytes()
+    )
 
 
 def by_tensorflow(tf: Any, record: bytes, features: dict[str, Any]) -> dict[str, Any]:
@@ -57,12 +65,18 @@ def by_tensorflow(tf: Any, record: bytes, features: dict[str, Any]) -> dict[str,
     for name, what in features.items():
         shape, dtype, default = (*what, None)[:3] if isinstance(what, tuple) else ((), what, None)
         if shape[:1] == (None,):
-            asked[name] = tf.io.FixedLenSequenceFeature(shape[1:], dtypes[dtype], allow_missing=True)
+            asked[name] = tf.io.FixedLenSequenceFeature(
+                shape[1:], dtypes[dtype], allow_missing=True
+            )
         else:
             if default is not None and dtype is not bytes:
-                default = np.array(default, dtype)  # of Python's numbers TensorFlow keeps one tensor for 0.0 and -0.0
+                default = np.array(
+                    default, dtype
+                )  # of Python's numbers TensorFlow keeps one tensor for 0.0 and -0.0
             asked[name] = tf.io.FixedLenFeature(shape, dtypes[dtype], default)
-    return {name: tensor.numpy() for name, tensor in tf.io.parse_single_example(record, asked).items()}
+    return {
+        name: tensor.numpy() for name, tensor in tf.io.parse_single_example(record, asked).items()
+    }
 
 
 # ---- what TensorFlow writes ----
@@ -70,12 +84,16 @@ def by_tensorflow(tf: Any, record: bytes, features: dict[str, Any]) -> dict[str,
 
 @hypothesis.given(MESSAGES)
 @hypothesis.settings(max_examples=150, deadline=None)
-def test_any_message_is_read_as_it_was_written(tf: Any, features: dict[str, tuple[str, list[Any]]]) -> None:
+def test_any_message_is_read_as_it_was_written(
+    tf: Any, features: dict[str, tuple[str, list[Any]]]
+) -> None:
     asked = {name: ((None,), DTYPES[kind]) for name, (kind, _) in features.items()}
     parsed = lp.parse_example(message(tf, features), asked)
     assert list(parsed) == list(features)
     for name, (kind, values) in features.items():
-        expected = np.empty(len(values), object) if kind == "bytes" else np.array(values, DTYPES[kind])
+        expected = (
+            np.empty(len(values), object) if kind == "bytes" else np.array(values, DTYPES[kind])
+        )
         if kind == "bytes":
             expected[:] = values
         assert_same(parsed[name], expected)
@@ -95,12 +113,17 @@ def test_shapes_and_defaults_are_those_of_tensorflow(tf: Any, data: st.DataObjec
         rows = data.draw(st.integers(0, 3)) if shape[:1] == (None,) else 1
         count = rows * math.prod(size or 1 for size in shape)
         values = data.draw(st.lists(elements, min_size=count, max_size=count))
-        name, state = f"f{number}", data.draw(st.sampled_from(["there", "missing", "without a list"]))
+        name, state = (
+            f"f{number}",
+            data.draw(st.sampled_from(["there", "missing", "without a list"])),
+        )
         if state == "there":
             written[name] = kind, values
         elif state == "without a list":
             empty.append(name)
-        default = [] if shape[:1] == (None,) else [np.reshape(np.array(values, object), shape).tolist()]
+        default = (
+            [] if shape[:1] == (None,) else [np.reshape(np.array(values, object), shape).tolist()]
+        )
         asked[name] = shape, DTYPES[kind], *default
     made = tf.train.Example.FromString(message(tf, written))
     for name in empty:
@@ -123,19 +146,31 @@ def test_a_dtype_alone_is_one_value(tf: Any) -> None:
 
 def test_values_are_in_memory_of_their_own(tf: Any) -> None:
     record = example(tf, x=("float", [1, 2]), i=("int64", list(range(60))))
-    asked = {"x": ((2,), np.float32), "i": ((None,), np.int64), "d": ((2,), np.int64, np.array([5, 6]))}
+    asked = {
+        "x": ((2,), np.float32),
+        "i": ((None,), np.int64),
+        "d": ((2,), np.int64, np.array([5, 6])),
+    }
     first = lp.parse_example(record, asked)
     for array in first.values():
         array += 1
     second = lp.parse_example(record, asked)
-    assert second["x"].tolist() == [1, 2] and second["i"].tolist() == list(range(60)) and second["d"].tolist() == [5, 6]
+    assert (
+        second["x"].tolist() == [1, 2]
+        and second["i"].tolist() == list(range(60))
+        and second["d"].tolist() == [5, 6]
+    )
 
 
 @hypothesis.given(st.binary(max_size=60), st.integers(0, 80), st.integers(0, 255))
 @hypothesis.settings(max_examples=200, deadline=None)
 def test_damage_is_an_error_of_ours_or_unseen(tf: Any, garbage: bytes, at: int, byte: int) -> None:
     asked = {"i": ((None,), np.int64), "f": ((None,), np.float32), "name": ((None,), bytes)}
-    record = bytearray(example(tf, name=("bytes", [b"a name"]), i=("int64", [-1, 300] * 9), f=("float", [1.0, 2.0])))
+    record = bytearray(
+        example(
+            tf, name=("bytes", [b"a name"]), i=("int64", [-1, 300] * 9), f=("float", [1.0, 2.0])
+        )
+    )
     record[at % len(record)] = byte
     for data in (garbage, bytes(record)):
         with contextlib.suppress(lp.ArgumentError):
@@ -153,13 +188,21 @@ def test_what_is_missing_or_of_another_kind_is_named(tf: Any) -> None:
         lp.parse_example(record, {"Lable": np.int64})
     with pytest.raises(lp.ArgumentError, match=f"{has} Pass a default"):
         lp.parse_example(record, {"mask": np.int64})
-    with pytest.raises(lp.ArgumentError, match=r"\['label'\]: expected float32, but the record has int64"):
+    with pytest.raises(
+        lp.ArgumentError, match=r"\['label'\]: expected float32, but the record has int64"
+    ):
         lp.parse_example(record, {"label": np.float32})
-    with pytest.raises(lp.ArgumentError, match=r"\['empty'\]: expected int64, but the record has bytes"):
+    with pytest.raises(
+        lp.ArgumentError, match=r"\['empty'\]: expected int64, but the record has bytes"
+    ):
         lp.parse_example(record, {"empty": ((None,), np.int64)})
-    with pytest.raises(lp.ArgumentError, match=r"\['box'\]: .* 3 float32 values, but shape \(2, 2\) takes 4"):
+    with pytest.raises(
+        lp.ArgumentError, match=r"\['box'\]: .* 3 float32 values, but shape \(2, 2\) takes 4"
+    ):
         lp.parse_example(record, {"box": ((2, 2), np.float32)})
-    with pytest.raises(lp.ArgumentError, match=r"has 3 float32 values, but shape \(None, 2\) takes a multiple of 2"):
+    with pytest.raises(
+        lp.ArgumentError, match=r"has 3 float32 values, but shape \(None, 2\) takes a multiple of 2"
+    ):
         lp.parse_example(record, {"box": ((None, 2), np.float32)})
     with pytest.raises(lp.ArgumentError, match=r"\['empty'\]: the record has 0 bytes values"):
         lp.parse_example(record, {"empty": ((), bytes, b"default")})
@@ -170,32 +213,53 @@ def test_what_is_missing_or_of_another_kind_is_named(tf: Any) -> None:
 @pytest.mark.parametrize(
     "what",
     [
-        *(np.float64, str, "nothing", ((2,), None), (4, np.int64), ((2, None), np.int64), ((-1,), np.int64)),
+        *(
+            np.float64,
+            str,
+            "nothing",
+            ((2,), None),
+            (4, np.int64),
+            ((2, None), np.int64),
+            ((-1,), np.int64),
+        ),
         *(((None, 0), np.int64), ((None,), np.int64, 0), ((),), ((), np.int64, 0, 0)),
         lp.ArraySpec((2,), np.int64),
     ],
     ids=str,
 )
 def test_features_that_say_nothing_sound(what: Any) -> None:
-    with pytest.raises(lp.ArgumentError, match=r"features\['x'\] must be np.int64, np.float32, bytes, "):
+    with pytest.raises(
+        lp.ArgumentError, match=r"features\['x'\] must be np.int64, np.float32, bytes, "
+    ):
         lp.parse_example(b"", {"x": what})
 
 
 def test_a_default_that_does_not_fit_is_named() -> None:
-    for what in (((), np.int64, 1.5), ((3,), np.int64, [1, 2]), ((), np.float32, "text"), ((), bytes, "text")):
-        with pytest.raises(lp.ArgumentError, match=r"features\['x'\]: the default .* does not fit: "):
+    for what in (
+        ((), np.int64, 1.5),
+        ((3,), np.int64, [1, 2]),
+        ((), np.float32, "text"),
+        ((), bytes, "text"),
+    ):
+        with pytest.raises(
+            lp.ArgumentError, match=r"features\['x'\]: the default .* does not fit: "
+        ):
             lp.parse_example(b"", {"x": what})
 
 
 def test_a_record_that_is_no_bytes() -> None:
     for wrong in ("text", 5):
-        with pytest.raises(lp.ArgumentError, match=r"record must be the bytes of a tf.train.Example, got "):
+        with pytest.raises(
+            lp.ArgumentError, match=r"record must be the bytes of a tf.train.Example, got "
+        ):
             lp.parse_example(wrong, {})  # type: ignore[arg-type]
 
 
 def test_a_record_that_is_cut_anywhere_is_refused_or_lacks_what_was_cut(tf: Any) -> None:
     """As Protocol Buffers do: only between two fields of the outermost message a cut cannot be seen."""
-    record = example(tf, name=("bytes", [b"a name"]), i=("int64", list(range(-20, 300))), f=("float", [1.0, 2.0]))
+    record = example(
+        tf, name=("bytes", [b"a name"]), i=("int64", list(range(-20, 300))), f=("float", [1.0, 2.0])
+    )
     asked = {"i": ((None,), np.int64), "f": ((None,), np.float32), "name": ((None,), bytes)}
     lp.parse_example(record, asked)
     for size in range(1, len(record)):

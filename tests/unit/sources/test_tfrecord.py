@@ -19,7 +19,28 @@ import loaderpool as lp
 Write = Callable[..., Path]
 
 # Of all lengths that matter: none, a header's, and some beside the buffer in which headers are looked for.
-LENGTHS = [0, 1, 11, 12, 13, 15, 16, 17, 300, 8191, 8192, 8193, 65536 - 16, 65536, 200_000, 3, 0, 0, 70_000, 1]
+LENGTHS = [
+    0,
+    1,
+    11,
+    12,
+    13,
+    15,
+    16,
+    17,
+    300,
+    8191,
+    8192,
+    8193,
+    65536 - 16,
+    65536,
+    200_000,
+    3,
+    0,
+    0,
+    70_000,
+    1,
+]
 
 
 def records_of(lengths: list[int], seed: int = 0) -> list[bytes]:
@@ -92,7 +113,8 @@ def test_a_file_that_is_cut_anywhere_is_refused(small: Path, size: int, check_cr
         assert list(lp.TFRecords(path, check_crc)) == RECORDS[:whole]
     elif size:
         with pytest.raises(
-            lp.SourceError, match=rf"cut: record {whole + 1} \(at byte {BEGINS[whole]}\) is truncated"
+            lp.SourceError,
+            match=rf"cut: record {whole + 1} \(at byte {BEGINS[whole]}\) is truncated",
         ) as caught:
             lp.TFRecords(path, check_crc)
         advice = f"head -c {BEGINS[whole]} {path} > NEW" if whole else "Is this a TFRecord file?"
@@ -103,14 +125,19 @@ def test_a_file_that_is_cut_anywhere_is_refused(small: Path, size: int, check_cr
 
 
 @hypothesis.given(place=st.integers(0, SIZE - 1), bit=st.integers(0, 7))
-def test_any_bit_that_is_flipped_is_noticed_and_costs_no_more_than_it_must(small: Path, place: int, bit: int) -> None:
+def test_any_bit_that_is_flipped_is_noticed_and_costs_no_more_than_it_must(
+    small: Path, place: int, bit: int
+) -> None:
     data = bytearray(small.read_bytes())
     data[place] ^= 1 << bit
     path = small.with_name("flipped")
     path.write_bytes(data)
     record = max(number for number, begin in enumerate(BEGINS) if begin <= place)
     if place - BEGINS[record] < 12:  # the length, or its checksum: no way to the records behind it
-        with pytest.raises(lp.SourceError, match=rf"record {record + 1} \(at byte {BEGINS[record]}\) is truncated or"):
+        with pytest.raises(
+            lp.SourceError,
+            match=rf"record {record + 1} \(at byte {BEGINS[record]}\) is truncated or",
+        ):
             lp.TFRecords(path)
         return
     source = lp.TFRecords(path)
@@ -119,7 +146,8 @@ def test_any_bit_that_is_flipped_is_noticed_and_costs_no_more_than_it_must(small
             assert source[number] == expected
             continue
         with pytest.raises(
-            lp.SourceError, match=rf"record {record + 1} of .*flipped \(at byte {BEGINS[record]}\) is dam"
+            lp.SourceError,
+            match=rf"record {record + 1} of .*flipped \(at byte {BEGINS[record]}\) is dam",
         ):
             source[number]
     unchecked = lp.TFRecords(path, check_crc=False)
@@ -127,10 +155,14 @@ def test_any_bit_that_is_flipped_is_noticed_and_costs_no_more_than_it_must(small
     assert unchecked[record] == bytes(data[begin : begin + len(RECORDS[record])])
 
 
-def test_a_damaged_file_among_sound_ones_is_named_and_its_sound_part_read_by_the_advice(write: Write) -> None:
+def test_a_damaged_file_among_sound_ones_is_named_and_its_sound_part_read_by_the_advice(
+    write: Write,
+) -> None:
     paths = [write(name, [name.encode(), b"last"]) for name in ("a", "b", "c")]
     os.truncate(paths[1], paths[1].stat().st_size - 1)
-    with pytest.raises(lp.SourceError, match=rf"{paths[1]}: record 2 \(at byte 17\) .*: head -c 17 ") as caught:
+    with pytest.raises(
+        lp.SourceError, match=rf"{paths[1]}: record 2 \(at byte 17\) .*: head -c 17 "
+    ) as caught:
         lp.TFRecords(paths)
     command = str(caught.value).partition("run: ")[2].replace("NEW", str(paths[1].with_name("new")))
     subprocess.run(command, shell=True, check=True)
@@ -149,10 +181,16 @@ def test_a_length_that_would_go_on_past_the_end_without_checksums(tmp_path: Path
 
 @pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
 @pytest.mark.parametrize("check_crc", [True, False])
-def test_compressed_records_are_those_of_tensorflow(tf: Any, write: Write, kind: str, check_crc: bool) -> None:
+def test_compressed_records_are_those_of_tensorflow(
+    tf: Any, write: Write, kind: str, check_crc: bool
+) -> None:
     path = write("x", records_of(LENGTHS), kind)
     expected = tf.data.TFRecordDataset(str(path), kind).as_numpy_iterator()
-    assert list(lp.TFRecords(path, check_crc)) == [bytes(record) for record in expected] == records_of(LENGTHS)
+    assert (
+        list(lp.TFRecords(path, check_crc))
+        == [bytes(record) for record in expected]
+        == records_of(LENGTHS)
+    )
 
 
 def test_a_record_as_long_as_a_compressed_file_begins_is_none(write: Write) -> None:
@@ -175,6 +213,8 @@ def test_the_package_for_checksums_is_asked_for_only_where_it_is_used(
 ) -> None:
     path = write("x", [b"abc"])
     monkeypatch.setitem(__import__("sys").modules, "google_crc32c", None)
-    with pytest.raises(ImportError, match=r"TFRecords needs google_crc32c, .*: pip install 'loaderpool\[files\]'"):
+    with pytest.raises(
+        ImportError, match=r"TFRecords needs google_crc32c, .*: pip install 'loaderpool\[files\]'"
+    ):
         lp.TFRecords(path)
     assert lp.TFRecords(path, check_crc=False)[0] == b"abc"

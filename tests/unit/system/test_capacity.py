@@ -45,7 +45,14 @@ def test_cpu_time_of_a_process_is_what_its_own_clock_says() -> None:
             "KMP_AFFINITY=granularity=fine,compact,1,0",
         ),
         (64, 1, None, None, {"KMP_AFFINITY": "verbose,none"}, ""),
-        (64, 1, None, None, {"KMP_AFFINITY": "disabled", "OMP_PLACES": "cores"}, "OMP_PLACES=cores"),
+        (
+            64,
+            1,
+            None,
+            None,
+            {"KMP_AFFINITY": "disabled", "OMP_PLACES": "cores"},
+            "OMP_PLACES=cores",
+        ),
     ],
 )
 def test_openmp_is_named_if_it_left_one_cpu(

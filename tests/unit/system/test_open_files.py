@@ -50,7 +50,9 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_descriptors_of_one_description_are_found_and_unchanged(opener: Opener, path: Path, seed: int) -> None:
+def test_descriptors_of_one_description_are_found_and_unchanged(
+    opener: Opener, path: Path, seed: int
+) -> None:
     draws = random.Random(seed)
     firsts = {}
     for _ in range(40):
@@ -58,28 +60,45 @@ def test_descriptors_of_one_description_are_found_and_unchanged(opener: Opener, 
             copied = draws.choice([*firsts])
             firsts[opener.keep(os.dup(copied))] = firsts[copied]
         else:
-            descriptor = opener.open(path, draws.choice([os.O_RDONLY, os.O_RDONLY | os.O_NONBLOCK, os.O_RDWR]))
+            descriptor = opener.open(
+                path, draws.choice([os.O_RDONLY, os.O_RDONLY | os.O_NONBLOCK, os.O_RDWR])
+            )
             os.lseek(descriptor, draws.choice([0, 7]), os.SEEK_SET)
             firsts[descriptor] = descriptor
     before = [(fcntl.fcntl(each, fcntl.F_GETFL), os.lseek(each, 0, os.SEEK_CUR)) for each in firsts]
     assert {file.descriptor: file.first for file in opener.find()} == firsts
-    assert before == [(fcntl.fcntl(each, fcntl.F_GETFL), os.lseek(each, 0, os.SEEK_CUR)) for each in firsts]
+    assert before == [
+        (fcntl.fcntl(each, fcntl.F_GETFL), os.lseek(each, 0, os.SEEK_CUR)) for each in firsts
+    ]
 
 
-def test_a_reopened_file_has_its_position_and_no_longer_moves_others(opener: Opener, path: Path) -> None:
+def test_a_reopened_file_has_its_position_and_no_longer_moves_others(
+    opener: Opener, path: Path
+) -> None:
     original = opener.open(path)
     os.lseek(original, 10, os.SEEK_SET)
     copies = [opener.keep(os.dup(original)), opener.keep(os.dup(original))]
-    open_files.reopen(file._replace(first=copies[0]) for file in opener.find() if file.descriptor != original)
+    open_files.reopen(
+        file._replace(first=copies[0]) for file in opener.find() if file.descriptor != original
+    )
     assert [os.read(each, 1)[0] for each in (copies[0], copies[1], original)] == [10, 11, 10]
 
 
 def test_flags_and_inheritance_are_kept(opener: Opener, path: Path) -> None:
-    appended, inherited = opener.open(path, os.O_RDWR | os.O_APPEND), opener.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    appended, inherited = (
+        opener.open(path, os.O_RDWR | os.O_APPEND),
+        opener.open(path, os.O_RDONLY | os.O_NONBLOCK),
+    )
     os.set_inheritable(inherited, True)
-    before = [(fcntl.fcntl(each, fcntl.F_GETFL), os.get_inheritable(each)) for each in (appended, inherited)]
+    before = [
+        (fcntl.fcntl(each, fcntl.F_GETFL), os.get_inheritable(each))
+        for each in (appended, inherited)
+    ]
     open_files.reopen(opener.find())
-    assert before == [(fcntl.fcntl(each, fcntl.F_GETFL), os.get_inheritable(each)) for each in (appended, inherited)]
+    assert before == [
+        (fcntl.fcntl(each, fcntl.F_GETFL), os.get_inheritable(each))
+        for each in (appended, inherited)
+    ]
 
 
 def test_flags_of_the_first_opening_hinder_no_second_one(opener: Opener, path: Path) -> None:
@@ -99,7 +118,11 @@ def test_only_what_has_a_position_is_found(opener: Opener, path: Path) -> None:
     for end in os.pipe():
         opener.keep(end)
     opener.keep(os.memfd_create("loaderpool-slots"))
-    found = [opener.open(path), opener.open(path.parent), opener.keep(os.memfd_create("of-another"))]
+    found = [
+        opener.open(path),
+        opener.open(path.parent),
+        opener.keep(os.memfd_create("of-another")),
+    ]
     assert [file.descriptor for file in opener.find()] == found
 
 

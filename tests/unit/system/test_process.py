@@ -18,13 +18,20 @@ def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return made
 
 
-@pytest.mark.parametrize("name", ["json.decoder", "numpy.linalg", "loaderpool.errors", "builtins", "sys"])
+@pytest.mark.parametrize(
+    "name", ["json.decoder", "numpy.linalg", "loaderpool.errors", "builtins", "sys"]
+)
 def test_modules_of_python_of_packages_and_our_own_are_libraries(name: str) -> None:
     assert is_library(name)
 
 
 @pytest.mark.parametrize(
-    "directory", ["/other/env/lib/python3.11/site-packages", "/usr/lib/python3/dist-packages", "C/site-packages"]
+    "directory",
+    [
+        "/other/env/lib/python3.11/site-packages",
+        "/usr/lib/python3/dist-packages",
+        "C/site-packages",
+    ],
 )
 def test_a_package_of_another_environment_is_one(module: types.ModuleType, directory: str) -> None:
     """As a .pth file brings it in."""

@@ -114,7 +114,13 @@ def machine_of(
     ],
 )
 def test_cpus_are_divided_among_processes(
-    monkeypatch: pytest.MonkeyPatch, cpus: int, own: int, launchers: int, quota: float | None, settings: str, share: int
+    monkeypatch: pytest.MonkeyPatch,
+    cpus: int,
+    own: int,
+    launchers: int,
+    quota: float | None,
+    settings: str,
+    share: int,
 ) -> None:
     machine_of(monkeypatch, cpus, own, launchers, quota)
     setenv(monkeypatch, settings)
@@ -124,7 +130,9 @@ def test_cpus_are_divided_among_processes(
 def test_a_launcher_that_is_gone_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     machine_of(monkeypatch, 64, 16, 64)
     monkeypatch.setattr(os, "getppid", lambda: 2**22 + 1)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(16)} if not pid else os.kill(pid, 0))
+    monkeypatch.setattr(
+        os, "sched_getaffinity", lambda pid: {*range(16)} if not pid else os.kill(pid, 0)
+    )
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert ranks.usable_cpu_count() == 2
 

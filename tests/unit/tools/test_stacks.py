@@ -39,7 +39,9 @@ def test_frames_of_ours_below_it_stay() -> None:
     assert shown([*PROCESSES, *OURS, LOAD, read, LOAD]) == ["process 12: worker", LOAD, read, LOAD]
 
 
-@pytest.mark.parametrize("users", ["decode (PIL/Image.py:99)", "f (/tmp/ipykernel_7/12.py:1)", "<lambda> (train.py:2)"])
+@pytest.mark.parametrize(
+    "users", ["decode (PIL/Image.py:99)", "f (/tmp/ipykernel_7/12.py:1)", "<lambda> (train.py:2)"]
+)
 def test_a_librarys_function_may_be_the_users(users: str) -> None:
     assert shown([*PROCESSES, *OURS, users]) == ["process 12: worker", users]
 
@@ -55,7 +57,9 @@ def test_stacks_without_the_users_code_stay_whole(processes: int, label: str) ->
 def test_raw_stacks_that_become_one_are_added(tmp_path: Path) -> None:
     other = [*PROCESSES, "run (threading.py:3)", *OURS, LOAD]
     path = tmp_path / "p.txt"
-    path.write_text(f"{';'.join([*PROCESSES, *OURS, LOAD])} 3\n{';'.join(other)} 4\n{PROCESSES[0]} 1\n")
+    path.write_text(
+        f"{';'.join([*PROCESSES, *OURS, LOAD])} 3\n{';'.join(other)} 4\n{PROCESSES[0]} 1\n"
+    )
     rewrite(path, "title")
     assert path.read_text() == f"process 12: worker;{LOAD} 7\nprocess 10: main process 1\n"
 
@@ -64,10 +68,16 @@ def test_speedscope_samples_begin_with_the_users_function(tmp_path: Path) -> Non
     frames = [{"name": "serve", "file": "loaderpool/core/supervisor.py", "line": 3},
               {"name": "load", "file": "train.py", "line": 8}]  # fmt: skip
     path = tmp_path / "p.json"
-    content = {"shared": {"frames": frames}, "profiles": [{"samples": [[0, 1], [0], []], "weights": [1, 1, 1]}]}
+    content = {
+        "shared": {"frames": frames},
+        "profiles": [{"samples": [[0, 1], [0], []], "weights": [1, 1, 1]}],
+    }
     path.write_text(json.dumps(content))
     rewrite(path, "title")
-    assert json.loads(path.read_text())["profiles"][0] == {"samples": [[1], [0], []], "weights": [1, 1, 1]}
+    assert json.loads(path.read_text())["profiles"][0] == {
+        "samples": [[1], [0], []],
+        "weights": [1, 1, 1],
+    }
 
 
 def flame_graph(*levels: list[tuple[str, int, int]]) -> str:

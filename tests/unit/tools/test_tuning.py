@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.tools.tune import Measurement, Setting, bursts_of, choose, default_counts, is_clear, measure_all
+from loaderpool.tools.tune import (
+    Measurement,
+    Setting,
+    bursts_of,
+    choose,
+    default_counts,
+    is_clear,
+    measure_all,
+)
 
 
 def measurement(workers: int, rate: float, cpus: float = 1.0, threads: int = 1) -> Measurement:
@@ -79,7 +87,9 @@ def test_fewer_workers_come_before_fewer_threads() -> None:
     assert str(found.setting) == "workers=1, threads=4"
 
 
-@pytest.mark.parametrize(("cpus", "counts"), [(1, [0, 1, 2]), (2, [0, 1, 2, 4]), (6, [0, 1, 2, 4, 6, 8, 12])])
+@pytest.mark.parametrize(
+    ("cpus", "counts"), [(1, [0, 1, 2]), (2, [0, 1, 2, 4]), (6, [0, 1, 2, 4, 6, 8, 12])]
+)
 def test_default_counts_double_up_to_twice_the_cpus(cpus: int, counts: list[int]) -> None:
     assert default_counts(cpus) == counts
 
@@ -93,7 +103,9 @@ def test_rounds_go_forth_and_back_and_no_rate_is_above_what_can_be() -> None:
     order: list[tuple[int, int]] = []
     loader = lp.Loader(range(40), _wait, batch_size=4, workers=0)
     settings = [Setting(0), Setting(2)]
-    found = measure_all(loader, settings, 0.3, lambda done, number: order.append((number, done.setting.workers)))
+    found = measure_all(
+        loader, settings, 0.3, lambda done, number: order.append((number, done.setting.workers))
+    )
     assert order == [(1, 2), (1, 0), (2, 0), (2, 2)]  # 0 workers last
     none, two = found
     assert none.samples_per_s < 250 and none.samples_per_s < two.samples_per_s < 2 * 250 * 1.1

@@ -26,7 +26,9 @@ class Course:
     """What became of it."""
 
     seconds: float = 0.0
-    changes: list[tuple[float, int]] = dataclasses.field(default_factory=list)  # when, and to how many workers
+    changes: list[tuple[float, int]] = dataclasses.field(
+        default_factory=list
+    )  # when, and to how many workers
 
     def after(self, seconds: float) -> list[int]:
         """The numbers that were chosen from then on."""
@@ -34,7 +36,12 @@ class Course:
 
 
 def run(
-    tuner: Autotuner, workers: int, window_of: WindowOf, seconds: float, noise: float = 0.0, seed: int = 0
+    tuner: Autotuner,
+    workers: int,
+    window_of: WindowOf,
+    seconds: float,
+    noise: float = 0.0,
+    seed: int = 0,
 ) -> tuple[int, Course]:
     """Have it train for so long; `noise` is of each window's times. Returns the last number, and the course."""
     course, chance = Course(), random.Random(seed)
@@ -65,13 +72,18 @@ def slowed(seen: Window, factor: float) -> Window:
 
 def part_of(seen: Window, steps: int) -> Window:
     """So many steps of it, each as all of them."""
-    counts = {name: round(getattr(seen, name) * steps / seen.steps) for name in ("ready_steps", "made", "samples")}
+    counts = {
+        name: round(getattr(seen, name) * steps / seen.steps)
+        for name in ("ready_steps", "made", "samples")
+    }
     return dataclasses.replace(slowed(seen, steps / seen.steps), steps=steps, **counts)
 
 
 def least_that_feeds(training: Training) -> int:
     best = training.length(MOST)
-    return next(workers for workers in range(1, MOST + 1) if training.length(workers) <= 1.02 * best)
+    return next(
+        workers for workers in range(1, MOST + 1) if training.length(workers) <= 1.02 * best
+    )
 
 
 def window_of(training: Training):
@@ -89,9 +101,13 @@ trainings = st.builds(
 )
 
 
-@given(trainings, st.integers(1, MOST - 2))  # from MOST - 1 the last one makes steps shorter by less than is noise
+@given(
+    trainings, st.integers(1, MOST - 2)
+)  # from MOST - 1 the last one makes steps shorter by less than is noise
 @settings(max_examples=300)
-def test_whatever_it_begins_with_it_comes_to_rest_where_the_training_is_fed(training: Training, first: int) -> None:
+def test_whatever_it_begins_with_it_comes_to_rest_where_the_training_is_fed(
+    training: Training, first: int
+) -> None:
     workers, course = run(Autotuner(1, MOST), first, window_of(training), seconds=900)
     assert training.length(workers) <= 1.05 * training.length(MOST)
     assert workers <= max(least_that_feeds(training) + 1, 1)
@@ -103,7 +119,9 @@ def test_whatever_it_begins_with_it_comes_to_rest_where_the_training_is_fed(trai
 @settings(max_examples=300)
 def test_noise_has_it_change_rarely(training: Training, first: int, seed: int) -> None:
     """Steps of windows that differ by 3 %."""
-    workers, course = run(Autotuner(1, MOST), first, window_of(training), seconds=1800, noise=0.03, seed=seed)
+    workers, course = run(
+        Autotuner(1, MOST), first, window_of(training), seconds=1800, noise=0.03, seed=seed
+    )
     assert training.length(workers) <= 1.15 * training.length(MOST)
     assert len(course.after(300)) <= 10
 
@@ -147,7 +165,9 @@ def test_workers_that_slow_the_training_down_are_taken_back() -> None:
 def test_bounds_hold() -> None:
     workers, _ = run(Autotuner(3, 6), 3, window_of(BLOCKING), seconds=120)
     assert workers == 6
-    workers, _ = run(Autotuner(3, 6), 6, window_of(dataclasses.replace(BLOCKING, step_s=5.0)), seconds=400)
+    workers, _ = run(
+        Autotuner(3, 6), 6, window_of(dataclasses.replace(BLOCKING, step_s=5.0)), seconds=400
+    )
     assert workers == 3
 
 
@@ -169,7 +189,9 @@ def test_a_ceiling_is_tried_again_within_a_minute_where_workers_compute_all_the_
 
     def window(workers: int, steps: int) -> Window:
         slower = 1 if workers == 1 else 2
-        return dataclasses.replace(computing, sample_cpu_s=slower * 3.4e-3).window(workers, steps=steps)
+        return dataclasses.replace(computing, sample_cpu_s=slower * 3.4e-3).window(
+            workers, steps=steps
+        )
 
     tuner = Autotuner(1, 2)
     workers, course = run(tuner, 1, window, seconds=20)

@@ -61,7 +61,9 @@ ERRORS = {
 
 @pytest.mark.parametrize("name", ERRORS)
 @pytest.mark.parametrize("from_worker", [False, True])
-def test_what_is_kept_is_the_error_in_all_but_its_frames(name: str, from_worker: bool, no_collector: None) -> None:
+def test_what_is_kept_is_the_error_in_all_but_its_frames(
+    name: str, from_worker: bool, no_collector: None
+) -> None:
     class InAFrame:
         pass
 
@@ -72,13 +74,24 @@ def test_what_is_kept_is_the_error_in_all_but_its_frames(name: str, from_worker:
             raise error
         except BaseException as caught:
             kept = _without_frames(caught)
-            return kept, weakref.ref(in_a_frame), type(caught), str(caught), caught.args, dict(vars(caught))
+            return (
+                kept,
+                weakref.ref(in_a_frame),
+                type(caught),
+                str(caught),
+                caught.args,
+                dict(vars(caught)),
+            )
         finally:
             del error
 
     kept, frame, cls, text, arguments, attributes = fail()
     assert frame() is None, "the error keeps the frames that it passed"
-    assert (type(kept), str(kept), kept.args) == (cls, text, arguments) and kept.__traceback__ is None
+    assert (type(kept), str(kept), kept.args) == (
+        cls,
+        text,
+        arguments,
+    ) and kept.__traceback__ is None
     assert vars(kept) == attributes
     if from_worker:
         assert isinstance(kept, SampleError) and kept.index == 3 and kept.remote_traceback

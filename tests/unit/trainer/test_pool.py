@@ -48,7 +48,10 @@ def started_pools(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
     ids=["start", "close", "resize"],
 )
 def test_another_thread_waits_for_the_start_and_then_does_what_it_wants(
-    act: Callable[[Pool], object], workers: int | None, started_pools: list[StandIn], monkeypatch: pytest.MonkeyPatch
+    act: Callable[[Pool], object],
+    workers: int | None,
+    started_pools: list[StandIn],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool, came = Pool(1), list[object]()
     thread = threading.Thread(target=lambda: came.append(act(pool)))
@@ -80,7 +83,9 @@ def test_a_close_by_a_finalizer_in_the_middle_of_the_start_leaves_no_workers(
     assert [each.is_closed for each in started_pools] == [True]
 
 
-def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pool = Pool(1)
     thread = threading.Thread(target=pool._lock.acquire)
     thread.start()

@@ -11,7 +11,13 @@ import pytest
 from loaderpool.system import capacity
 from loaderpool.trainer import autotune
 from loaderpool.trainer.autotune import PoolWorkers
-from loaderpool.trainer.explain.window import Autotuned, Decision, Snapshot, WorkerCounts, sums_of_workers
+from loaderpool.trainer.explain.window import (
+    Autotuned,
+    Decision,
+    Snapshot,
+    WorkerCounts,
+    sums_of_workers,
+)
 
 S = 1_000_000_000
 
@@ -38,7 +44,10 @@ class Loader:
     def look(self, now_s: int, workers: int) -> Snapshot:
         busy_s = self.steps * self.making_s / workers
         each = WorkerCounts(
-            busy_s=busy_s, idle_s=now_s - busy_s, cpu_s=0.01 * busy_s, made=int(16 * self.steps / workers)
+            busy_s=busy_s,
+            idle_s=now_s - busy_s,
+            cpu_s=0.01 * busy_s,
+            made=int(16 * self.steps / workers),
         )
         counts: dict[str, Any] = sums_of_workers(dict.fromkeys(range(workers), each), None)
         return Snapshot(
@@ -115,7 +124,9 @@ def test_memory_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("how", ["gone", "idle"])
-def test_a_loader_that_is_gone_or_was_idle_for_long_has_no_say(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_is_gone_or_was_idle_for_long_has_no_say(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool, training = PoolWorkers(1, 32), [Loader(making_ms=390)]
     workers = train(pool, training[0], 60, workers=2)
     if how == "gone":

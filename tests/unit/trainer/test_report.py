@@ -37,7 +37,11 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         found = dict(attributes)
         self.tags.append(tag)
-        self.links += [value or "" for name, value in attributes if name in ("href", "src", "xlink:href", "action")]
+        self.links += [
+            value or ""
+            for name, value in attributes
+            if name in ("href", "src", "xlink:href", "action")
+        ]
         if tag not in VOID:
             self._open.append((tag, found.get("id")))
 
@@ -80,7 +84,9 @@ def test_all_of_it_is_shown_and_is_inside_as_json(statistics: lp.Statistics) -> 
         assert text in page.text
 
 
-def test_what_looks_like_html_is_text_nothing_is_fetched_and_no_script_runs(statistics: lp.Statistics) -> None:
+def test_what_looks_like_html_is_text_nothing_is_fetched_and_no_script_runs(
+    statistics: lp.Statistics,
+) -> None:
     page, text = page_of(dataclasses.replace(statistics, notes=(HOSTILE,)), fn=HOSTILE)
     assert page.tags.count("script") == text.count("<script") == text.count("</script") == 1
     assert page.text.count(HOSTILE) == 1
@@ -92,11 +98,20 @@ def test_what_looks_like_html_is_text_nothing_is_fetched_and_no_script_runs(stat
 def test_settings_have_names_and_no_data_and_no_paths(tmp_path: Path) -> None:
     secret, path = ["a-name-of-a-patient"], tmp_path / "report.html"
     with lp.Loader(
-        secret, lambda item: np.float32(len(item)), batch_size=2, workers=0, cache=tmp_path / "cache", pad=False
+        secret,
+        lambda item: np.float32(len(item)),
+        batch_size=2,
+        workers=0,
+        cache=tmp_path / "cache",
+        pad=False,
     ) as loader:
         loader.report(path)
     text = path.read_text(encoding="utf-8")
     told = json.loads(Page(text).data)["settings"]
-    assert (told["source"].split()[0], told["size"], told["batch_size"]) == ("builtins.list", "1", "2")
+    assert (told["source"].split()[0], told["size"], told["batch_size"]) == (
+        "builtins.list",
+        "1",
+        "2",
+    )
     assert "<lambda>" in told["function"]
     assert secret[0] not in text and str(tmp_path) not in text

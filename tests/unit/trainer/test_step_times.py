@@ -20,7 +20,9 @@ class Consumer:
     def __init__(self, makes_here: bool = False) -> None:
         self.counters, self.now_ns = Counters(makes_here), 1
 
-    def take(self, worked_ms: int, waited_ms: int, batches: int = 1, is_first: bool = False) -> None:
+    def take(
+        self, worked_ms: int, waited_ms: int, batches: int = 1, is_first: bool = False
+    ) -> None:
         self.now_ns += worked_ms * MS
         self.counters.asked_ns = self.now_ns
         self.now_ns += waited_ms * MS
@@ -35,7 +37,9 @@ class Consumer:
 
 def hand_over(counters: Counters, now_ns: int, waited_ns: int, batches: int = 1) -> None:
     form = SimpleNamespace(may_be_padded=False)
-    delivery: Any = SimpleNamespace(waited_ns=waited_ns, count=batches, origin=(0,) * 5, form=form, counts=list)
+    delivery: Any = SimpleNamespace(
+        waited_ns=waited_ns, count=batches, origin=(0,) * 5, form=form, counts=list
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "monotonic_ns", lambda: now_ns)
         counters.note(delivery)

@@ -36,11 +36,17 @@ class Picture:
         self.title, self.told = str(svg.findtext("title")), str(svg.findtext("desc"))
         self.is_image = svg.get("role") == "img"
         self.ticks = {str(text.text): place(text.get("x")) for text in svg.findall("text")}
-        self.rows = {str(row.findtext("text")): [*map(bar, row.findall("rect"))] for row in svg.findall("g")}
+        self.rows = {
+            str(row.findtext("text")): [*map(bar, row.findall("rect"))] for row in svg.findall("g")
+        }
 
     def of(self, label: str, state: str) -> list[tuple[float, float]]:
         """Return where a row has bars of a state over its whole height."""
-        return [(each.begin, each.end) for each in self.rows[label] if each.state == state and each.share == 1]
+        return [
+            (each.begin, each.end)
+            for each in self.rows[label]
+            if each.state == state and each.share == 1
+        ]
 
 
 def place(x: str | None) -> float:
@@ -50,7 +56,9 @@ def place(x: str | None) -> float:
 
 def bar(rect: ET.Element) -> Bar:
     begin, width = place(rect.get("x")), float(str(rect.get("width")).rstrip("%")) / 82
-    return Bar(str(rect.get("class"))[3:], begin, begin + width, float(str(rect.get("height"))) / 14)
+    return Bar(
+        str(rect.get("class"))[3:], begin, begin + width, float(str(rect.get("height"))) / 14
+    )
 
 
 def drawn(made: HandMadeRecording, now_ms: float = 1_000.0, lent: int = 1) -> Picture:
@@ -91,7 +99,9 @@ def test_screen_readers_get_the_shares_in_words() -> None:
     picture = drawn(two_batches())
     assert picture.is_image and picture.title == "The last 1 s"
     assert "training: training step 35%, waits for data 65%" in picture.told
-    assert re.search(r"worker 1: runs a task: your function.* 67%, waits for a task 33%$", picture.told)
+    assert re.search(
+        r"worker 1: runs a task: your function.* 67%, waits for a task 33%$", picture.told
+    )
 
 
 def test_full_buffers_are_told_from_missing_work() -> None:
@@ -111,7 +121,9 @@ def test_buffers_of_an_abandoned_pass_are_free_again() -> None:
     for batch in range(7):
         made.ticket(0, batch * 50, 50, batch, ticket=batch + 1)
     made.delivery(0, 50, 0, begins_pass=True)
-    made.delivery(400, 10, 0, run=10, begins_pass=True)  # of the next pass, of which nothing is made ahead
+    made.delivery(
+        400, 10, 0, run=10, begins_pass=True
+    )  # of the next pass, of which nothing is made ahead
     made.ticket(0, 500, 100, 70, ticket=9)
     picture = drawn(made)
     assert picture.of("worker 0", "buffer") == near((0.35, 0.5))
@@ -127,7 +139,9 @@ def test_short_tasks_are_shares_of_the_height() -> None:
     tasks = [each for each in picture.rows["worker 0"] if each.state == "task"]
     assert len(tasks) <= 121
     assert {round(each.share, 2) for each in tasks} == {0.25}
-    assert sum((each.end - each.begin) * each.share for each in tasks) == pytest.approx(0.25, abs=0.01)
+    assert sum((each.end - each.begin) * each.share for each in tasks) == pytest.approx(
+        0.25, abs=0.01
+    )
 
 
 def test_a_task_that_runs_reaches_now() -> None:
@@ -136,7 +150,10 @@ def test_a_task_that_runs_reaches_now() -> None:
     made.call(0, 200, 300, 40, ticket=5)  # of the ticket that runs
     base = Board.base(0)
     made.board[base + Field.TICKET] = 5
-    made.board[base + Field.INDEX], made.board[base + Field.STARTED_NS] = 42, ns(600)  # after some short ones
+    made.board[base + Field.INDEX], made.board[base + Field.STARTED_NS] = (
+        42,
+        ns(600),
+    )  # after some short ones
     assert drawn(made).of("worker 0", "task") == near((0.2, 1))
 
 
@@ -194,16 +211,23 @@ def test_before_the_first_batch_there_are_no_bars() -> None:
 
 def test_a_measured_window_has_bars() -> None:
     picture = Picture(shares_figure(window_of(looks(20, pids=(100, 101)), math.inf)))
-    assert all(sum(each.end - each.begin for each in row) == pytest.approx(1) for row in picture.rows.values())
+    assert all(
+        sum(each.end - each.begin for each in row) == pytest.approx(1)
+        for row in picture.rows.values()
+    )
 
 
 def luminance(color: str) -> float:
     parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
+    linear = [
+        each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts
+    ]
     return sum(weight * each for weight, each in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-@pytest.mark.parametrize("ground", ["#ffffff", "#111111", "#1e1e1e"], ids=["light", "dark", "notebook"])
+@pytest.mark.parametrize(
+    "ground", ["#ffffff", "#111111", "#1e1e1e"], ids=["light", "dark", "notebook"]
+)
 def test_fills_stand_out_on_light_and_dark(ground: str) -> None:
     """By the contrast that WCAG 2.1 asks of graphics."""
     for color in re.findall(r"#[0-9a-f]{6}", STYLE):

@@ -46,7 +46,10 @@ def test_a_batch_is_found_by_its_name_from_the_wait_for_it_to_its_samples() -> N
     assert names(trace, 200, "tasks") == ["batch 0", "batch 2"]
     assert names(trace, 201, "tasks") == ["batch 1", "item 40", "item 41", "item 42"]
     sample, wait = trace.one("item 41"), trace.one("wait for batch 1")
-    assert (wait["dur"], trace.one("step: batch 1")["dur"]) == (pytest.approx(76_000), pytest.approx(14_000))
+    assert (wait["dur"], trace.one("step: batch 1")["dur"]) == (
+        pytest.approx(76_000),
+        pytest.approx(14_000),
+    )
     assert sample["dur"] == pytest.approx(90_000)
     assert (sample["args"]["index"], sample["args"]["ticket"]) == (41, 2)
 
@@ -92,7 +95,10 @@ def test_rows_of_one_batch_are_tickets_of_it() -> None:
     made = HandMadeRecording()
     made.ticket(0, 10, 50, 4, ticket=1, rows=(0, 16))
     made.ticket(1, 10, 80, 4, ticket=2, rows=(16, 32))
-    assert sorted(each["args"]["rows"] for each in shown(made).named("batch 4")) == [[0, 16], [16, 32]]
+    assert sorted(each["args"]["rows"] for each in shown(made).named("batch 4")) == [
+        [0, 16],
+        [16, 32],
+    ]
 
 
 def test_a_chunk_is_several_steps() -> None:
@@ -101,7 +107,10 @@ def test_a_chunk_is_several_steps() -> None:
     made.delivery(5, 14, 64, count=64)
     trace = shown(made)
     assert names(trace, 200, "tasks") == ["batches 64 to 127"]
-    assert names(trace, TRAINER, "steps") == ["wait for batches 64 to 127", "steps: batches 64 to 127"]
+    assert names(trace, TRAINER, "steps") == [
+        "wait for batches 64 to 127",
+        "steps: batches 64 to 127",
+    ]
 
 
 def test_what_runs_now_is_shown_as_long_as_it_has_run() -> None:
@@ -135,7 +144,11 @@ def test_calls_side_by_side_are_on_tracks_of_their_own() -> None:
         made.call(0, 11 + thread * 0.1, 6, 70 + thread, ticket=1)
     made.ticket(0, 10, 10, 0, ticket=1)
     trace = shown(made)
-    assert [trace.tracks[each] for each in trace.slices if each[0] == 200] == ["tasks", "tasks (2)", "tasks (3)"]
+    assert [trace.tracks[each] for each in trace.slices if each[0] == 200] == [
+        "tasks",
+        "tasks (2)",
+        "tasks (3)",
+    ]
 
 
 def test_failed_tickets_say_so() -> None:
@@ -147,7 +160,9 @@ def test_failed_tickets_say_so() -> None:
 def test_batches_that_are_made_here_have_no_slot() -> None:
     made = HandMadeRecording(workers=0)
     for batch in range(4):
-        made.delivery(10 + batch * 10, 6, batch, way=DeliveryKind.MADE_HERE, run=0, begins_pass=batch == 0)
+        made.delivery(
+            10 + batch * 10, 6, batch, way=DeliveryKind.MADE_HERE, run=0, begins_pass=batch == 0
+        )
     trace = shown(made, loader=None)
     assert names(trace, TRAINER, "steps")[:3] == ["make batch 0", "step: batch 0", "make batch 1"]
 
@@ -156,7 +171,9 @@ def test_only_what_is_over_in_the_window_is_in_it() -> None:
     trace = shown(slow_sample(), seconds=0.89)  # from 110 ms on
     assert [each["name"] for each in trace.named("step")] == ["step: batch 1", "step: batch 2"]
     assert trace.head["loaderpool"]["seconds"] == pytest.approx(0.89)
-    assert trace.head["baseTimeNanoseconds"] == 1_700_000_000 * 10**9 - 890 * MS  # of the wall clock
+    assert (
+        trace.head["baseTimeNanoseconds"] == 1_700_000_000 * 10**9 - 890 * MS
+    )  # of the wall clock
     assert trace.one("step: batch 2")["ts"] == pytest.approx(10_010)
 
 
@@ -170,7 +187,9 @@ def test_records_of_any_numbers_make_a_trace() -> None:
             kind = draws.integers(4)
             ticket, batch = (int(each) for each in draws.integers(0, 4, 2))
             if kind <= 1:
-                made.ticket(int(kind), began, took, batch, ticket=ticket, has_failed=bool(draws.integers(2)))
+                made.ticket(
+                    int(kind), began, took, batch, ticket=ticket, has_failed=bool(draws.integers(2))
+                )
             elif kind == 2:
                 made.call(0, began, took, batch, ticket=ticket)
             else:

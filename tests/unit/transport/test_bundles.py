@@ -36,7 +36,9 @@ def bundled(items: list[Any], first: int = 0) -> tuple[Frame, list[Any]]:
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("shape", [(0,), (10,), (300, 400), (5, 70, 71)])
-def test_arrays_large_and_small_arrive_writable_and_apart(shape: tuple[int, ...], order: Any) -> None:
+def test_arrays_large_and_small_arrive_writable_and_apart(
+    shape: tuple[int, ...], order: Any
+) -> None:
     array = np.asarray(np.random.default_rng(0).random(shape), order=order)
     frozen = array.copy(order)
     frozen.flags.writeable = False

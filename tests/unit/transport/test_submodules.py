@@ -35,7 +35,9 @@ def test_the_same_submodules_are_found_as_by_cloudpickle(function: Callable[[], 
     values = [concurrent, email, logging, os, sys, xml, 3]
     expected = internals._find_imported_submodules(function.__code__, values)
     found = _submodules_used(function.__code__, values)
-    assert sorted(module.__name__ for module in found) == sorted(module.__name__ for module in expected)
+    assert sorted(module.__name__ for module in found) == sorted(
+        module.__name__ for module in expected
+    )
 
 
 def test_a_submodule_is_imported_where_the_function_arrives() -> None:

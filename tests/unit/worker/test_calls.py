@@ -39,7 +39,9 @@ def stopping(times: int) -> Callable[[int], int]:
 
 @pytest.mark.parametrize(("times", "error"), [(1, RuntimeError), (2, StopIteration)])
 @pytest.mark.parametrize("last", [2, 3, 5])
-def test_stop_iteration_is_an_error_of_its_own_sample(times: int, error: type[Exception], last: int) -> None:
+def test_stop_iteration_is_an_error_of_its_own_sample(
+    times: int, error: type[Exception], last: int
+) -> None:
     results: list[Any] = []
     with pytest.raises(error):
         calls_of(stopping(times)).block(rows(range(last + 1)), 0, last + 1, results, None)
@@ -47,7 +49,9 @@ def test_stop_iteration_is_an_error_of_its_own_sample(times: int, error: type[Ex
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_what_is_no_error_of_the_function_is_never_met_by_calling_it_again(error: type[BaseException]) -> None:
+def test_what_is_no_error_of_the_function_is_never_met_by_calling_it_again(
+    error: type[BaseException],
+) -> None:
     calls: list[int] = []
 
     def work() -> None:
@@ -73,7 +77,9 @@ def test_an_error_after_a_draw_is_met_again_with_seeds() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", [range(20), range(3, 60, 2), range(10, -10, -1), range(1, 21), list(range(20))], ids=str
+    "source",
+    [range(20), range(3, 60, 2), range(10, -10, -1), range(1, 21), list(range(20))],
+    ids=str,
 )
 @pytest.mark.parametrize("fn", [None, str])
 def test_a_range_gives_what_its_index_has(source: Any, fn: Any) -> None:

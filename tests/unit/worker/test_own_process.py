@@ -86,8 +86,12 @@ def test_the_watch_does_not_fire_for(watch: GlobalsWatch, code: Callable[[], obj
     assert watch.look() == before
 
 
-@pytest.mark.parametrize("normal", [np.random.normal, lambda: random.gauss(0, 1)], ids=["numpy", "random"])
-def test_a_gaussian_that_was_kept_before_is_gone(watch: GlobalsWatch, normal: Callable[[], object]) -> None:
+@pytest.mark.parametrize(
+    "normal", [np.random.normal, lambda: random.gauss(0, 1)], ids=["numpy", "random"]
+)
+def test_a_gaussian_that_was_kept_before_is_gone(
+    watch: GlobalsWatch, normal: Callable[[], object]
+) -> None:
     """It would be returned without a draw."""
     normal()
     before = watch.look()
@@ -152,7 +156,9 @@ def test_the_trainers_state_comes_back_with_its_cached_gaussians(cached: bool) -
     assert global_draws() == expected
 
 
-def test_blocks_leave_the_generators_as_they_were_however_they_end_and_whoever_drew_between() -> None:
+def test_blocks_leave_the_generators_as_they_were_however_they_end_and_whoever_drew_between() -> (
+    None
+):
     kept = KeptGlobals()
     for draws, fails, looks in itertools.product([False, True], repeat=3):
         random.random(), np.random.normal()  # between two blocks: the program's own

@@ -24,7 +24,9 @@ def write(make: Callable[[int], Any]) -> list[Any] | None:
     take = converter.take or (lambda result: result)
     results = [take(make(index)) for index in range(ROWS)]
     arrays = [np.zeros((ROWS, *c.shape), c.dtype) for c in spec.components]
-    return [array.tolist() for array in arrays] if converter.write_block(arrays, 0, results) else None
+    return (
+        [array.tolist() for array in arrays] if converter.write_block(arrays, 0, results) else None
+    )
 
 
 def returning(kept: Any, fill: Callable[[Any, int], object]) -> Any:
@@ -59,7 +61,14 @@ def test_a_row_that_does_not_fit_is_left_to_its_own_call(odd: Any) -> None:
 )  # fmt: skip
 def test_arrays_of_another_kind_are_left_to_be_written_one_by_one(odd: Any) -> None:
     for odd_rows in ({2}, {1, 2, 3}):
-        assert write(lambda index, rows=odd_rows: odd.copy() if index in rows else np.full(2, float(index))) is None
+        assert (
+            write(
+                lambda index, rows=odd_rows: (
+                    odd.copy() if index in rows else np.full(2, float(index))
+                )
+            )
+            is None
+        )
 
 
 def test_what_shares_memory() -> None:
@@ -68,7 +77,9 @@ def test_what_shares_memory() -> None:
     fixed.flags.writeable = False
     own = [np.zeros(3) for _ in range(3)]
     assert not share_memory(own)
-    assert not share_memory([(array, array) for array in own]), "within one result is its own affair"
+    assert not share_memory([(array, array) for array in own]), (
+        "within one result is its own affair"
+    )
     assert not share_memory([array[1:] for array in own])
     assert not share_memory([np.frombuffer(b"abcd", np.uint8)] * 3), "it cannot be filled again"
     assert not share_memory([fixed, fixed])

@@ -37,7 +37,9 @@ def test_threads_see_what_setup_did_to_its_context() -> None:
 
 
 @pytest.mark.parametrize("kind", [ValueError, StopIteration, SystemExit, KeyboardInterrupt])
-def test_the_first_failing_row_is_named_and_all_calls_are_over_before_it_is_told(kind: type[BaseException]) -> None:
+def test_the_first_failing_row_is_named_and_all_calls_are_over_before_it_is_told(
+    kind: type[BaseException],
+) -> None:
     running: set[int] = set()
 
     def fn(index: int) -> int:
@@ -102,7 +104,9 @@ def test_an_abandoned_ticket_begins_hardly_a_call_and_is_answered_when_none_runs
             one.fill(1)
         with pytest.raises(Abandoned):
             one.fill(2)
-        assert len(begun) <= 8 + 2 + 2  # all of the first in the queue, what ran, and one more for each thread
+        assert (
+            len(begun) <= 8 + 2 + 2
+        )  # all of the first in the queue, what ran, and one more for each thread
         assert sorted(over) == sorted(begun)
 
 
@@ -152,7 +156,9 @@ def test_draws_are_the_users_affair_without_seeding() -> None:
         assert one.prepare().make(0)[0][0].tolist() == list(range(8))
 
 
-@pytest.mark.parametrize("view", [lambda buffer: buffer, lambda buffer: buffer[1:]], ids=["array", "view"])
+@pytest.mark.parametrize(
+    "view", [lambda buffer: buffer, lambda buffer: buffer[1:]], ids=["array", "view"]
+)
 def test_samples_that_share_a_buffer_are_refused(view: Any) -> None:
     buffer = np.zeros(4)
 
@@ -164,7 +170,9 @@ def test_samples_that_share_a_buffer_are_refused(view: Any) -> None:
     with bench(fn) as one:
         one.prepare()
         assert one.begin(2)
-        with pytest.raises(WorkFailed, match=r"Return a new one from each call, .* or set threads=1") as caught:
+        with pytest.raises(
+            WorkFailed, match=r"Return a new one from each call, .* or set threads=1"
+        ) as caught:
             one.make(1)
     assert isinstance(caught.value.error, lp.ArgumentError)
 

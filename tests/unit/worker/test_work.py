@@ -104,10 +104,14 @@ def test_small_rows_are_made_one_by_one_once_they_have_brought_down_a_worker() -
     assert seen[1:] == [4, 5, 6, 7]
 
 
-def test_the_board_says_whether_its_sample_is_the_first_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_board_says_whether_its_sample_is_the_first_of_a_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Where rows take microseconds; and a ticket whose rows are made one by one says so again."""
     seen: list[tuple[int, int]] = []
-    bench = Bench(lambda index: seen.append((bench.told_index(), bench.numbers[Field.BLOCK])) or index)
+    bench = Bench(
+        lambda index: seen.append((bench.told_index(), bench.numbers[Field.BLOCK])) or index
+    )
     bench.prepare()
     for batch, single_ns in ((1, 1 << 62), (2, 0), (3, 1 << 62)):
         monkeypatch.setattr("loaderpool.worker.work._SINGLE_ROW_NS", single_ns)
@@ -118,7 +122,9 @@ def test_the_board_says_whether_its_sample_is_the_first_of_a_block(monkeypatch: 
 # ---- the global generators ----
 
 
-def test_a_ticket_that_is_seen_to_draw_is_done_again_with_seeds_and_from_then_on_all_are_seeded() -> None:
+def test_a_ticket_that_is_seen_to_draw_is_done_again_with_seeds_and_from_then_on_all_are_seeded() -> (
+    None
+):
     calls: list[int] = []
 
     def draw(index: int) -> float:
@@ -151,4 +157,8 @@ def test_out_lies_in_the_slot_itself() -> None:
     bench = Bench(fill).prepare()
     [batch] = bench.make(1)
     assert all(np.shares_memory(out[name], bench.slots[1]) for out in seen for name in ("x", "n"))
-    assert len(seen) == 4 and batch["x"][:, 1, 1].tolist() == [4, 5, 6, 7] and batch["n"].tolist() == [-4, -5, -6, -7]
+    assert (
+        len(seen) == 4
+        and batch["x"][:, 1, 1].tolist() == [4, 5, 6, 7]
+        and batch["n"].tolist() == [-4, -5, -6, -7]
+    )

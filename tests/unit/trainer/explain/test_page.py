@@ -17,7 +17,14 @@ from tests.support.looks import look, looks
 def path() -> str | None:
     """Where this process's page can be opened."""
     links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
-    return next((link for link in links if os.path.lexists(link) and f":loaderpool-{NAME} " in os.readlink(link)), None)
+    return next(
+        (
+            link
+            for link in links
+            if os.path.lexists(link) and f":loaderpool-{NAME} " in os.readlink(link)
+        ),
+        None,
+    )
 
 
 def read() -> bytearray:
@@ -76,10 +83,14 @@ def test_a_fork_writes_nothing_to_the_page_of_the_process_that_it_is_of() -> Non
 
 
 def test_of_a_loader_it_tells_rates_a_verdict_and_what_workers_are_at() -> None:
-    calls = CallTimes(100, 10**9, 0, (0,) * 23 + (60, 40) + (0,) * (BUCKETS - 25), (SlowItem(8812, 3, 1.5),))
+    calls = CallTimes(
+        100, 10**9, 0, (0,) * 23 + (60, 40) + (0,) * (BUCKETS - 25), (SlowItem(8812, 3, 1.5),)
+    )
     seen = looks(20, pids=(100, 101), calls=calls)
     told = json.loads(json.dumps(told_of(seen)))
-    assert told["explanation"]["headline"].endswith("waited 50% of the time for data (50 ms of a step of 100 ms)")
+    assert told["explanation"]["headline"].endswith(
+        "waited 50% of the time for data (50 ms of a step of 100 ms)"
+    )
     assert (told["steps_per_s"], told["samples_per_s"], told["bytes_per_s"]) == (10, 320, 320_000)
     of_two_epochs = [seen[0], *(dataclasses.replace(each, epochs=each.number) for each in seen[1:])]
     assert told_of(of_two_epochs)["steps_per_s"] == pytest.approx(10.5)  # a last batch in every 2 s

@@ -70,7 +70,10 @@ def test_workers_are_paused_for_two_seconds_in_five_minutes_at_most() -> None:
         now_s += 2.0
     assert len(paused_s) > 5
     for begin_s, _ in paused_s:
-        assert sum(each for at_s, each in paused_s if begin_s <= at_s < begin_s + PERIOD_S) <= MOST_PAUSED_S
+        assert (
+            sum(each for at_s, each in paused_s if begin_s <= at_s < begin_s + PERIOD_S)
+            <= MOST_PAUSED_S
+        )
 
 
 def test_a_trial_that_found_nothing_is_repeated_soon() -> None:
@@ -80,7 +83,9 @@ def test_a_trial_that_found_nothing_is_repeated_soon() -> None:
     assert log.is_due(WAITS, 105.0)
 
 
-@pytest.mark.parametrize("found", [TrialResult(8, 8, 4, RATE, 0.5), TrialResult(8, 4, 2, RATE, 1.5)])
+@pytest.mark.parametrize(
+    "found", [TrialResult(8, 8, 4, RATE, 0.5), TrialResult(8, 4, 2, RATE, 1.5)]
+)
 def test_what_was_found_is_not_tried_again_for_five_minutes(found: TrialResult) -> None:
     log = log_after(found)
     assert log.tried == Tried(*found[:4])
@@ -92,13 +97,17 @@ def test_what_was_found_is_not_tried_again_for_five_minutes(found: TrialResult) 
 def test_another_rate_or_number_of_workers_is_tried() -> None:
     log = log_after(TrialResult(8, 8, 4, RATE, 0.5))
     assert log.is_due(tried(BLOCKING.window(16), log.tried), 110.0)
-    assert log.is_due(tried(dataclasses.replace(BLOCKING, sample_blocked_s=99e-3).window(8), log.tried), 110.0)
+    assert log.is_due(
+        tried(dataclasses.replace(BLOCKING, sample_blocked_s=99e-3).window(8), log.tried), 110.0
+    )
 
 
 def test_fewer_workers_are_tried_where_the_advice_was_followed() -> None:
     """The first trial had no time to find the fewest."""
     log = log_after(TrialResult(8, 4, 0, RATE, 1.0))
-    few = dataclasses.replace(BLOCKING.window(4), samples=WAITS.samples, seconds=WAITS.seconds, tried=log.tried)
+    few = dataclasses.replace(
+        BLOCKING.window(4), samples=WAITS.samples, seconds=WAITS.seconds, tried=log.tried
+    )
     assert find_verdict(few).verdict is Verdict.SOURCE_LIMIT
     assert log.is_due(few, 100.0 + PERIOD_S)
     assert not log.is_due(tried(of=log.tried), 100.0 + PERIOD_S)
@@ -134,7 +143,9 @@ def test_trials_of_one_training_add_up() -> None:
     few = Tried(4, 4, 2, RATE)
     assert Tried(8, 4, 0, RATE).merged(few) == Tried(8, 4, 2, RATE)
     assert Tried(8, 4, 0, RATE).merged(Tried(4, 1, 0, RATE)) == Tried(8, 1, 0, RATE)
-    assert Tried(8, 4, 0, RATE).merged(Tried(4, 4, 2, 2 * RATE)) == Tried(4, 4, 2, 2 * RATE)  # another training
+    assert Tried(8, 4, 0, RATE).merged(Tried(4, 4, 2, 2 * RATE)) == Tried(
+        4, 4, 2, 2 * RATE
+    )  # another training
     assert Tried(8, 2, 0, RATE).merged(few) == few  # it contradicts
     assert Tried(8, 8, 4, RATE).merged(Tried(16, 16, 8, 2 * RATE)) == Tried(16, 16, 8, 2 * RATE)
 

@@ -25,7 +25,9 @@ WIDE = Training(step_s=2e-3, batch=256, sample_cpu_s=60e-6, step_cpu_s=0.5e-3)
 
 def with_waits(window: Window, share: float) -> Window:
     """The same window, in which the consumer waited so much and its own time was less."""
-    return dataclasses.replace(window, wait_s=share * window.seconds, ready_steps=0, ready_steps_s=0.0)
+    return dataclasses.replace(
+        window, wait_s=share * window.seconds, ready_steps=0, ready_steps_s=0.0
+    )
 
 
 def verdict(window: Window) -> Verdict:
@@ -40,8 +42,12 @@ TYPICAL: dict[Verdict, Window] = {
     Verdict.TOO_FEW_WORKERS: COMPUTING.window(4),
     Verdict.CPUS_FULL: FULL.window(4),
     Verdict.SOURCE_WAITS: BLOCKING.window(4),
-    Verdict.SOURCE_LIMIT: MIXED.window(8, paces=(Pace(4, 320.0), Pace(8, 320.0)), samples=16_000, seconds=50.0),
-    Verdict.MEMORY_BANDWIDTH: WIDE.window(6, paces=(Pace(2, 33_000.0, 30e-6), Pace(6, 80_000.0, 60e-6))),
+    Verdict.SOURCE_LIMIT: MIXED.window(
+        8, paces=(Pace(4, 320.0), Pace(8, 320.0)), samples=16_000, seconds=50.0
+    ),
+    Verdict.MEMORY_BANDWIDTH: WIDE.window(
+        6, paces=(Pace(2, 33_000.0, 30e-6), Pace(6, 80_000.0, 60e-6))
+    ),
     Verdict.MEMORY_LIMIT: idle(slots=4, slots_wanted=19, slot_bytes=400 << 20),
     Verdict.STRAGGLERS: slowed(idle(), 30.0),
     Verdict.BATCH_OVERHEAD: TINY.window(2),
@@ -55,7 +61,9 @@ TYPICAL: dict[Verdict, Window] = {
 
 
 @pytest.mark.parametrize("wanted", Verdict, ids=lambda wanted: wanted.name)
-def test_each_verdict_is_told_by_its_evidence_in_rates_and_in_spite_of_noise(wanted: Verdict) -> None:
+def test_each_verdict_is_told_by_its_evidence_in_rates_and_in_spite_of_noise(
+    wanted: Verdict,
+) -> None:
     window = TYPICAL[wanted]
     found = find_verdict(window)
     assert found.verdict is wanted
@@ -65,7 +73,11 @@ def test_each_verdict_is_told_by_its_evidence_in_rates_and_in_spite_of_noise(wan
         longer = find_verdict(times(window, 3))
         assert (longer.verdict, longer.change) == (wanted, found.change)
     for noise in (0.98, 1.02):
-        noisy = {"wait_s": noise * window.wait_s, "cpu_s": noise * window.cpu_s, "busy_s": noise * window.busy_s}
+        noisy = {
+            "wait_s": noise * window.wait_s,
+            "cpu_s": noise * window.cpu_s,
+            "busy_s": noise * window.busy_s,
+        }
         assert verdict(dataclasses.replace(window, **noisy)) is wanted
 
 
@@ -92,41 +104,95 @@ TOLD: list[tuple[Any, ...]] = [
     (with_waits(COMPUTING.window(4), 0.051), V.TOO_FEW_WORKERS, None),
     (Training(step_s=299e-6, sample_cpu_s=1e-6, step_cpu_s=1e-4).window(2), V.BATCH_OVERHEAD, None),
     (Training(step_s=301e-6, sample_cpu_s=1e-6, step_cpu_s=1e-4).window(2), V.COMPUTE_BOUND, None),
-    (WIDE.window(6, paces=(Pace(2, 33_000.0, 40e-6),), bytes=int(0.4e9 * WIDE_S)), V.TOO_FEW_WORKERS, None),
-    (WIDE.window(6, paces=(Pace(2, 33_000.0, 40e-6),), bytes=int(0.6e9 * WIDE_S)), V.MEMORY_BANDWIDTH, None),
-    (MIXED.window(6, paces=(Pace(6, 999.0),)), V.SOURCE_WAITS, None),  # so few should not have been slower
-    (COMPUTING.window(4, queued_s=0.2 * COMPUTING.window(4).busy_s), V.CPUS_FULL, None),  # they wait for a CPU
+    (
+        WIDE.window(6, paces=(Pace(2, 33_000.0, 40e-6),), bytes=int(0.4e9 * WIDE_S)),
+        V.TOO_FEW_WORKERS,
+        None,
+    ),
+    (
+        WIDE.window(6, paces=(Pace(2, 33_000.0, 40e-6),), bytes=int(0.6e9 * WIDE_S)),
+        V.MEMORY_BANDWIDTH,
+        None,
+    ),
+    (
+        MIXED.window(6, paces=(Pace(6, 999.0),)),
+        V.SOURCE_WAITS,
+        None,
+    ),  # so few should not have been slower
+    (
+        COMPUTING.window(4, queued_s=0.2 * COMPUTING.window(4).busy_s),
+        V.CPUS_FULL,
+        None,
+    ),  # they wait for a CPU
     (idle(slots=27, slots_wanted=32), V.INCOMPLETE, None),
     (slowed(idle(), 0.3 * idle().wait_s), V.INCOMPLETE, None),
     (idle(slots_lent=10, copied=45), V.INCOMPLETE, None),
     (idle(slots_lent=4, copied=100), V.INCOMPLETE, None),
     (idle(epochs=9, epoch_starts_s=0.4 * idle().wait_s), V.INCOMPLETE, None),
-    (COMPUTING.window(16, seconds=125.0, start_s=25.0, wait_s=32.0), V.INCOMPLETE, None),  # more waits come later
-    (COMPUTING.window(16), V.COMPUTE_BOUND, "workers=12)"),  # one more than make 32 samples of 25 ms in 75 ms
+    (
+        COMPUTING.window(16, seconds=125.0, start_s=25.0, wait_s=32.0),
+        V.INCOMPLETE,
+        None,
+    ),  # more waits come later
+    (
+        COMPUTING.window(16),
+        V.COMPUTE_BOUND,
+        "workers=12)",
+    ),  # one more than make 32 samples of 25 ms in 75 ms
     (COMPUTING.window(12), V.COMPUTE_BOUND, ""),
     (slowed(COMPUTING.window(16), 3.0), V.COMPUTE_BOUND, ""),  # workers that wait hide slow calls
     (Training(sample_cpu_s=1e-6).window(1), V.COMPUTE_BOUND, ""),
     (FEW.window(8, trainer_queued_s=8.0), V.NOISY_NEIGHBOUR, ""),
-    (dataclasses.replace(FEW, others=5.0).window(8, trainer_queued_s=8.0), V.NOISY_NEIGHBOUR, "", "other programs 5.0"),
+    (
+        dataclasses.replace(FEW, others=5.0).window(8, trainer_queued_s=8.0),
+        V.NOISY_NEIGHBOUR,
+        "",
+        "other programs 5.0",
+    ),
     (idle(trainer_queued_s=20.0), V.NOISY_NEIGHBOUR, None),
     (idle(trainer_queued_s=18.0), V.INCOMPLETE, None),  # data lack more
-    (COMPUTING.window(2, autotuned=Autotuned(32)), V.TOO_FEW_WORKERS, "", "tries 11 workers by itself: about 75 ms"),
+    (
+        COMPUTING.window(2, autotuned=Autotuned(32)),
+        V.TOO_FEW_WORKERS,
+        "",
+        "tries 11 workers by itself: about 75 ms",
+    ),
     (COMPUTING.window(2, autotuned=Autotuned(8)), V.TOO_FEW_WORKERS, "workers=(1, 11))"),
     (Training(sample_cpu_s=1e-3).window(16, autotuned=Autotuned(32)), V.COMPUTE_BOUND, ""),
     (BLOCKING.window(4), V.SOURCE_WAITS, "threads=6)"),
     (BLOCKING.window(4, lanes=40), V.SOURCE_WAITS, "workers=21)"),
     (MIXED.window(4), V.SOURCE_WAITS, "workers=11)"),  # threads are for what hardly computes
     (FULL.window(4), V.CPUS_FULL, "", PROFILE),
-    (FULL.window(4, **CACHED), V.CPUS_FULL, "cache=", PROFILE, "after the first epoch, at best 75 ms a step"),
+    (
+        FULL.window(4, **CACHED),
+        V.CPUS_FULL,
+        "cache=",
+        PROFILE,
+        "after the first epoch, at best 75 ms a step",
+    ),
     (FULL.window(4, calls_of="batch"), V.CPUS_FULL, "", PROFILE),
     (SHORT.in_process(), V.CPUS_FULL, "batch_fn="),
-    (dataclasses.replace(SHORT, sample_cpu_s=21e-6).in_process(), V.CPUS_FULL, ""),  # longer than a call
+    (
+        dataclasses.replace(SHORT, sample_cpu_s=21e-6).in_process(),
+        V.CPUS_FULL,
+        "",
+    ),  # longer than a call
     (CROWDED, V.CPUS_FULL, None, "of 4 usable CPUs, other programs 1.5. Stop these programs first"),
     (dataclasses.replace(FULL, others=0.3).window(4), V.CPUS_FULL, None, "!Stop"),
-    (HERE.window(4, **MORE_CPUS), V.TOO_FEW_WORKERS, None, "!other programs"),  # CPUs that are not ours
+    (
+        HERE.window(4, **MORE_CPUS),
+        V.TOO_FEW_WORKERS,
+        None,
+        "!other programs",
+    ),  # CPUs that are not ours
     (Training(sample_cpu_s=24e-3, step_cpu_s=75e-3, cpus=1).in_process(), V.CPUS_FULL, None),
     (LIMITED, V.SOURCE_LIMIT, "", "320 with 4"),
-    (BLOCKING.window(4, autotuned=IN_VAIN), V.SOURCE_LIMIT, "", 'no more with the 8 that workers="auto" tried'),
+    (
+        BLOCKING.window(4, autotuned=IN_VAIN),
+        V.SOURCE_LIMIT,
+        "",
+        'no more with the 8 that workers="auto" tried',
+    ),
     (BLOCKING.window(4, autotuned=Autotuned(32)), V.SOURCE_WAITS, None),
     (COMPUTING.window(4, autotuned=IN_VAIN), V.TOO_FEW_WORKERS, None),  # CPUs may be free again
     (idle(**MEMORY, slots_wanted=19), V.MEMORY_LIMIT, 'limits=lp.Limits(memory="7600MiB"))'),
@@ -157,8 +223,12 @@ TOLD: list[tuple[Any, ...]] = [
 ]
 
 
-@pytest.mark.parametrize(("window", "wanted", "change", "said"), [(*each[:3], each[3:]) for each in TOLD])
-def test_what_is_told(window: Window, wanted: Verdict, change: str | None, said: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("window", "wanted", "change", "said"), [(*each[:3], each[3:]) for each in TOLD]
+)
+def test_what_is_told(
+    window: Window, wanted: Verdict, change: str | None, said: tuple[str, ...]
+) -> None:
     found = find_verdict(window)
     assert found.verdict is wanted
     assert change is None or (change in found.change and bool(change) is bool(found.change))
@@ -168,7 +238,10 @@ def test_what_is_told(window: Window, wanted: Verdict, change: str | None, said:
 
 @pytest.mark.parametrize("lacking", [{"room_bytes": 2 << 30}, {"items_to_cache": 0}, {"bytes": 0}])
 def test_a_cache_is_told_only_where_it_fits(lacking: dict[str, Any]) -> None:
-    for window in (FULL.window(4, **CACHED), dataclasses.replace(TYPICAL[Verdict.SOURCE_LIMIT], **CACHED)):
+    for window in (
+        FULL.window(4, **CACHED),
+        dataclasses.replace(TYPICAL[Verdict.SOURCE_LIMIT], **CACHED),
+    ):
         found = find_verdict(window)
         assert "cache" in found.change and "10,000 items take 1.4 GiB" in found.expect
         assert "cache" not in find_verdict(dataclasses.replace(window, **lacking)).change
@@ -179,9 +252,15 @@ def test_a_limit_of_the_source_shows_where_more_workers_were_tried_in_vain() -> 
     waits = BLOCKING.window(4)
     rate = waits.samples_per_s
     assert verdict(dataclasses.replace(waits, paces=(Pace(8, 1.5 * rate),))) is Verdict.SOURCE_WAITS
-    assert verdict(dataclasses.replace(waits, paces=(Pace(8, 1.08 * rate),))) is Verdict.SOURCE_WAITS
-    assert verdict(dataclasses.replace(waits, paces=(Pace(8, 1.04 * rate),))) is Verdict.SOURCE_LIMIT
-    assert verdict(dataclasses.replace(waits, paces=(Pace(1, 0.96 * rate),))) is Verdict.SOURCE_LIMIT
+    assert (
+        verdict(dataclasses.replace(waits, paces=(Pace(8, 1.08 * rate),))) is Verdict.SOURCE_WAITS
+    )
+    assert (
+        verdict(dataclasses.replace(waits, paces=(Pace(8, 1.04 * rate),))) is Verdict.SOURCE_LIMIT
+    )
+    assert (
+        verdict(dataclasses.replace(waits, paces=(Pace(1, 0.96 * rate),))) is Verdict.SOURCE_LIMIT
+    )
     found = find_verdict(dataclasses.replace(waits, paces=(Pace(4, rate), Pace(8, 1.03 * rate))))
     assert found.verdict is Verdict.SOURCE_LIMIT
     assert found.change == ""  # what was tried in vain is not told again
@@ -193,8 +272,14 @@ def test_memory_bandwidth_shows_where_more_workers_were_tried_in_vain() -> None:
     rate, cpu_s = few.samples_per_s, few.cpu_s / few.samples
     assert verdict(few) is Verdict.TOO_FEW_WORKERS
     assert find_verdict(few).expect.startswith("if memory bandwidth is not full, ")
-    assert verdict(dataclasses.replace(few, paces=(Pace(4, rate, 1.1 * cpu_s),))) is Verdict.TOO_FEW_WORKERS
-    assert verdict(dataclasses.replace(few, paces=(Pace(4, 2 * rate, 1.5 * cpu_s),))) is Verdict.TOO_FEW_WORKERS
+    assert (
+        verdict(dataclasses.replace(few, paces=(Pace(4, rate, 1.1 * cpu_s),)))
+        is Verdict.TOO_FEW_WORKERS
+    )
+    assert (
+        verdict(dataclasses.replace(few, paces=(Pace(4, 2 * rate, 1.5 * cpu_s),)))
+        is Verdict.TOO_FEW_WORKERS
+    )
     found = find_verdict(dataclasses.replace(few, paces=(Pace(4, rate, 1.5 * cpu_s),)))
     assert found.verdict is Verdict.MEMORY_BANDWIDTH
     assert "With 4 workers a sample costs 1.50 times the CPU time it costs with 2" in found.why
@@ -206,7 +291,11 @@ def test_no_change_is_told_that_brings_next_to_nothing() -> None:
     window = slight.window(11, ready_steps=0, ready_steps_s=0.0, cpus=13.0)
     assert 0.03 < 1 - slight.step_s / window.step_s < 0.05
     found = find_verdict(window, waits_above=0.02)
-    assert (found.verdict, found.change, found.expected_step_s) == (Verdict.TOO_FEW_WORKERS, "", None)
+    assert (found.verdict, found.change, found.expected_step_s) == (
+        Verdict.TOO_FEW_WORKERS,
+        "",
+        None,
+    )
     assert "1.05 times" in found.expect
     assert find_verdict(slight.window(9)).change
 
@@ -225,7 +314,9 @@ def short_of(window: Window, seconds: float, steps: int) -> Window:
     times_s = ("wait_s", "busy_s", "idle_s", "cpu_s", "machine_cpu_s", "trainer_cpu_s")
     factor = seconds / window.seconds
     sums = {name: factor * getattr(window, name) for name in times_s}
-    return dataclasses.replace(window, seconds=seconds, steps=steps, samples=8 * steps, made=0, ready_steps=0, **sums)
+    return dataclasses.replace(
+        window, seconds=seconds, steps=steps, samples=8 * steps, made=0, ready_steps=0, **sums
+    )
 
 
 def test_slow_calls_are_told_whether_workers_find_time_to_be_idle_or_not() -> None:
@@ -274,7 +365,9 @@ CALLABLES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("code", sorted({find_verdict(window).change for window in changed()} - {""}))
+@pytest.mark.parametrize(
+    "code", sorted({find_verdict(window).change for window in changed()} - {""})
+)
 def test_a_change_is_code_with_arguments_that_there_are(code: str) -> None:
     calls = [node for node in ast.walk(ast.parse(code, mode="eval")) if isinstance(node, ast.Call)]
     assert calls

@@ -29,7 +29,9 @@ START_S = 3.0
 
 def seen(number: int, workers: int = 2, pid: int = 100) -> Snapshot:
     """A look of second `2 * number`, with calls, of a loader whose first batch was waited for."""
-    calls = CallTimes(10 * number, number * S, number * 1000, (number,) * BUCKETS, (SlowItem(8, 9, 7e-9),))
+    calls = CallTimes(
+        10 * number, number * S, number * 1000, (number,) * BUCKETS, (SlowItem(8, 9, 7e-9),)
+    )
     pids = tuple(range(pid, pid + workers))
     return look(number, pids=pids, calls=calls, end_ns=number * 2 * S, start_s=START_S)
 
@@ -40,13 +42,29 @@ def test_they_tell_what_was_between() -> None:
     assert (found.wait_s, found.wait_share, found.ready_steps) == (2.0, 0.5, 16)
     assert (found.workers, found.busy_s, found.idle_s, found.cpu_s) == (2, 4.0, 4.0, 2.0)
     assert (found.ready_steps_s, found.queued_s) == pytest.approx((0.8, 0.4))
-    assert (found.calls.calls, found.calls.slowest, found.slow_s) == (20, (SlowItem(8, 9, 7e-9),), 2e-6)
-    assert (found.machine_cpu_s, found.trainer_cpu_s, found.trainer_queued_s) == pytest.approx((4.0, 0.4, 0.1))
+    assert (found.calls.calls, found.calls.slowest, found.slow_s) == (
+        20,
+        (SlowItem(8, 9, 7e-9),),
+        2e-6,
+    )
+    assert (found.machine_cpu_s, found.trainer_cpu_s, found.trainer_queued_s) == pytest.approx(
+        (4.0, 0.4, 0.1)
+    )
     assert found.copied == 2
-    assert (found.slots, found.slots_lent, found.slots_wanted, found.cpus, found.threads) == (6, 2, 6, 4.0, 1)
+    assert (found.slots, found.slots_lent, found.slots_wanted, found.cpus, found.threads) == (
+        6,
+        2,
+        6,
+        4.0,
+        1,
+    )
     assert found.start_s == 0.0
     from_the_start = window_of([seen(0), seen(1)], 60.0)
-    assert (from_the_start.start_s, from_the_start.seconds, from_the_start.wait_s) == (3.0, 5.0, 4.0)
+    assert (from_the_start.start_s, from_the_start.seconds, from_the_start.wait_s) == (
+        3.0,
+        5.0,
+        4.0,
+    )
     assert from_the_start.elapsed_s == 5.0
     assert window_of([seen(0), seen(5)], 60.0).start_s == 0.0  # most was waited later
 
@@ -64,9 +82,15 @@ def test_sums_are_of_all_workers_that_there_were() -> None:
     before = look(3, pids=(100, 101))
     now = {0: look(4, pids=(100,)).by_worker[0], 2: WorkerCounts(500, 1, 0.5, 0.25, 0.125, 0.0, 7)}
     sums = sums_of_workers(now, before)
-    assert (sums["busy_s"], sums["idle_s"], sums["cpu_s"]) == (before.busy_s + 1.5, before.idle_s + 1.25, 3.0 + 0.625)
+    assert (sums["busy_s"], sums["idle_s"], sums["cpu_s"]) == (
+        before.busy_s + 1.5,
+        before.idle_s + 1.25,
+        3.0 + 0.625,
+    )
     assert sums["made"] == before.made + 207
-    replaced = sums_of_workers({0: WorkerCounts(500, 1, 0.5)}, before)  # another process begins again
+    replaced = sums_of_workers(
+        {0: WorkerCounts(500, 1, 0.5)}, before
+    )  # another process begins again
     assert replaced["busy_s"] == before.busy_s + 0.5
 
 
@@ -80,8 +104,15 @@ def compiled(own_s: tuple[float, ...]) -> list[Snapshot]:
     found, passed_s, steps = [], 0.0, 0
     for step_s, count in [(0.0, 0), *((each, 1) for each in own_s), (2.0, 100), (2.0, 100)]:
         passed_s, steps, number = passed_s + step_s, steps + count, len(found)
-        counts = {"steps": steps, "seconds": passed_s, "ready_steps": steps, "ready_steps_s": passed_s}
-        found.append(look(number, wait=0.0, pids=(100, 101), end_ns=10 * S + int(passed_s * S), **counts))
+        counts = {
+            "steps": steps,
+            "seconds": passed_s,
+            "ready_steps": steps,
+            "ready_steps_s": passed_s,
+        }
+        found.append(
+            look(number, wait=0.0, pids=(100, 101), end_ns=10 * S + int(passed_s * S), **counts)
+        )
     return found
 
 
@@ -94,19 +125,29 @@ def test_the_first_steps_which_compile_are_in_no_mean(own_s: tuple[float, ...]) 
 
 def test_a_start_is_told_until_training_went_on_for_twice_as_long() -> None:
     looks = [dataclasses.replace(seen(number), wait_s=0.0) for number in range(6)]
-    assert [window_of(looks[: count + 2], 60.0).start_s for count in (1, 2, 3, 4)] == [3.0, 3.0, 3.0, 0.0]
+    assert [window_of(looks[: count + 2], 60.0).start_s for count in (1, 2, 3, 4)] == [
+        3.0,
+        3.0,
+        3.0,
+        0.0,
+    ]
 
 
 @pytest.mark.parametrize(
-    ("numbers", "in_vain"), [((4, 8, 4), 8), ((2, 4, 8, 4), 8), ((4, 8), 0), ((4, 8, 5), 0), ((4, 2, 4), 0), ((4,), 0)]
+    ("numbers", "in_vain"),
+    [((4, 8, 4), 8), ((2, 4, 8, 4), 8), ((4, 8), 0), ((4, 8, 5), 0), ((4, 2, 4), 0), ((4,), 0)],
 )
-def test_workers_that_auto_tried_in_vain_are_those_that_it_took_back(numbers: tuple[int, ...], in_vain: int) -> None:
+def test_workers_that_auto_tried_in_vain_are_those_that_it_took_back(
+    numbers: tuple[int, ...], in_vain: int
+) -> None:
     decisions = tuple(Decision(1.0, *pair, "") for pair in itertools.pairwise(numbers))
     last = dataclasses.replace(seen(5), autotuned=Autotuned(32, decisions))
     assert window_of([seen(4), last], 60.0).autotuned.in_vain == in_vain
 
 
-def test_what_was_measured_with_other_numbers_of_workers_is_left_out_once_there_is_enough_of_these() -> None:
+def test_what_was_measured_with_other_numbers_of_workers_is_left_out_once_there_is_enough_of_these() -> (
+    None
+):
     looks = [seen(1, 1), seen(2, 1), seen(3, 3), seen(4, 3), seen(5, 3)]
     assert window_of(looks, 60.0).steps == 40
     assert window_of(looks[:3], 60.0).steps == 40  # one look with three workers tells nothing
@@ -135,13 +176,17 @@ def test_others_give_way_to_workers_that_hardly_compute() -> None:
     """Other programs use all that is free, and workers that read have to wait for a CPU only now and then."""
     window = BLOCKING.window(4)
     crowded = dataclasses.replace(
-        window, machine_cpu_s=16 * window.seconds, queued_s=0.1 * window.busy_s, busy_s=1.1 * window.busy_s
+        window,
+        machine_cpu_s=16 * window.seconds,
+        queued_s=0.1 * window.busy_s,
+        busy_s=1.1 * window.busy_s,
     )
     found = find_verdict(crowded)
     assert (found.verdict, found.change) == (Verdict.SOURCE_WAITS, find_verdict(window).change)
     computing = COMPUTING.window(4)
     assert (
-        find_verdict(dataclasses.replace(computing, machine_cpu_s=16 * computing.seconds)).verdict is Verdict.CPUS_FULL
+        find_verdict(dataclasses.replace(computing, machine_cpu_s=16 * computing.seconds)).verdict
+        is Verdict.CPUS_FULL
     )
 
 
@@ -150,7 +195,12 @@ def test_others_give_way_to_workers_that_hardly_compute() -> None:
     [
         (10, 0.75, 0.075 / 0.198, "about"),
         (4, 0.30, 0.1, "at best"),  # too few tell nothing,
-        (10, 60.0, 0.1, "at best"),  # nor do longer ones: a consumer that paused found data ready for that very reason
+        (
+            10,
+            60.0,
+            0.1,
+            "at best",
+        ),  # nor do longer ones: a consumer that paused found data ready for that very reason
     ],
 )
 def test_steps_that_found_data_ready_tell_the_step_that_there_would_be(
@@ -169,7 +219,9 @@ def test_no_more_threads_are_recommended_than_were_ever_measured() -> None:
 
 
 def test_no_number_of_workers_is_beyond_the_most() -> None:
-    slow = Training(sample_cpu_s=8.0, sample_blocked_s=12.0, cpus=5000)  # threads are not for what computes so much
+    slow = Training(
+        sample_cpu_s=8.0, sample_blocked_s=12.0, cpus=5000
+    )  # threads are not for what computes so much
     assert told(find_verdict(slow.window(8))) == 1024
     assert find_verdict(slow.window(1024)).change == ""
 
@@ -177,7 +229,9 @@ def test_no_number_of_workers_is_beyond_the_most() -> None:
 @pytest.mark.parametrize("workers", range(2, 16))
 def test_paces_of_workers_that_helped_are_no_limit(workers: int) -> None:
     """As many as are needed, but one, wait for a twentieth and more; who had fewer was slower."""
-    rates = tuple(Pace(each, COMPUTING.batch / COMPUTING.length(each)) for each in range(1, workers + 1))
+    rates = tuple(
+        Pace(each, COMPUTING.batch / COMPUTING.length(each)) for each in range(1, workers + 1)
+    )
     window = COMPUTING.window(workers, paces=rates)
     wanted = Verdict.TOO_FEW_WORKERS if window.wait_share >= WAITS_ABOVE else Verdict.COMPUTE_BOUND
     assert find_verdict(window).verdict is wanted

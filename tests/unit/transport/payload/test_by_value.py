@@ -80,7 +80,11 @@ class Project:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
-    real = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in FRAMEWORKS}
+    real = {
+        name: sys.modules.pop(name)
+        for name in list(sys.modules)
+        if name.partition(".")[0] in FRAMEWORKS
+    }
     before = set(sys.modules)
     monkeypatch.syspath_prepend(tmp_path)
     made = Project(tmp_path)
@@ -138,7 +142,9 @@ def test_a_function_that_uses_one_framework_needs_no_other(project: Project, use
     assert project.in_child(shipment, "(fn(2), 'data' in sys.modules)") == (([2], False), [needed])
 
 
-def test_a_module_that_code_imports_as_it_runs_is_the_one_that_its_functions_are_of(project: Project) -> None:
+def test_a_module_that_code_imports_as_it_runs_is_the_one_that_its_functions_are_of(
+    project: Project,
+) -> None:
     project.write(data="import torch\ntable = None\ndef load(i): return table[i]\n")
     load = project.load("data").load
 
@@ -148,7 +154,10 @@ def test_a_module_that_code_imports_as_it_runs_is_the_one_that_its_functions_are
         data.table = [5, 6]
 
     assert "torch" in ship({"fn": load}).without
-    assert project.in_child(ship({"fn": load, "setup": setup}), "(setup(), fn(1))[1]") == (6, ["torch"])
+    assert project.in_child(ship({"fn": load, "setup": setup}), "(setup(), fn(1))[1]") == (
+        6,
+        ["torch"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,7 +172,9 @@ def test_a_module_that_code_imports_as_it_runs_is_the_one_that_its_functions_are
         "class Loader:\n    def __call__(self, i): return tf.constant(i)\nload = Loader()",
     ],
 )
-def test_code_that_uses_tensorflow_goes_by_reference_and_finds_it(project: Project, use: str) -> None:
+def test_code_that_uses_tensorflow_goes_by_reference_and_finds_it(
+    project: Project, use: str
+) -> None:
     project.write(data=f"import tensorflow as tf\n{use}\n")
     shipment = ship({"fn": project.load("data").load})
     assert not shipment.without
@@ -209,14 +220,19 @@ def test_a_sibling_module_that_imports_tensorflow_does_not_make_code_travel_by_v
     """Unless the package itself imports that module."""
     project.write_files(
         {
-            f"{package}/__init__.py": "VERSION = 1" if is_imported else "from . import model\nVERSION = 1",
+            f"{package}/__init__.py": "VERSION = 1"
+            if is_imported
+            else "from . import model\nVERSION = 1",
             f"{package}/model.py": "import tensorflow",
             f"{package}/data.py": f"from {package} import VERSION\ndef load(i): return i + VERSION",
         }
     )
     project.load(f"{package}.model")
     shipment = ship({"fn": project.load(f"{package}.data").load})
-    assert project.in_child(shipment, f"(fn(2), '{package}.data' in sys.modules)") == ((3, is_imported), [])
+    assert project.in_child(shipment, f"(fn(2), '{package}.data' in sys.modules)") == (
+        (3, is_imported),
+        [],
+    )
 
 
 def test_annotations_that_name_tensorflow_types_are_no_use_of_it(project: Project) -> None:
@@ -234,14 +250,18 @@ def test_annotations_that_name_tensorflow_types_are_no_use_of_it(project: Projec
     )
     data = project.load("data")
     shipment = ship({"fn": data.load, "source": data.Item()})
-    (result, annotations), loaded = project.in_child(shipment, "(fn(source.half()), fn.__annotations__)")
+    (result, annotations), loaded = project.in_child(
+        shipment, "(fn(source.half()), fn.__annotations__)"
+    )
     assert result == (4, 4) and loaded == []
     assert annotations["i"] == (int | None), "what reads it in a worker has no `typing` there"
     assert annotations["text"] == "np.ndarray" and "Tensor" in annotations["return"]
     assert data.load.__annotations__["return"] == tuple[project.load("tensorflow").Tensor, int]
 
 
-def test_a_global_that_can_be_imported_but_not_pickled_makes_the_module_be_imported(project: Project) -> None:
+def test_a_global_that_can_be_imported_but_not_pickled_makes_the_module_be_imported(
+    project: Project,
+) -> None:
     project.write(
         data="import threading, tensorflow\nLOCK = threading.Lock()\ndef load(i):\n    with LOCK:\n        return i\n"
     )
@@ -322,8 +342,15 @@ def test_what_comes_back_is_of_the_trainers_own_class(project: Project) -> None:
     data = project.load("data")
     method = data.Data.__getitem__
     (pair, error), loaded = project.in_child(ship({"fn": data.fn}), "fn(0)")
-    assert data.Data.__getitem__ is method and method.__globals__ is vars(data)  # untouched by the round trip
-    assert type(pair) is data.Pair and pair.a == data.Item("x") and type(error) is data.Refused and loaded == []
+    assert data.Data.__getitem__ is method and method.__globals__ is vars(
+        data
+    )  # untouched by the round trip
+    assert (
+        type(pair) is data.Pair
+        and pair.a == data.Item("x")
+        and type(error) is data.Refused
+        and loaded == []
+    )
     assert type(pair.b) is data.Data and isinstance(pair.b, project.load("keras").utils.PyDataset)
     assert data.Data.__mro__[2] is project.load("keras").utils.PyDataset
     assert len(data.Data(4)) == 4 and data.Data(4).workers == 1
@@ -341,7 +368,10 @@ def test_a_dataset_class_that_uses_keras_gets_it(project: Project, body: str) ->
     project.write(data=dataset_module("PyDataset", body))
     shipment = ship({"source": project.load("data").Data(5)})
     assert not shipment.without
-    assert project.in_child(shipment, "(source[1], source.is_one())") == (((2, 10), (True, True, False)), ["keras"])
+    assert project.in_child(shipment, "(source[1], source.is_one())") == (
+        ((2, 10), (True, True, False)),
+        ["keras"],
+    )
 
 
 @pytest.mark.parametrize("base", ["Dataset", "torch.data.Dataset", "Dataset[int]"])

@@ -104,13 +104,19 @@ def local_functions() -> dict[str, Callable[..., Any]]:
     ("form", "path"),
     [
         ("closure", "closure variable 'lock' of function local_functions.<locals>.closure"),
-        ("outer", "closure variable 'closure' of function local_functions.<locals>.outer → closure variable 'lock'"),
+        (
+            "outer",
+            "closure variable 'closure' of function local_functions.<locals>.outer → closure variable 'lock'",
+        ),
         ("default", "default of 'guard' of local_functions.<locals>.default"),
         ("keyword", "default of 'guard' of local_functions.<locals>.keyword"),
         ("attribute", "attribute .guard of function local_functions.<locals>.attribute"),
         ("global", "global 'LOCK' used by local_functions.<locals>.global_"),
         ("class", "attribute .guard of class local_functions.<locals>.Local"),
-        ("cached", "the cached function local_functions.<locals>.closure → closure variable 'lock'"),
+        (
+            "cached",
+            "the cached function local_functions.<locals>.closure → closure variable 'lock'",
+        ),
         ("partial", "argument 'key' of the partial → closure variable 'lock' of function"),
     ],
 )
@@ -131,11 +137,17 @@ def test_a_lock_that_a_function_holds_is_named_by_its_variable(form: str, path: 
         ({threading.Lock()}, "source → item 0 of the set, "),
         (Holder(a=1, db=threading.Lock()), "source → attribute .db of Holder, "),
         (Slotted(threading.Lock()), "source → attribute .db of Slotted, "),
-        ([Item("x", None), Item("y", threading.Lock())], "source → item 1 of the list → attribute .handle of Item, "),
+        (
+            [Item("x", None), Item("y", threading.Lock())],
+            "source → item 1 of the list → attribute .handle of Item, ",
+        ),
         (collections.deque([0, threading.Lock()]), "source → item 1 of the deque, "),
         (collections.OrderedDict(x=threading.Lock()), "source → item 'x' of the OrderedDict, "),
         (np.array([None, threading.Lock()], dtype=object), "source → item 1 of the array, "),
-        (Holder(db=threading.Lock()).method, "the object of the method Holder.method → attribute .db of Holder, "),
+        (
+            Holder(db=threading.Lock()).method,
+            "the object of the method Holder.method → attribute .db of Holder, ",
+        ),
         ([numbers()], "source → item 0 of the list, of type generator"),
     ],
 )
@@ -160,7 +172,10 @@ class Rows:
     ("source", "path"),
     [
         (Rows(threading.Lock()), "source → attribute .handle of Rows, of type _thread.lock"),
-        ((np.arange(4), Rows(threading.Lock())), "source → item 1 of the tuple → attribute .handle of Rows, "),
+        (
+            (np.arange(4), Rows(threading.Lock())),
+            "source → item 1 of the tuple → attribute .handle of Rows, ",
+        ),
     ],
 )
 def test_a_path_names_no_attribute_of_loaderpool(source: Any, path: str) -> None:
@@ -207,7 +222,9 @@ class RaisesInGetstate:
         (RaisesInGetstate(), "raised KeyError: 'missing'", KeyError),
     ],
 )
-def test_what_the_users_own_pickling_raises_is_told_and_is_the_cause(item: Any, told: str, cause: type) -> None:
+def test_what_the_users_own_pickling_raises_is_told_and_is_the_cause(
+    item: Any, told: str, cause: type
+) -> None:
     error = refusal(source=[0, item])
     assert f"item 1 of the list, of type {__name__}.{type(item).__name__}" in str(error)
     assert told in str(error)
@@ -216,7 +233,9 @@ def test_what_the_users_own_pickling_raises_is_told_and_is_the_cause(item: Any, 
 
 def test_a_structure_nested_too_deeply_is_named_by_its_first_levels() -> None:
     nested: list[Any] = []
-    for _ in range(sys.getrecursionlimit() * 200):  # Python 3.14 has the depth of the C stack as the limit
+    for _ in range(
+        sys.getrecursionlimit() * 200
+    ):  # Python 3.14 has the depth of the C stack as the limit
         nested = [nested]
     text = str(refusal(source=[1, nested]))
     assert "source → item 1 of the list, of type list" in text and "recursion" in text
@@ -234,7 +253,10 @@ def test_a_path_walks_no_cycle_and_finds_the_part_that_is_the_cause() -> None:
     del engine.lock  # type: ignore[attr-defined]
     preparer.reference = weakref.ref(engine)  # type: ignore[attr-defined]
     text = str(refusal(source=engine))
-    assert "source → attribute .preparer of Holder → attribute .reference of Holder, of type weakref." in text
+    assert (
+        "source → attribute .preparer of Holder → attribute .reference of Holder, of type weakref."
+        in text
+    )
 
     items: list[Any] = [1]
     items += [items, {"whole": items}, threading.Lock()]
@@ -257,7 +279,10 @@ def test_parts_inside_of_a_librarys_object_are_not_shown_nor_advised_on() -> Non
     compiled.compiler = Holder.__new__(of_library("numpy.linalg", "Compiler"))
     compiled.compiler.registries = [{"functions": numbers()}]
     text = str(refusal(source=range(3), fn=functools.partial(max, compiled)))
-    assert "argument 0 of the partial, of type numpy.linalg.Compiled. Pickling it raised TypeError" in text
+    assert (
+        "argument 0 of the partial, of type numpy.linalg.Compiled. Pickling it raised TypeError"
+        in text
+    )
     assert "from_generator" not in text and "setup=" in text
     # What is the user's in it is.
     compiled.compiler.registries = [Holder(lock=threading.Lock())]
@@ -271,7 +296,10 @@ def refuses(self: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("module", "told"),
-    [("h5py.h5r", "An HDF5 reference belongs to its open file. "), ("h5py._hl.dataset", "An open HDF5 file cannot ")],
+    [
+        ("h5py.h5r", "An HDF5 reference belongs to its open file. "),
+        ("h5py._hl.dataset", "An open HDF5 file cannot "),
+    ],
 )
 def test_a_reference_of_hdf5_is_no_open_file(module: str, told: str) -> None:
     text = str(refusal(source=[of_library(module, "Reference", __reduce__=refuses)()]))
@@ -283,7 +311,9 @@ def test_real_references_of_hdf5_are_no_open_files(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         data = file.create_dataset("x", data=np.arange(10))
         for reference in (data.ref, data.regionref[2:4]):
-            assert "An HDF5 reference belongs to its open file. " in str(refusal(source=[reference]))
+            assert "An HDF5 reference belongs to its open file. " in str(
+                refusal(source=[reference])
+            )
         assert "An open HDF5 file cannot be sent" in str(refusal(source=[data]))
 
 

@@ -47,8 +47,12 @@ def test_a_variable_of_a_module_is_found_beside_an_argument() -> None:
 GLOBAL = np.random.default_rng(1)
 
 
-def test_a_generator_of_a_library_class_has_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = make_library(tmp_path, monkeypatch, "import random\nclass Base:\n    R = random.Random(1)")
+def test_a_generator_of_a_library_class_has_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = make_library(
+        tmp_path, monkeypatch, "import random\nclass Base:\n    R = random.Random(1)"
+    )
     for value in (library.Base(), type("Own", (library.Base,), {"__module__": __name__})):
         assert Search({"fn": value}, 100).found == {"made_library:Base/R": library.Base.R}
 
@@ -73,7 +77,9 @@ def keys_in(registry: Registry) -> dict[str, str]:
 
 def test_a_saved_key_is_for_the_generator_of_its_path() -> None:
     first = Registry({"source": Holder(one=random.Random(), other=random.Random(5))})
-    second = Registry({"source": Holder(new=random.Random(), one=random.Random(), other=random.Random(5))})
+    second = Registry(
+        {"source": Holder(new=random.Random(), one=random.Random(), other=random.Random(5))}
+    )
     own = keys_in(second)
     assert second.adopt(first.saved())
     assert keys_in(second) == {**own, **keys_in(first)}

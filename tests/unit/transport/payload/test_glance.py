@@ -36,7 +36,11 @@ def make() -> Any:
         def __init__(self) -> None:
             self.mosaic, self.size, self.items = True, 2, [1, 2, 3]
             self.large, self.paths = np.zeros(1_000_000), [str(number) for number in range(10_000)]
-            self.settings, self.partial, self.pair = Settings(), functools.partial(scaled, by=[1]), (1, 2.0)
+            self.settings, self.partial, self.pair = (
+                Settings(),
+                functools.partial(scaled, by=[1]),
+                (1, 2.0),
+            )
             self.table, self.helper = table, helper
 
         def __getitem__(self, index: int) -> int:
@@ -90,7 +94,9 @@ CHANGES: dict[str, tuple[Callable[[Any, Any], object], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize(("change", "told"), CHANGES.values(), ids=CHANGES)
-def test_a_glance_names_what_has_changed(change: Callable[[Any, Any], object], told: dict[str, str]) -> None:
+def test_a_glance_names_what_has_changed(
+    change: Callable[[Any, Any], object], told: dict[str, str]
+) -> None:
     dataset, rebind = make()
     glance = glance_at(source=dataset)
     assert glance.changes() == {}
@@ -160,7 +166,9 @@ def test_an_object_of_many_attributes_is_looked_at_in_part() -> None:
 
 def test_datasets_of_packages_are_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loaderpool.transport.payload.glance.is_users", lambda value: False)
-    monkeypatch.setattr("loaderpool.transport.payload.glance.is_installed", lambda name: name == __name__)
+    monkeypatch.setattr(
+        "loaderpool.transport.payload.glance.is_installed", lambda name: name == __name__
+    )
     subset = Settings()
     subset.dataset = Settings()  # type: ignore[attr-defined]
     subset.dataset.transform = Settings()  # type: ignore[attr-defined]
@@ -170,7 +178,10 @@ def test_datasets_of_packages_are_looked_into(monkeypatch: pytest.MonkeyPatch) -
     assert glance.changes() == {}
     subset.dataset.size = 4  # type: ignore[attr-defined]
     subset.dataset.transform.size = 5  # type: ignore[attr-defined]
-    assert glance.changes() == {"source.dataset.size": "was 3, is 4", "source.dataset.transform.size": "was 3, is 5"}
+    assert glance.changes() == {
+        "source.dataset.size": "was 3, is 4",
+        "source.dataset.transform.size": "was 3, is 5",
+    }
 
 
 def test_random_generators_are_told_apart_and_not_looked_into() -> None:

@@ -61,9 +61,15 @@ def is_equal(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         if one.dtype == object:
             return is_equal(one.tolist(), other.tolist())
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and one.tobytes() == other.tobytes()
+        )
     if isinstance(one, (list, tuple)):
-        return type(one) is type(other) and len(one) == len(other) and all(map(is_equal, one, other))
+        return (
+            type(one) is type(other) and len(one) == len(other) and all(map(is_equal, one, other))
+        )
     return type(one) is type(other) and bool(one == other)
 
 
@@ -77,7 +83,13 @@ MAKERS: dict[str, Callable[[int], Any]] = {
     "enums": lambda i: (Colour(i % 2 + 1), i, "x" * 9),
     "scalars": lambda i: (np.float32(i), np.datetime64(i, "s")),
     "small arrays": lambda i: np.arange(i % 50, dtype=np.int16).reshape(-1, 1),
-    "builtins": lambda i: {"f": len, "g": "abc".upper, "module": np.linalg, "dtype": np.dtype("f4"), "i": i},
+    "builtins": lambda i: {
+        "f": len,
+        "g": "abc".upper,
+        "module": np.linalg,
+        "dtype": np.dtype("f4"),
+        "i": i,
+    },
 }
 
 
@@ -114,7 +126,9 @@ def test_what_an_item_holds_twice_is_one_object_in_it() -> None:
     assert again["a"] == [5]
 
 
-def test_large_arrays_in_items_lie_in_shared_memory_and_one_that_many_hold_lies_there_once() -> None:
+def test_large_arrays_in_items_lie_in_shared_memory_and_one_that_many_hold_lies_there_once() -> (
+    None
+):
     large = np.arange(OUT_OF_BAND_BYTES, dtype=np.int32)
     fortran = np.asfortranarray(np.random.default_rng(0).normal(size=(200, 300)))
     fixed = np.ones(OUT_OF_BAND_BYTES, np.uint8)
@@ -129,7 +143,10 @@ def test_large_arrays_in_items_lie_in_shared_memory_and_one_that_many_hold_lies_
         number, array = arrived[index]
         assert number == index
         if index % 4 != 3:
-            assert is_equal(array, kinds[index % 4]) and array.flags.f_contiguous == kinds[index % 4].flags.f_contiguous
+            assert (
+                is_equal(array, kinds[index % 4])
+                and array.flags.f_contiguous == kinds[index % 4].flags.f_contiguous
+            )
             assert array.flags.writeable == (index % 4 != 2)
     assert np.shares_memory(arrived[0][1], arrived[4][1])
 
@@ -147,7 +164,9 @@ def test_columns_are_packed_each_by_itself() -> None:
 
 
 @pytest.mark.parametrize("kind", ["few", "few bytes", "list subclass", "two-dimensional", "range"])
-def test_what_is_small_or_is_no_plain_list_stays_as_it_is(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_small_or_is_no_plain_list_stays_as_it_is(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Mine(list):  # type: ignore[type-arg]
         pass
 
@@ -188,7 +207,9 @@ def test_a_list_that_its_items_refer_to_is_not_multiplied() -> None:
 def test_items_that_hold_things_in_groups_are_given_up_when_they_outgrow_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    groups = [Plain("x" * 5000 + str(i)) for i in range(200)]  # of which the first look sees each once
+    groups = [
+        Plain("x" * 5000 + str(i)) for i in range(200)
+    ]  # of which the first look sees each once
     items = [(groups[i * 200 // 20_000], i) for i in range(20_000)]
     monkeypatch.setattr(capacity, "resident_bytes", lambda: 10 << 20)
     shipment = ship({"source": items})
@@ -228,13 +249,19 @@ def test_classes_of_the_script_are_the_function_s_own() -> None:
     class Item:
         i: int
 
-    shipment = ship({"source": [Item(i) for i in range(N)], "fn": lambda item: type(item) is Item and item.i})
+    shipment = ship(
+        {"source": [Item(i) for i in range(N)], "fn": lambda item: type(item) is Item and item.i}
+    )
     assert shipment.packed_items == N and len(shipment.pickled) < 20 * N
     assert in_child(shipment, f"(fn(source[7]), fn(source[{N - 1}]))")[0] == (7, N - 1)
 
 
-def test_modules_of_the_items_are_imported_with_the_payload_and_not_by_the_first_item(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "their_module.py").write_text("class Thing:\n    def __init__(self, i): self.i = i\n")
+def test_modules_of_the_items_are_imported_with_the_payload_and_not_by_the_first_item(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "their_module.py").write_text(
+        "class Thing:\n    def __init__(self, i): self.i = i\n"
+    )
     sys.path.insert(0, str(tmp_path))
     try:
         import their_module  # type: ignore[import-not-found]
@@ -257,7 +284,12 @@ def test_modules_of_the_items_are_imported_with_the_payload_and_not_by_the_first
 def test_an_item_that_cannot_be_pickled_is_named_by_its_index(at: int) -> None:
     items: list[Any] = [{"i": i, "text": "text"} for i in range(N)]
     items[at]["lock"] = threading.Lock()
-    with pytest.raises(UnpicklableError, match=rf"source → item {at} of the list → item 'lock' of the dict, of type"):
+    with pytest.raises(
+        UnpicklableError,
+        match=rf"source → item {at} of the list → item 'lock' of the dict, of type",
+    ):
         ship({"source": items, "fn": len})
-    with pytest.raises(UnpicklableError, match=rf"source → .* → item {at} of the list → item 'lock' of the dict"):
+    with pytest.raises(
+        UnpicklableError, match=rf"source → .* → item {at} of the list → item 'lock' of the dict"
+    ):
         ship({"source": as_source({"a": items, "b": np.arange(N)})})

@@ -113,7 +113,13 @@ def test_a_difference_of_the_last_call_alone_is_told_from_others(library: Any) -
     assert difference is not None
     assert difference.is_kept
     assert difference.name.startswith("source[0].")
-    for change in ({"p": 0.5}, {"frozen": True}, {"count": 3}, {"epoch": 1}, {"last": {"a": 5, "c": 1}}):
+    for change in (
+        {"p": 0.5},
+        {"frozen": True},
+        {"count": 3},
+        {"epoch": 1},
+        {"last": {"a": 5, "c": 1}},
+    ):
         saved = dict(vars(source[0]))
         vars(source[0]).update(change)
         found = compare(before, ship({"source": source}).pickled).difference
@@ -127,7 +133,9 @@ def test_a_difference_of_the_last_call_alone_is_told_from_others(library: Any) -
     assert not found.is_kept
 
 
-def test_a_module_beside_the_users_code_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_beside_the_users_code_is_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = make_library(tmp_path, monkeypatch, LIBRARY, folder="mine")
     assert "site-packages" not in str(sys.modules[library.__name__].__file__)
     assert kept_by_calls(library.Base) == {}

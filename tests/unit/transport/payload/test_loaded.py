@@ -23,7 +23,9 @@ from loaderpool.transport.payload.sent import Sent
 from loaderpool.transport.payload.ship import ship
 
 LOADER = 7
-SETTINGS = check_arguments(lp.Loader(range(3), workers=0)._core.arguments).payload.travelling(LOADER)
+SETTINGS = check_arguments(lp.Loader(range(3), workers=0)._core.arguments).payload.travelling(
+    LOADER
+)
 
 
 @pytest.fixture
@@ -58,7 +60,9 @@ def test_thousands_of_arrays_take_no_descriptors_and_one_mapping(arena: Arena) -
         assert array.ctypes.data % 128 == 0 and array.flags.writeable
         array[...] = 255  # this process's own: none that loads it sees that
     payloads.load(LOADER + 1, *payloads.places[LOADER])
-    assert all((array == number).all() for number, array in enumerate(payloads.loaded[LOADER + 1].source))
+    assert all(
+        (array == number).all() for number, array in enumerate(payloads.loaded[LOADER + 1].source)
+    )
     del payload, array
     payloads.unload(LOADER)
     payloads.unload(LOADER + 1)
@@ -67,7 +71,9 @@ def test_thousands_of_arrays_take_no_descriptors_and_one_mapping(arena: Arena) -
 
 
 @pytest.mark.parametrize("nth", [0, 1, 2])
-def test_a_shipment_that_does_not_fit_leaves_nothing(arena: Arena, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+def test_a_shipment_that_does_not_fit_leaves_nothing(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
     room = [1 << 40] * nth + [0]
     monkeypatch.setattr(capacity, "available_memory_bytes", lambda: room.pop(0))
     with pytest.raises(MemoryLimitError):

@@ -43,30 +43,48 @@ def test_a_dataset_as_the_source_is_told_to_be_given_by_path(file: h5py.File) ->
     advice = f"pass loaderpool.HDF5({file.filename!r}, 'train/images')"
     for source in (file["train/images"], {"image": file["train/images"], "label": [1, 2, 3]}):
         text = refused({"source": as_source(source), "fn": None})
-        assert text.startswith("Cannot send this to the workers: source") and "h5py" in text and advice in text
+        assert (
+            text.startswith("Cannot send this to the workers: source")
+            and "h5py" in text
+            and advice in text
+        )
     for whole in (file, file["train"]):
         key = "train/images" if whole != file else "key"
-        with pytest.raises(lp.SourceError, match=r"open HDF5 .*: pass lp\.HDF5\('.*x\.h5', '?" + key):
+        with pytest.raises(
+            lp.SourceError, match=r"open HDF5 .*: pass lp\.HDF5\('.*x\.h5', '?" + key
+        ):
             as_source(whole)
 
 
 @pytest.mark.parametrize("name", ["file", "images"])
 def test_handles_in_a_function_are_named(file: h5py.File, name: str) -> None:
     images = file["train/images"]
-    functions = {"file": lambda index: file["train/images"][index], "images": lambda index: images[index]}
+    functions = {
+        "file": lambda index: file["train/images"][index],
+        "images": lambda index: images[index],
+    }
     text = refused({"source": range(3), "fn": functions[name]})
     assert f"closure variable {name!r}" in text and "open the file in setup=" in text
-    assert f"loaderpool.HDF5({file.filename!r}, {'key' if name == 'file' else repr('train/images')})" in text
+    assert (
+        f"loaderpool.HDF5({file.filename!r}, {'key' if name == 'file' else repr('train/images')})"
+        in text
+    )
 
 
 def test_the_datasets_of_a_captured_file_are_named(file: h5py.File) -> None:
     file["labels"] = np.arange(3)
-    assert f"HDF5({file.filename!r}, 'labels')" in refused({"source": range(3), "fn": lambda index: file["labels"]})
+    assert f"HDF5({file.filename!r}, 'labels')" in refused(
+        {"source": range(3), "fn": lambda index: file["labels"]}
+    )
     file["ids"] = np.arange(3)
     keys = {"ids": "ids", "labels": "labels"}
-    assert f"HDF5({file.filename!r}, {keys})" in refused({"source": range(3), "fn": lambda index: file["ids"][index]})
+    assert f"HDF5({file.filename!r}, {keys})" in refused(
+        {"source": range(3), "fn": lambda index: file["ids"][index]}
+    )
     file.close()
-    assert "loaderpool.HDF5(path, key)" in refused({"source": range(3), "fn": lambda index: file["ids"][index]})
+    assert "loaderpool.HDF5(path, key)" in refused(
+        {"source": range(3), "fn": lambda index: file["ids"][index]}
+    )
 
 
 @pytest.mark.parametrize("kind", ["Connection", "Cursor"])
@@ -106,7 +124,9 @@ def test_shared_objects_are_told_to_come_from_a_manager(kind: str) -> None:
     assert "setup=" not in text
 
 
-@pytest.mark.parametrize("package", [multiprocessing, multiprocess], ids=lambda package: package.__name__)
+@pytest.mark.parametrize(
+    "package", [multiprocessing, multiprocess], ids=lambda package: package.__name__
+)
 def test_an_end_of_a_pipe_is_refused(package: Any) -> None:
     """Pickle writes the number of its descriptor, which is another file's in a worker."""
     ours, theirs = package.Pipe()

@@ -60,9 +60,13 @@ def test_another_random_generator_is_a_change_and_its_draws_are_not(arena: Arena
     registry = Registry({"source": generator})
     sent = Sent(arena, ship({"source": generator, "config": _Config}, registry=registry))
     generator.random()
-    assert sent.difference(ship({"source": generator, "config": _Config}, registry=registry)) is None
+    assert (
+        sent.difference(ship({"source": generator, "config": _Config}, registry=registry)) is None
+    )
     other = np.random.default_rng(2)
-    assert sent.difference(ship({"source": other, "config": _Config}, registry=registry)) is not None
+    assert (
+        sent.difference(ship({"source": other, "config": _Config}, registry=registry)) is not None
+    )
 
 
 class _Config:
@@ -114,5 +118,7 @@ def test_adopted_arrays_stay_in_their_file_until_they_change(arena: Arena) -> No
     shipment = shipment_of(*arrays)
     second = Sent(arena, shipment, place(shipment, earlier=first))
     assert second.placement.files == first.placement.files[:1]
-    assert second.placement.copied_because == (f"{36 << 20:,} bytes: it has changed since the loader was made",)
+    assert second.placement.copied_because == (
+        f"{36 << 20:,} bytes: it has changed since the loader was made",
+    )
     assert second.difference(shipment_of(*arrays)) is None

@@ -49,9 +49,17 @@ def test_an_array_beside_the_pickle_is_not_copied_on_either_side() -> None:
 @pytest.mark.parametrize("order", ["C", "F", "strided", "reversed"])
 def test_arrays_of_any_layout_arrive_equal(order: str) -> None:
     base = np.random.default_rng(0).normal(size=(300, 200))
-    array = {"C": base, "F": np.asfortranarray(base), "strided": base[::2, ::3], "reversed": base[::-1]}[order]
+    array = {
+        "C": base,
+        "F": np.asfortranarray(base),
+        "strided": base[::2, ::3],
+        "reversed": base[::-1],
+    }[order]
     shipment = ship({"array": array})
-    assert all(buffer.c_contiguous and buffer.ndim == 1 and buffer.format == "B" for buffer in shipment.buffers)
+    assert all(
+        buffer.c_contiguous and buffer.ndim == 1 and buffer.format == "B"
+        for buffer in shipment.buffers
+    )
     assert np.array_equal(receive(shipment.pickled, shipment.buffers)["array"], array)
 
 
@@ -66,7 +74,13 @@ def test_an_array_used_twice_travels_once_and_is_one_array_there() -> None:
 def test_a_memmap_goes_by_path_whatever_part_of_the_file_it_shows(tmp_path: Path) -> None:
     np.arange(100_000, dtype=np.int32).tofile(tmp_path / "data")
     whole = np.memmap(tmp_path / "data", dtype=np.int32, mode="r", offset=400, shape=(300, 300))
-    views = {"whole": whole, "rows": whole[10:20], "columns": whole[:, 5:7], "turned": whole.T, "back": whole[::-2]}
+    views = {
+        "whole": whole,
+        "rows": whole[10:20],
+        "columns": whole[:, 5:7],
+        "turned": whole.T,
+        "back": whole[::-2],
+    }
     shipment = ship(dict(views))
     assert shipment.buffers == () and len(shipment.pickled) < 5_000
     expression = "{name: (value.tolist(), isinstance(value, type(whole))) for name, value in "
@@ -99,7 +113,11 @@ def test_a_memmap_made_anew_is_not_emptied_by_its_arrival(tmp_path: Path) -> Non
 def test_windows_over_an_array_go_as_a_view_of_it() -> None:
     hours = np.arange(40_000, dtype=np.float32).reshape(10_000, 4)
     windows = sliding_window_view(hours[::2], 24, axis=0)
-    views = {"windows": windows, "back": windows[::-3], "same": np.broadcast_to(hours, (50, *hours.shape))}
+    views = {
+        "windows": windows,
+        "back": windows[::-3],
+        "same": np.broadcast_to(hours, (50, *hours.shape)),
+    }
     shipment = ship(dict(views))
     assert sum(buffer.nbytes for buffer in shipment.buffers) == hours.nbytes
     assert len(shipment.pickled) < 5_000
@@ -129,5 +147,7 @@ def test_windows_over_a_small_part_go_without_the_rest() -> None:
 def test_functions_of_one_payload_share_their_globals() -> None:
     namespace: dict[str, Any] = {"__name__": "__main__", "count": 0}
     exec("def up():\n    global count\n    count += 1\ndef read():\n    return count", namespace)
-    found, _ = in_child(ship({"fn": namespace["up"], "setup": namespace["read"]}), "(fn(), fn(), setup())[2]")
+    found, _ = in_child(
+        ship({"fn": namespace["up"], "setup": namespace["read"]}), "(fn(), fn(), setup())[2]"
+    )
     assert found == 2

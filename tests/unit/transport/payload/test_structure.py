@@ -70,8 +70,15 @@ def make() -> Any:
             self.color, self.colors = Color.RED, {Color.RED, Color.BLUE}
             self.settings, self.slotted = Settings(), Slotted()
             self.names, self.ordered = Names(["a"]), collections.OrderedDict(a=1)
-            self.lists, self.queue = collections.defaultdict(list, {1: [2]}), collections.deque([1, 2], 5)
-            self.path, self.day, self.pattern = pathlib.Path("/a"), datetime.date(2020, 1, 1), re.compile("a+")
+            self.lists, self.queue = (
+                collections.defaultdict(list, {1: [2]}),
+                collections.deque([1, 2], 5),
+            )
+            self.path, self.day, self.pattern = (
+                pathlib.Path("/a"),
+                datetime.date(2020, 1, 1),
+                re.compile("a+"),
+            )
             self.partial, self.bound = functools.partial(scaled, by=[1]), self.is_training
             self.nested, self.raw = (1, (2, [3])), bytearray(b"abc")
             self.self, self.same_items = self, self.items
@@ -94,7 +101,9 @@ def make() -> Any:
 
 
 def pickled(dataset: Any) -> bytes:
-    rebind = vars(dataset).pop("rebind")  # which gives a variable another value, and does not travel
+    rebind = vars(dataset).pop(
+        "rebind"
+    )  # which gives a variable another value, and does not travel
     try:
         return ship({"source": dataset}).pickled
     finally:
@@ -136,7 +145,9 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "a set": lambda dataset: dataset.words.add("w"),
     "a small array": lambda dataset: dataset.array.__setitem__(0, 7),
     "the shape of a large array": set_to("large", np.zeros((100, 1000))),
-    "another member of an enum": lambda dataset: setattr(dataset, "color", type(dataset.color).BLUE),
+    "another member of an enum": lambda dataset: setattr(
+        dataset, "color", type(dataset.color).BLUE
+    ),
     "a set of members": lambda dataset: dataset.colors.discard(dataset.color),
     "a field of a dataclass": lambda dataset: setattr(dataset.settings, "size", 2),
     "a list in a dataclass": lambda dataset: dataset.settings.names.append("x"),
@@ -222,7 +233,9 @@ def test_what_a_cached_property_keeps_does_not_count(
     registry = Registry({"source": [first, second]})
 
     def shipped() -> bytes:
-        return ship({"source": [first, second, [first]], "config": _Config}, registry=registry).pickled
+        return ship(
+            {"source": [first, second, [first]], "config": _Config}, registry=registry
+        ).pickled
 
     type(first).made = staticmethod(make_kept)
     before = shipped()
@@ -269,7 +282,10 @@ def test_a_difference_has_a_name() -> None:
     assert named(lambda dataset: dataset.slotted.items.append(1)) == "source.slotted.items"
     assert named(lambda dataset: dataset.partial.keywords["by"].append(1)) == "source.partial.by"
     assert named(set_to("more", [1, {"a": Settings()}])) == "source.more"
-    assert named(lambda dataset: setattr(dataset.more[1]["a"], "size", 2)) == "source.more[1]['a'].size"
+    assert (
+        named(lambda dataset: setattr(dataset.more[1]["a"], "size", 2))
+        == "source.more[1]['a'].size"
+    )
     assert named(lambda dataset: dataset.table.append(3)) == "source.table"
     assert named(lambda dataset: setattr(type(dataset), "kind", "val")) == "source.kind"
     dataset.large[5] = 1
