@@ -64,7 +64,7 @@ LENGTHS = [1] * 9
         ((LENGTHS, [3], [2, 0]), r"^Buckets\.batch_sizes\[1\] must"),
         ((LENGTHS, [3], 4), r"^Buckets\.batch_sizes must be a list"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else f"{len(value)} arguments",
 )
 def test_wrong_buckets_fail_by_name(how: Any, says: str) -> None:
     with pytest.raises(lp.ArgumentError, match=says):
