@@ -81,11 +81,14 @@ _Returned = TypeVar("_Returned")
 
 
 def known_names_only(function: Callable[_P, _Returned]) -> Callable[_P, _Returned]:
-    """Decorate a function to answer an unknown argument with what to write instead of it."""
+    """Decorate a function to answer an argument that it does not take with what to write instead of it."""
     known = frozenset(_names_of(function))
+    most = inspect.unwrap(function).__code__.co_argcount
 
     @functools.wraps(function)
     def checked(*given: _P.args, **named: _P.kwargs) -> _Returned:
+        if len(given) > most:
+            raise _too_many_arguments(function, given)
         if not named.keys() <= known:
             names = _names_of(function)
             if _passes_on(function):  # a class method passes them on to its class
@@ -119,6 +122,36 @@ def _passes_on(function: Any) -> bool:
     return bool(inspect.unwrap(function).__code__.co_flags & inspect.CO_VARKEYWORDS)
 
 
+def _owner_of(function: Any, given: tuple[Any, ...]) -> str:
+    """Return what messages call the function: a class for its constructor."""
+    name: str = function.__name__
+    if _names_of(function)[:1] == ("cls",):
+        return f"{given[0].__name__}.{name}"
+    return type(given[0]).__name__ if name == "__init__" else name
+
+
+def _too_many_arguments(function: Any, given: tuple[Any, ...]) -> ArgumentError:
+    """Return the error for a call with more arguments without a name than the function takes."""
+    code = inspect.unwrap(function).__code__
+    unnamed = [name for name in code.co_varnames[: code.co_argcount] if name not in ("self", "cls")]
+    extra = given[code.co_argcount]
+    likely = "fn" if callable(extra) else "batch_size" if type(extra) is int else ""
+    names = [*_names_of(function), *(_names_of(given[0].__init__) if _passes_on(function) else ())]
+    example = (
+        f", such as {likely}={_shown_value(extra)}"
+        if likely in names and likely not in unnamed
+        else ""
+    )
+    takes = (
+        f"takes only {' and '.join(unnamed)} without a name"
+        if unnamed
+        else "takes no argument without a name"
+    )
+    return ArgumentError(
+        f"{_owner_of(function, given)} {takes}, got {brief(extra)} after that. Write the name of the argument{example}"
+    )
+
+
 def _unknown_argument(
     function: Any,
     names: tuple[str, ...],
@@ -127,11 +160,7 @@ def _unknown_argument(
     named: Mapping[str, Any],
 ) -> ArgumentError:
     """Return the error for an argument that is none of `names`, in a call with `given` and `named`."""
-    owner = function.__name__
-    if names[0] == "cls":
-        owner = f"{given[0].__name__}.{owner}"
-    elif owner == "__init__":
-        owner = type(given[0]).__name__
+    owner = _owner_of(function, given)
     public = [each for each in names if each not in ("self", "cls") and not each.startswith("_")]
     arguments = {**dict(zip(names, given, strict=False)), **named}
     hint = _hint_for_argument(name, _shown_value(named[name]), public, arguments)

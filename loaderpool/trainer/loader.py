@@ -206,8 +206,8 @@ class Loader:
     def from_generator(
         cls,
         make_generator: Callable[..., Any],
-        workers: int | Literal["auto"] | tuple[int, int | None] | Pool = "auto",
         *,
+        workers: int | Literal["auto"] | tuple[int, int | None] | Pool = "auto",
         shards: Sequence[Any] | None = None,
         cycle_length: int | None = None,
         copies: int | None = None,

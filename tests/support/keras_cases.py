@@ -576,7 +576,7 @@ def a_backup_ends_with_the_same_weights() -> None:
             "shard_lengths": [30, 40],
             "batch_size": 8,
         }
-        return lp.Loader.from_generator(iter, 1, **stated, fn=sample, shuffle=True)
+        return lp.Loader.from_generator(iter, workers=1, **stated, fn=sample, shuffle=True)
 
     for make, save_freq in ((loader, 4), (loader, "epoch"), (of_shards, 4), (of_shards, "epoch")):
         with make() as source:

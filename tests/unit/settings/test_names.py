@@ -118,7 +118,9 @@ WAYS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "replace": (lp.Loader, lambda **how: lp.Loader(range(3), resized, workers=0).replace(**how)),
     "from_generator": (
         lp.Loader.from_generator,
-        lambda **how: lp.Loader.from_generator(lambda shard: iter([1]), 0, shards=[1, 2], **how),
+        lambda **how: lp.Loader.from_generator(
+            lambda shard: iter([1]), workers=0, shards=[1, 2], **how
+        ),
     ),
 }
 
@@ -234,6 +236,25 @@ def test_each_constructor_answers_a_near_miss_of_each_of_its_arguments(made: Any
     for name in named:
         if not name.startswith("_"):
             assert f"Did you mean {name}=2?" in refusal(made, **{f"{name}_": 2})
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (
+            lambda: lp.Loader(range(4), None, 2),
+            r"^Loader takes only source and fn without a name, got 2 .* such as batch_size=2$",
+        ),
+        (lambda: lp.Loader.from_generator(iter, len), r"takes only make_generator without .* such as fn=\.\.\.$"),
+        (lambda: lp.Loader.from_generator(iter, len, workers=2), r"such as fn=\.\.\.$"),
+        (lambda: lp.Shard(2, 0, 1), r"^Shard takes only num_shards and index without a name.* name of the argument$"),
+    ],
+)  # fmt: skip
+def test_an_argument_without_its_name_says_which_need_none(
+    call: Callable[[], Any], told: str
+) -> None:
+    with pytest.raises(lp.ArgumentError, match=told):
+        call()
 
 
 def test_what_is_meant_for_the_function_is_answered_with_a_partial() -> None:
