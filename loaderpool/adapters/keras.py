@@ -161,7 +161,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         ]
 
     def _save(self, epoch: int, step: int) -> None:
-        steps, latest = self._steps(), self._loader._core.tracker.latest
+        steps, latest = self._steps(), self._loader._core.tracker.iterations.latest
         if (
             latest is not self._reading
         ):  # another iteration of a dataset has begun: in this epoch, then

@@ -27,9 +27,9 @@ from loaderpool.element.spec import ArraySpec
 from loaderpool.errors import ArgumentError, brief, warn
 from loaderpool.hints import no_attribute
 from loaderpool.plan.places import Position
-from loaderpool.trainer.epoch_tracker import IterationLog
 from loaderpool.trainer.loader_core import LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
+from loaderpool.trainer.pass_log import IterationLog
 
 # As many batches of a pass can be given a second time: Keras takes one to build a model, and a second one ahead of it
 # on JAX (Keras 3.7, and later ones on a GPU).
@@ -244,13 +244,13 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         """Under a strategy its dataset begins a pass."""
         stream = self._core.stream
         if self._takes_apart and not (stream and stream.is_one_shot):
-            self._latest, self._left = self._core.tracker.next_place, None
+            self._latest, self._left = self._core.tracker.next.position, None
 
     def on_epoch_end(self) -> None:
         """Run the hooks of a sequence whose epoch was handed over whole; a pass that only built a model is none."""
         left, self._left, self._latest = self._left, None, None
         tracker = self._core.tracker
-        tracker.settle_ends()
+        tracker.hooks.settle_ends()
         if isinstance(left, _Passes):
             self._again = left if left.rewind() else None
         elif left is not None:
@@ -261,7 +261,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
     def begin(self, convert: TensorConversion) -> _Passes:
         """The pass that built a model, unless `load_state_dict` was called since; or a new one."""
         again, self._again = self._again, None
-        if again is None or again.placed != self._core.tracker.times_placed:
+        if again is None or again.placed != self._core.tracker.next.times_set:
             again = _Passes(self._core, convert)
         self._latest, self._left = again, None
         return again
@@ -350,7 +350,7 @@ class _Passes:
         self._core, self._convert = core, convert
         self._of_weights = convert.convert_of("", ArraySpec((None,), keras.config.floatx()))
         self.placed = (
-            core.tracker.times_placed
+            core.tracker.next.times_set
         )  # how often the loader was given another place before
         self._iteration = IterationLog()
         self._pass = LoaderIterator(core, convert, self._iteration)

@@ -46,10 +46,10 @@ from loaderpool.memory.layout import BatchForm
 from loaderpool.system import ctrl_c, machine
 from loaderpool.system.clock import monotonic_s
 from loaderpool.system.interrupts import InterruptsHeld
-from loaderpool.trainer.epoch_tracker import IterationLog
 from loaderpool.trainer.loader import Loader
 from loaderpool.trainer.loader_core import LoaderCore
 from loaderpool.trainer.loader_iterator import Pass
+from loaderpool.trainer.pass_log import IterationLog
 
 
 def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: str | None) -> Any:
@@ -169,7 +169,7 @@ class _Elements:
         """Elements of one iterator. Runs in: threads of tf.data, a different one for each element."""
         tracker, wire, done = core.tracker, self._wire, 0
         iteration = IterationLog()
-        tracker.note_iteration(iteration)
+        tracker.iterations.start(iteration)
         try:
             while done != self._epochs and not exit_gate.is_shut:
                 one_pass = Pass(tracker, iteration, lambda each: (each.batches(), wire.element))
@@ -186,7 +186,7 @@ class _Elements:
                 finally:
                     one_pass.close()
                     if not exit_gate.is_shut:
-                        tracker.settle_ends()  # the last batch was handed over; the consumer may not ask for more
+                        tracker.hooks.settle_ends()  # the last batch was handed over; the consumer may not ask for more
                 done += 1
         except ClosedError:
             if (
@@ -197,7 +197,7 @@ class _Elements:
             tracker.note_error(error)
             raise
         finally:
-            tracker.live.pop(id(iteration), None)
+            tracker.iterations.end(iteration)
 
 
 class _Stream:
@@ -435,7 +435,9 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
     def serialize(self) -> bytes:
         """Return the position as bytes. TensorFlow calls this to save a checkpoint."""
         core = self._loader._core
-        are_others = any(each is not self._log for each in list(core.tracker.live.values()))
+        are_others = any(
+            each is not self._log for each in list(core.tracker.iterations.live.values())
+        )
         if self._under_way() is None and are_others:
             raise StateError(
                 "The loader is iterated over, but not by LoaderState.iterate, which counts the batches. Iterate over "
@@ -469,21 +471,21 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
 
     def _counted(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
         tracker, taken = self._loader._core.tracker, 0
-        before = tracker.iterations
+        before = tracker.iterations.count
         try:
             for batch in batches:
                 if not taken:
-                    if (begun := tracker.iterations - before) != 1:
+                    if (begun := tracker.iterations.count - before) != 1:
                         raise StateError(
                             "LoaderState.iterate needs a dataset that iterates over its loader once, but this one "
                             f"began {begun} iterations before its first batch. Create it from this loader's "
                             "as_dataset(), with epochs=n instead of repeat(), and without cache() or zip()."
                         )
-                    self._log = tracker.latest
+                    self._log = tracker.iterations.latest
                 self._taken = taken = taken + 1
                 handed = [batch]
                 del batch  # its memory is lent for as long as it is held
                 yield handed.pop()
         finally:  # by Ctrl-C, say, while the first batch was awaited, of which tf.data may have some already
-            if not taken and tracker.iterations == before + 1:
-                self._log, self._taken = tracker.latest, 0
+            if not taken and tracker.iterations.count == before + 1:
+                self._log, self._taken = tracker.iterations.latest, 0

@@ -403,7 +403,7 @@ def _target() -> str:
         for name, loader in names.items():
             if (
                 issubclass(type(loader), kind)
-                and loader._core.tracker.live
+                and loader._core.tracker.iterations.live
                 and not targets.get(id(loader))
             ):
                 targets[id(loader)] = "" if module == "__main__" else f"{module}:{name}"

@@ -155,55 +155,77 @@ class Session:
         return not (self.is_lost or self._is_torn)
 
     def wait(self, is_ready: Callable[[], bool]) -> None:
-        """Return when `is_ready()`, which is asked with the lock held; or when another supervisor is to go on.
+        """Return when `is_ready()`, or when another supervisor has replaced this one.
 
-        Runs in: any thread. It has the owner replace this one if it is lost, which may raise.
+        Called by any thread, without the lock. Of the threads that wait, one reads the channel.
+
+        Args:
+            is_ready: Called under the lock.
+
+        Raises:
+            PoolBrokenError: This supervisor is lost, and the owner could not replace it.
+            KeyboardInterrupt: It came in the wait.
         """
-        owner = self.owner
-        before = (
-            None if interrupts.waits_told_by is None else interrupts.waits_told_by.note_signals()
-        )
-        me = threading.get_ident()
+        patience = interrupts.waits_told_by
+        before = None if patience is None else patience.note_signals()
         while True:
             with self.news:
                 if is_ready():
                     return
-                if self.is_lost or self._is_torn:
+                if not self.is_usable:
                     break
-                reader = self._reader
-                is_reader = reader in (
-                    None,
-                    me,
-                )  # a signal's handler may wait while its thread already reads
-                if is_reader:
-                    self._reader = me
-                else:
-                    self._sleepers += 1
-                    self.news.wait(_LOOK_MS / 1000)
-                    self._sleepers -= 1
-            came = is_there = False
+                is_reader, reader_before = self._elect()
+            came = False
             if is_reader:
-                try:
-                    if fault_points.directory is not None:  # each batch passes here
-                        fault_points.reach("trainer.waiting")
-                    with InterruptsAllowed():
-                        came = self._wait_once()
-                finally:
-                    with self.news:
-                        self._reader = reader
-                        if came:
-                            self._take_in()
-                            is_there = is_ready()
-                        if self._sleepers:  # one of them may have to read now
-                            self.news.notify_all()
-            if is_there:
-                return
-            if owner is not None:
-                owner.turn(came)
+                came, is_done = self._read_for_all(is_ready, reader_before)
+                if is_done:
+                    return
+            if self.owner is not None:
+                self.owner.turn(came)
             if interrupts.waits_told_by is not None:
                 interrupts.waits_told_by.check_patience(before)
-        if owner is not None:
-            owner.replace(self)
+        if self.owner is not None:
+            self.owner.replace(self)
+
+    def _elect(self) -> tuple[bool, int | None]:
+        """Make this thread the reader if there is none; otherwise sleep until the reader notifies. Under the lock.
+
+        Returns:
+            True if this thread is the reader, and the reader before it. That is this thread as well if a signal's
+            handler waits while the thread reads.
+        """
+        me, before = threading.get_ident(), self._reader
+        if before in (None, me):
+            self._reader = me
+            return True, before
+        self._sleepers += 1
+        self.news.wait(_LOOK_MS / 1000)
+        self._sleepers -= 1
+        return False, before
+
+    def _read_for_all(
+        self, is_ready: Callable[[], bool], reader_before: int | None
+    ) -> tuple[bool, bool]:
+        """Wait for messages once, process them, and leave the reader's role. Without the lock.
+
+        Returns:
+            True if a message has come, and True if `is_ready()` since then.
+        """
+        came = is_done = False
+        try:
+            if fault_points.directory is not None:  # each batch passes here
+                fault_points.reach("trainer.waiting")
+            with InterruptsAllowed():
+                came = self._wait_once()
+        finally:
+            with self.news:
+                self._reader = reader_before
+                if came:
+                    self._take_in()
+                    is_done = is_ready()
+                if self._sleepers:  # one of them may have to read now
+                    self.news.notify_all()
+        return came, is_done
 
     def wake(self) -> None:
         """Have all who wait look again. The lock is held."""

@@ -55,7 +55,7 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     which = f"source {'index' if len(wanted.indices) == 1 else 'indices'} {indices} of {target}, in epoch {epoch}"
     where = f"position {wanted.position:,}, batch {wanted.batch}, row {wanted.row}"
     console.print(f"Replaying {which}: {where}", style="bold")
-    if loader._core.tracker.has_hooks and epoch:
+    if loader._core.tracker.hooks and epoch:
         console.print(
             "Note: on_epoch_begin and on_epoch_end are not called, so the data is that of epoch 0."
         )

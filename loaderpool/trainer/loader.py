@@ -261,7 +261,7 @@ class Loader:
                 "it. Pass a new one, replace(source=...), or use an object whose __iter__ returns "
                 "a new iterator each time"
             )
-        hooks = self._core.tracker.hooks
+        hooks = self._core.tracker.hooks.hooks
         return type(self)(**{**arguments, **changes, "_hooks": hooks and hooks.anew()})
 
     def state_dict(self, batches_taken: int | None = None) -> dict[str, Any]:

@@ -237,7 +237,7 @@ class LoaderCore:
         """End the engine, and the pool if it is the loader's own. Twice is fine."""
         with InterruptsHeld():
             self.is_closed = True
-            self.tracker.drop_parked()
+            self.tracker.parked.drop()
             if "observer" in vars(self):
                 self.observer.close()
             if self._end_passes is not None:

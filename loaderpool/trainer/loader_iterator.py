@@ -22,8 +22,10 @@ from loaderpool.system.interrupts import (
     is_of_a_handler,
     wait_for_the_end,
 )
-from loaderpool.trainer.epoch_tracker import EpochTracker, IterationLog, PassLog, failed_indices
+from loaderpool.trainer.counters import failed_indices
+from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
+from loaderpool.trainer.pass_log import IterationLog, PassLog
 
 if TYPE_CHECKING:
     from loaderpool.core.contracts import Run
@@ -67,7 +69,7 @@ class Pass:
         self, tracker: EpochTracker, iteration: IterationLog, convert: Conversion = as_arrays
     ) -> None:
         self._tracker, self._iteration, self._convert = tracker, iteration, convert
-        self._counters, self._has_hooks = tracker.counters, tracker.has_hooks
+        self._counters, self._has_hooks = tracker.counters, bool(tracker.hooks)
         self._run: Run | None = None
         self.log: PassLog | None = None
         self.consumed = self.left = 0
@@ -200,10 +202,10 @@ class Pass:
         """Return the run's next delivery; None: the epoch is over, or this pass was closed."""
         tracker, log = self._tracker, self.log
         if log is None:
-            self._run, self.log = _, log = tracker.open_subscription()
+            self._run, self.log = _, log = tracker.open_run()
             self._iteration.add(log)
             if self.is_over:  # closed meanwhile, on another thread or by a signal's handler
-                tracker.give_up(log.place)
+                tracker.next.give_back(log.place)
                 self._end_run()
                 return None
         if self._make_error is not None:
@@ -263,7 +265,7 @@ class Pass:
             self._tracker.note_error(error)
         if is_failure or (log is not None and not (run is not None and run.outlives_interrupts)):
             if log is not None and not log.delivered:
-                self._tracker.give_up(log.place)
+                self._tracker.next.give_back(log.place)
             self._end_run()
 
     # ---- what hooks are told, and which batches are left out
@@ -277,7 +279,7 @@ class Pass:
                 and not self._is_end_owed
             ):
                 self._is_end_owed = True
-                self._tracker.owe_end()
+                self._tracker.hooks.owe_end()
 
     def _leave_out(self) -> None:
         """Pass over the batch in front, of which no row is left."""
@@ -298,7 +300,7 @@ class Pass:
         if log.delivered:
             return None
         if not log.place.is_rest:
-            self._tracker.give_up(log.place)
+            self._tracker.next.give_back(log.place)
             return None
         self.is_over, self.log = False, None
         return self._take()
@@ -307,7 +309,7 @@ class Pass:
         self._end_run()
         if self._has_hooks:
             self._owe_end(0)  # of an epoch without batches
-            self._tracker.settle_ends()
+            self._tracker.hooks.settle_ends()
         if self._tracker.at_end is not None:
             self._tracker.at_end()
 
@@ -370,8 +372,8 @@ class LoaderIterator(Iterator[Any]):
             return one_pass.take()
         except BaseException as error:
             # No batch is ever made again; who saves the place next means this one, and not the next epoch.
-            if isinstance(error, ClusterError) and self._core.tracker.lost_at is None:
-                self._core.tracker.lost_at = self.position
+            if isinstance(error, ClusterError) and self._core.tracker.next.lost_at is None:
+                self._core.tracker.next.lost_at = self.position
             if one_pass.left < 1 and one_pass.is_over:
                 self._end()
             raise
@@ -391,12 +393,12 @@ class LoaderIterator(Iterator[Any]):
         self._undoing = Undoing(
             self, functools.partial(_abandon, tracker, self.iteration, one_pass)
         )
-        tracker.note_iteration(self.iteration, self)
+        tracker.iterations.start(self.iteration, self)
 
     def _end(self) -> None:
         """The pass is over and holds nothing. This is in the gap between two epochs; a Ctrl-C may come anywhere."""
         assert self._undoing is not None
-        self._core.tracker.live.pop(id(self.iteration), None)
+        self._core.tracker.iterations.end(self.iteration)
         self._undoing.forget()
 
     def state_dict(self) -> dict[str, Any]:
@@ -422,7 +424,7 @@ class LoaderIterator(Iterator[Any]):
             self._pass.close()
             if self._undoing is not None:
                 self._undoing.now()
-            self._core.tracker.settle_ends()
+            self._core.tracker.hooks.settle_ends()
 
 
 def _refuse_reentry(iterator: Iterator[Any]) -> None:
@@ -442,7 +444,7 @@ def _refuse_reentry(iterator: Iterator[Any]) -> None:
 
 
 def _abandon(tracker: EpochTracker, iteration: IterationLog, one_pass: Pass) -> None:
-    tracker.live.pop(id(iteration), None)
+    tracker.iterations.end(iteration)
     one_pass.close()
 
 

@@ -264,7 +264,7 @@ class Observer:
             machine_cpu_s=capacity.machine_cpu_s(),
             trainer_cpu_s=clock.process_cpu_ns() / 1e9,
             trainer_queued_s=capacity.queued_s(self._consumer) if self._consumer else 0.0,
-            by_tf_data=self._tracker.latest.is_dataset,
+            by_tf_data=self._tracker.iterations.latest.is_dataset,
             autotuned=self.autotuned(),
             tried=None if self._trials is None else self._trials.tried,
             paused_s=paused_s,

@@ -42,7 +42,7 @@ def check_resumable(stream: StreamSource | None, tracker: EpochTracker) -> None:
             "saved. Pass an object whose __iter__ returns a new iterator each time: to resume, "
             "items before the position are read again."
         )
-    if tracker.has_hooks:
+    if tracker.hooks:
         raise StateError(
             "The sequence changes its data in on_epoch_begin or on_epoch_end, and the loader cannot save such changes. "
             "Use shuffle=True instead of such a method, or save the sequence."
@@ -58,20 +58,22 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
     """
     if batches_taken is not None:
         count = whole_number("batches_taken", batches_taken, at_least=0)
-        return tracker.latest.position(count) or tracker.next_log().position(0)
-    readers = [log.reader() for log in list(tracker.live.values()) if log.reader is not None]
+        return tracker.iterations.latest.position(count) or tracker.next_log().position(0)
+    readers = [
+        log.reader() for log in list(tracker.iterations.live.values()) if log.reader is not None
+    ]
     live = [each for each in readers if each is not None]
     if len(live) > 1:
         raise StateError(
             f"{len(live)} iterators of this loader are active, each at its own position. Call state_dict() of one of "
             "the iterators instead."
         )
-    if tracker.latest.is_dataset:
+    if tracker.iterations.latest.is_dataset:
         raise StateError(
             "tf.data prefetches batches, so the loader does not know how many were used. Call "
             "state_dict(batches_taken=n), with n counted since the iteration over the dataset began."
         )
-    found: Position | None = live[0].position if live else tracker.lost_at
+    found: Position | None = live[0].position if live else tracker.next.lost_at
     return tracker.next_log().position(0) if found is None else found
 
 

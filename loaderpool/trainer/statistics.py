@@ -9,7 +9,8 @@ from loaderpool.cache.setting import FULL, NO_COUNTS, Count
 from loaderpool.core.engine_statistics import EngineStatistics
 from loaderpool.memory.call_times import SlowItem
 from loaderpool.system import clock, ranks
-from loaderpool.trainer.epoch_tracker import Counters, EpochTracker
+from loaderpool.trainer.counters import Counters
+from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.explain.window import Decision, Snapshot
 from loaderpool.trainer.observer import Observer
 

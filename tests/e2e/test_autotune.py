@@ -10,12 +10,12 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.config import Auto
-from loaderpool.trainer import autotune, epoch_tracker
+from loaderpool.trainer import autotune, counters
 
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epoch_tracker, "_MARK_NS", 200_000_000)
+    monkeypatch.setattr(counters, "_MARK_NS", 200_000_000)
     monkeypatch.setattr(autotune, "_WHOLE_S", 0.6)
 
 

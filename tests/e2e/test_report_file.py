@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.trainer import epoch_tracker
+from loaderpool.trainer import counters
 
 
 def sample(item: int) -> Any:
@@ -41,7 +41,7 @@ def test_a_loader_that_runs_tells_what_it_has_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        epoch_tracker, "_MARK_NS", 400_000_000
+        counters, "_MARK_NS", 400_000_000
     )  # a look now and then, five times as often
     path = tmp_path / "report.html"
     with lp.Loader(range(10**6), sample, batch_size=8, workers=2) as loader:

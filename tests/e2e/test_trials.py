@@ -16,7 +16,7 @@ from multiprocess import resource_tracker
 
 import loaderpool as lp
 from loaderpool.memory.board import Board
-from loaderpool.trainer import epoch_tracker
+from loaderpool.trainer import counters
 from loaderpool.trainer.explain import trials
 from loaderpool.trainer.explain.verdicts import Verdict
 from tests.support.batches import kill_supervisor
@@ -29,7 +29,7 @@ resource_tracker.ensure_running()
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epoch_tracker, "_MARK_NS", 200_000_000)
+    monkeypatch.setattr(counters, "_MARK_NS", 200_000_000)
     monkeypatch.setattr(trials, "_logs", {})
 
 

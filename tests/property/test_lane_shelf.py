@@ -14,7 +14,7 @@ from loaderpool.plan.batches import Plan
 from loaderpool.plan.order import Order
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.plan.places import LanePlaces, Position
-from loaderpool.trainer.epoch_tracker import PassLog
+from loaderpool.trainer.pass_log import PassLog
 
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 

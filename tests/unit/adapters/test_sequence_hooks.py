@@ -49,16 +49,16 @@ def test_an_epochs_end_is_still_due_after_a_handler_that_raised_before_it() -> N
         raise TimeoutError
 
     book = book_of(SimpleNamespace())
-    book.owe_end()
+    book.hooks.owe_end()
     before = signal.signal(signal.SIGALRM, raise_)
     gate_handlers()
     try:
         with pytest.raises(TimeoutError), InterruptsHeld():
             os.kill(os.getpid(), signal.SIGALRM)
-            book.settle_ends()
+            book.hooks.settle_ends()
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert book._ends_owed == 1
+    assert book.hooks._ends_owed == 1
 
 
 def test_a_pass_compares_whole_until_that_went_well() -> None:
@@ -82,10 +82,10 @@ def test_a_pass_compares_whole_until_that_went_well() -> None:
 
     engine = Engine()
     book = book_of(engine)
-    book.open_subscription()
-    book.owe_end()
+    book.open_run()
+    book.hooks.owe_end()
     with pytest.raises(MemoryLimitError):
-        book.open_subscription()
+        book.open_run()
     for _ in range(2):
-        book.open_subscription()
+        book.open_run()
     assert engine.compared == [False, True, True, False]

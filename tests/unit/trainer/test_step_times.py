@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from loaderpool.system import clock
-from loaderpool.trainer.epoch_tracker import Counters
+from loaderpool.trainer.counters import Counters
 from loaderpool.trainer.explain.window import Snapshot
 
 MS = 1_000_000
