@@ -166,6 +166,7 @@ class Session:
             PoolBrokenError: This supervisor is lost, and the owner could not replace it.
             KeyboardInterrupt: It came in the wait.
         """
+        owner = self.owner  # once: another thread may close the session
         patience = interrupts.waits_told_by
         before = None if patience is None else patience.note_signals()
         while True:
@@ -180,12 +181,12 @@ class Session:
                 came, is_done = self._read_for_all(is_ready, reader_before)
                 if is_done:
                     return
-            if self.owner is not None:
-                self.owner.turn(came)
+            if owner is not None:
+                owner.turn(came)
             if interrupts.waits_told_by is not None:
                 interrupts.waits_told_by.check_patience(before)
-        if self.owner is not None:
-            self.owner.replace(self)
+        if owner is not None:
+            owner.replace(self)
 
     def _elect(self) -> tuple[bool, int | None]:
         """Make this thread the reader if there is none; otherwise sleep until the reader notifies. Under the lock.
