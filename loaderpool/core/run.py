@@ -16,8 +16,7 @@ from loaderpool.core.messages import Begin, End, Ended, Extend, Filled, Release
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, SetupError, counted
 from loaderpool.memory.arena import map_memory_file
 from loaderpool.memory.recorder import DeliveryKind
-from loaderpool.plan.batches import Numbering
-from loaderpool.plan.places import Position
+from loaderpool.plan.places import Position, first_number
 from loaderpool.system import clock, fault_points
 
 if TYPE_CHECKING:
@@ -77,8 +76,8 @@ class PoolRun:
         engine: of the loader.
         version: whose function and objects make the batches.
         pool: whose workers make them.
-        place: where it begins; its batches are counted from there on.
-        limit: batches before this one are wanted, or may be made ahead.
+        place: where it begins.
+        limit: batches before this number are wanted, or may be made ahead.
         feed: where items come from, if the source is a stream.
     """
 
@@ -100,13 +99,14 @@ class PoolRun:
         self._pool = pool
         self._plan = engine.plan.after(place.start)
         plan = self._plan
-        self.first_epoch, self.limit = place.epoch, limit
+        self._epoch, self.limit = place.epoch, limit
         self.feed = feed
         self.is_over = False
         self._is_torn = False  # an interrupt fell where batches are taken: it begins again
         self.lent: dict[int, None] = {}
-        self._base = Numbering(engine.plan, place.epoch, place.start).first
-        self.buffer = OrderedBuffer()
+        self._first = first = first_number(engine.plan, place)
+        self._per_epoch = engine.plan.batches_per_epoch
+        self.buffer = OrderedBuffer(first)
         if plan.lanes or not engine.config.deterministic:
             from loaderpool.core.buffers import (
                 LaneBuffer,
@@ -114,9 +114,13 @@ class PoolRun:
             )  # which few loaders need
 
             if plan.lanes:
-                self.buffer = LaneBuffer(plan.lanes, engine.config.deterministic, place.lanes)
+                self.buffer = LaneBuffer(
+                    first, plan.lanes, engine.config.deterministic, place.lanes
+                )
             else:
-                self.buffer = UnorderedBuffer(0, plan.batches_per_epoch, place.taken)
+                self.buffer = UnorderedBuffer(
+                    first, self._per_epoch, {first + each for each in place.taken}
+                )
         self._can_end = feed is not None or plan.lanes > 0  # before its last batch
         self.number = 0
         self._failure: bytes | None = None  # of the whole run; empty: it has no slot
@@ -200,7 +204,7 @@ class PoolRun:
         """Whether all batches were taken that the stream has, or the generators have."""
         feed = self.feed
         if feed is not None:
-            return feed.end is not None and self.buffer.taken >= feed.end
+            return feed.end is not None and self.buffer.taken >= self._first + feed.end
         return self.buffer.is_over
 
     @property
@@ -236,7 +240,7 @@ class PoolRun:
             self._hear_other(message, received.descriptors)
             return
         count = message.batches
-        arrived = Delivery(message.batch - self._base, count, message.rows // count, message.offset)
+        arrived = Delivery(message.batch, count, message.rows // count, message.offset)
         arrived.ticket = message.ticket
         arrived.slot_bytes, arrived.may_lend = message.slot_bytes, message.may_lend
         counts = self._engine.counts
@@ -278,7 +282,7 @@ class PoolRun:
         elif message.offset < 0:
             self._failure = message.error
         else:
-            failed = Delivery(message.batch - self._base, 1, 0, message.offset)
+            failed = Delivery(message.batch, 1, 0, message.offset)
             failed.make_error = functools.partial(made_of, message.error)
             if not self.buffer.put(failed):
                 self._release(failed)
@@ -288,9 +292,7 @@ class PoolRun:
         assert arrived.slot is not None
         self._session.send(Release(self.number, arrived.slot, arrived.ticket))
         if self.feed is not None:
-            self.feed.take(
-                range(arrived.first, arrived.first + arrived.count), self.buffer.done_before
-            )
+            self._note_taken(arrived.first, arrived.count)
 
     # ---- the pool's lock is held
 
@@ -321,15 +323,15 @@ class PoolRun:
         self._session.listeners[self.number] = self
         self._engine.add_run(self.number, self)
         first, rest, in_order = (
-            buffer.begin_at + self._base,
+            buffer.begin_at,
             self._plan.start,
             self._engine.config.deterministic,
         )
-        (had, over), stop, feed = map(tuple, buffer.had(self._base)), self._stop, 0
+        (had, over), stop, feed = map(tuple, buffer.had()), self._stop, 0
         if (
             self.feed is not None
         ):  # of a stream all are made again: items are let go of as their batches come
-            had, over, stop, feed = (), (), self._base, self.feed.offset
+            had, over, stop, feed = (), (), self._first, self.feed.offset
         self._session.send(
             Begin(self.number, self.version.number, first, stop, rest, had, over, in_order, feed)
         )
@@ -342,12 +344,12 @@ class PoolRun:
     def fed(self, feed: Feed) -> None:
         """More of the stream's batches may be made."""
         if feed.made:
-            self._session.send(Extend(self.number, self._base + feed.made, feed.latest_rows))
+            self._session.send(Extend(self.number, self._first + feed.made, feed.latest_rows))
 
     @property
     def _stop(self) -> int:
         """The number after the last batch that may be made; of generators, -1: there is none."""
-        return -1 if self._plan.lanes else self.limit + self._base
+        return -1 if self._plan.lanes else self.limit
 
     def _begin_again(self) -> None:
         if self._session is self._pool.session:
@@ -382,6 +384,12 @@ class PoolRun:
             "Close some of them, or set a larger Limits.memory."
         )
 
+    def _note_taken(self, first: int, count: int) -> None:
+        """Note that the consumer has the items of these batches, which the feed counts from its own first on."""
+        assert self.feed is not None
+        first -= self._first
+        self.feed.take(range(first, first + count), self.buffer.done_before - self._first)
+
     def _deliver(self, delivery: Delivery) -> None:
         """Have what is in front of the buffer be handed out, in its slot or in a copy."""
         engine, offset, stored = self._engine, delivery.slot, delivery.stored or delivery.count
@@ -391,7 +399,7 @@ class PoolRun:
         self._pool.deliveries += 1
         if self.feed is not None:
             engine.counts.largest_chunk = max(engine.counts.largest_chunk, stored)
-            self.feed.take(range(delivery.first, delivery.first + stored), self.buffer.done_before)
+            self._note_taken(delivery.first, stored)
         if fault_points.directory is not None:  # each batch passes here
             fault_points.reach("trainer.delivering")
         way, counts = DeliveryKind.LENT, engine.counts
@@ -421,5 +429,7 @@ class PoolRun:
             counts.copied += stored
             counts.copied_ns += clock.monotonic_ns() - begun_ns
         delivery.form = form
-        epoch, batch = divmod(delivery.first, self._plan.batches_per_epoch)
-        delivery.origin = self.number, self.first_epoch + epoch, batch, stored, way
+        epoch, batch = divmod(delivery.first, self._per_epoch)
+        if epoch == self._epoch:  # as tickets count, from where the epoch was resumed
+            batch = delivery.first - self._first
+        delivery.origin = self.number, epoch, batch, stored, way

@@ -197,6 +197,8 @@ class Plan:
     def _stock(self) -> tuple[tuple[int, int, int], ...]:
         """For each bucket the rows of a full batch, its full global batches, and the items left over for one more."""
         full, rest = divmod(self._rows_left, self._full_rows * self.num_shards)
+        if self.lanes:  # so that batch n of all epochs is of lane n modulo their number
+            full -= full % self.lanes
         return ((self._full_rows, full, 0 if self.drop_remainder or self.is_open else rest),)
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from loaderpool.plan.batches import Start
+from loaderpool.plan.batches import Plan, Start
 
 
 class LanePlaces(NamedTuple):
@@ -40,3 +40,12 @@ class Position(NamedTuple):
     def is_rest(self) -> bool:
         """Whether it is not the epoch's beginning."""
         return bool(self.start or self.taken or self.lanes is not None)
+
+
+def first_number(plan: Plan, position: Position) -> int:
+    """Return the number of the first batch after a position that is not out of turn.
+
+    Batches are numbered through all epochs. The rest of an epoch has the epoch's last numbers.
+    """
+    rest = plan.after(position.start).batches_per_epoch
+    return (position.epoch + 1) * plan.batches_per_epoch - rest
