@@ -6,12 +6,13 @@ import functools
 import gc
 import os
 import pickle
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from loaderpool.core.delivery import Delivery, OrderedBuffer, aligned_empty, made_of
+from loaderpool.core.delivery import Delivery, DeliveryCounts, OrderedBuffer, aligned_empty, made_of
 from loaderpool.core.messages import Begin, End, Ended, Extend, Filled, Release
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, SetupError, counted
 from loaderpool.memory.arena import map_memory_file
@@ -22,12 +23,56 @@ from loaderpool.system import clock, fault_points
 if TYPE_CHECKING:
     from loaderpool.config import LoaderConfig
     from loaderpool.core.channel import Received
-    from loaderpool.core.delivery import DeliveryCounts
+    from loaderpool.core.known_form import KnownForm
     from loaderpool.core.pool import WorkerPool
     from loaderpool.core.stream.feed import Feed
     from loaderpool.core.version import Version
-    from loaderpool.memory.layout import BatchForm
     from loaderpool.plan.batches import Plan
+
+
+class Runs:
+    """Runs of a loader. All methods are called under the pool's lock.
+
+    Attributes:
+        by_number: Runs that the present supervisor knows.
+        counts: Counts of deliveries, over all runs.
+        lent: Slots with views, per run.
+        have_started: One run was started.
+    """
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, PoolRun] = {}
+        self.counts = DeliveryCounts()
+        self.lent: list[dict[int, None]] = []
+        self.have_started = False
+        self._started: weakref.WeakSet[PoolRun] = weakref.WeakSet()
+
+    def note_start(self, run: PoolRun) -> None:
+        """Note a run that may be restarted under other numbers after its supervisor's death."""
+        self._started.add(run)
+        self.have_started = True
+
+    @property
+    def active(self) -> int:
+        """Number of runs whose consumers still take batches."""
+        return sum(not run.is_over for run in self.by_number.values())
+
+    @property
+    def versions(self) -> set[Version]:
+        """Versions of the loader that a run uses, or will use when it is restarted."""
+        known = {run.version for run in self.by_number.values()}
+        return known | {run.version for run in self._started if not run.is_over}
+
+    @property
+    def feeds(self) -> set[int]:
+        """Ids of the feeds whose items a worker may still read."""
+        return {id(run.feed) for run in self.by_number.values()}
+
+    @property
+    def slots_lent(self) -> int:
+        """Number of slots with views."""
+        self.lent = [each for each in self.lent if each]
+        return sum(map(len, self.lent))
 
 
 class RunOwner(Protocol):
@@ -35,26 +80,16 @@ class RunOwner(Protocol):
 
     plan: Plan
     config: LoaderConfig
-    counts: DeliveryCounts
-    known_form: BatchForm | None  # None until the first sample has been made
-    lent: list[dict[int, None]]  # slots with views, per run
+    runs: Runs
+    known: KnownForm
     is_closed: bool
 
     @property
     def version(self) -> Version:
         """Present version of the loader."""
 
-    def add_run(self, number: int, run: PoolRun) -> None:
-        """Note that the supervisor knows the run by this number. `on_run_ended` and `drop_run` pair with it."""
-
     def on_run_ended(self, number: int) -> None:
         """Release what a run holds: no worker reads it any more."""
-
-    def drop_run(self, number: int) -> None:
-        """Note that the supervisor that knew a run by this number is lost."""
-
-    def active_runs(self) -> int:
-        """Return the number of runs whose consumers still take batches."""
 
     def check(self, version: Version) -> None:
         """Raise if no batch can be made of this version of the loader.
@@ -243,7 +278,7 @@ class PoolRun:
         arrived = Delivery(message.batch, count, message.rows // count, message.offset)
         arrived.ticket = message.ticket
         arrived.slot_bytes, arrived.may_lend = message.slot_bytes, message.may_lend
-        counts = self._engine.counts
+        counts = self._engine.runs.counts
         counts.slots, counts.slot_bytes, counts.slots_wanted = (
             message.slots,
             message.slot_bytes,
@@ -319,9 +354,9 @@ class PoolRun:
         )  # first: what is still said of its last number is not meant
         self._session.catch_up()  # what was said of a run that has ended is taken in before its slots are said again
         self.lent = {}
-        self._engine.lent.append(self.lent)
+        self._engine.runs.lent.append(self.lent)
         self._session.listeners[self.number] = self
-        self._engine.add_run(self.number, self)
+        self._engine.runs.by_number[self.number] = self
         first, rest, in_order = (
             buffer.begin_at,
             self._plan.start,
@@ -355,7 +390,7 @@ class PoolRun:
         if self._session is self._pool.session:
             self._end()
         else:
-            self._engine.drop_run(self.number)
+            self._engine.runs.by_number.pop(self.number, None)
         self.buffer = self.buffer.rest()
         self.begin()
 
@@ -377,7 +412,7 @@ class PoolRun:
         assert self._failure is not None
         if self._failure:
             return made_of(self._failure)
-        active = self._engine.active_runs() - 1
+        active = self._engine.runs.active - 1
         return MemoryLimitError(
             f"{counted(active, 'iterator')} of this loader {'is' if active == 1 else 'are'} active, and there is no "
             "batch buffer for another one. "
@@ -393,16 +428,16 @@ class PoolRun:
     def _deliver(self, delivery: Delivery) -> None:
         """Have what is in front of the buffer be handed out, in its slot or in a copy."""
         engine, offset, stored = self._engine, delivery.slot, delivery.stored or delivery.count
-        form = engine.known_form
+        form = engine.known.form
         assert form is not None and offset is not None
         self.buffer.drop_front()
         self._pool.deliveries += 1
         if self.feed is not None:
-            engine.counts.largest_chunk = max(engine.counts.largest_chunk, stored)
+            engine.runs.counts.largest_chunk = max(engine.runs.counts.largest_chunk, stored)
             self._note_taken(delivery.first, stored)
         if fault_points.directory is not None:  # each batch passes here
             fault_points.reach("trainer.delivering")
-        way, counts = DeliveryKind.LENT, engine.counts
+        way, counts = DeliveryKind.LENT, engine.runs.counts
         if delivery.oversize is not None:
             delivery.anchor = np.ndarray(
                 (delivery.oversize[1],), np.uint8, buffer=delivery.oversize[0]

@@ -18,10 +18,10 @@ from loaderpool.transport.payload.sent import Sent, place
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
     from loaderpool.core.channel import Received
+    from loaderpool.core.known_form import KnownForm
     from loaderpool.core.pool import WorkerPool
     from loaderpool.core.session import Session
-    from loaderpool.core.stream.feed import StreamFeeds
-    from loaderpool.memory.layout import BatchForm
+    from loaderpool.core.stream.versions import FeedVersions
     from loaderpool.transport.payload.record import LoaderSettings
     from loaderpool.transport.payload.ship import Shipment
 
@@ -33,10 +33,8 @@ class Owner(Protocol):
     number: int
     settings: LoaderSettings
     cache: SharedCache | None
-    feeds: StreamFeeds | None
-    known_form: BatchForm | None
-    found: Found | None
-    is_after_hook: bool
+    feeds: FeedVersions
+    known: KnownForm
     is_closed: bool
 
     def on_found(self, version: Version, message: Found) -> None:
@@ -101,17 +99,17 @@ class Version:
         if engine.cache is not None and engine.cache.descriptor >= 0:
             files.append(engine.cache.descriptor)
         session.send(Load(self.number, self.sent.offset, self.sent.nbytes), files)
-        if engine.found is not None:
-            session.send(engine.found._replace(loader=self.number))
-        elif not engine.is_after_hook:
+        if engine.known.found is not None:
+            session.send(engine.known.found._replace(loader=self.number))
+        elif not engine.known.awaits_hook:
             self.look()
 
     def look(self) -> None:
         """Request the first sample; of a stream, once its item is there."""
-        feeds = self._engine.feeds
+        feeds = self._engine.feeds.present
         if feeds is None:
             self._pool.session.send(Look(self.number, 0))
-        elif (first := feeds.first) is not None and first.made and self._engine.known_form is None:
+        elif (first := feeds.first) is not None and first.made and self._engine.known.form is None:
             self._pool.session.send(Look(self.number, first.offset))
 
     def end(self) -> None:

@@ -328,15 +328,15 @@ def _doing(read: Callable[[int, Field], int], cell: int, now_ns: int) -> dict[st
 
 def _count_slots(engine: PoolEngine) -> dict[str, Any]:
     """Return what a snapshot has of the slots; nothing before there is one."""
-    counts = engine.counts
+    counts = engine.runs.counts
     if not counts.slots:
         return {}
     return {
         "slots": counts.slots,
         "slot_bytes": counts.slot_bytes,
         "slots_wanted": counts.slots_wanted,
-        "slots_lent": engine.slots_lent,
-        "slots_ready": sum(run.buffer.waiting for run in list(engine.runs.values())),
+        "slots_lent": engine.runs.slots_lent,
+        "slots_ready": sum(run.buffer.waiting for run in list(engine.runs.by_number.values())),
         "copied": counts.copied,
         "copy_s": counts.copied_ns / 1e9,
     }
