@@ -62,9 +62,9 @@ def openmp_advice() -> str:
     binding = openmp_binding()
     name = binding.partition("=")[0]
     text = (
-        f"This process may use 1 of {os.cpu_count()} CPUs, and so may its workers. {binding} is set, "
-        f"with which OpenMP binds a process to one CPU when it imports a library such as torch. "
-        f"Unset {name}, unless this is intended."
+        f"This process may use 1 of {os.cpu_count()} CPUs, and so may its workers. {binding} is "
+        "set, with which OpenMP binds a process to one CPU when it imports a library such as "
+        f"torch. Unset {name}, unless this is intended."
     )
     return text * bool(binding)
 

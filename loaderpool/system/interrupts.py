@@ -74,9 +74,7 @@ class InterruptsHeld:
 
 
 class InterruptsAllowed:
-    """Part of an `InterruptsHeld` block in which handlers run at once, and those recorded
-    before.
-    """
+    """Part of an `InterruptsHeld` block in which handlers run, also for recorded signals."""
 
     __slots__ = ("_held",)
 

@@ -105,7 +105,7 @@ def find(numbers: Iterable[int]) -> list[OpenFile]:
                 continue
             flags = fcntl.fcntl(number, fcntl.F_GETFL)
             position = os.lseek(number, 0, os.SEEK_CUR)
-        # The descriptor was closed since, like that of the listing. Or it has no position, like some
+        # The descriptor is closed now, like that of the listing. Or it has no position, like some
         # files of /proc.
         except OSError:
             continue
