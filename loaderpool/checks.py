@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Smaller: nanoseconds that round to 0 would mean "no timeout". Larger: the 64-bit words of messages
 # cannot hold it.
 _MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 0.001, 10**9
-# Bytes, as on Linux. A longer path would raise an error of the system that contains all of it.
+# Bytes, as on Linux. For a longer path, the system would raise an error that contains all of it.
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255
 _UNITS = {
     "": 1,

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 DEFAULT_RESTARTS = (50, 60.0)
 # Bounds of values in the 64-bit words of messages. They are far above any useful value.
 MAX_EPOCH, _MOST_RESTARTS = 2**62, 2**31
-# The board has one cell per worker. Larger: only more address space, but no machine makes use of so
-# many processes.
+# Most workers of a pool. The board has a cell for each. Larger: more address space, but no machine
+# runs so many processes usefully.
 MAX_WORKERS = 1024
 # Threads of one worker. Larger: more threads wait for the one interpreter lock that they share.
 # Workers share none.
@@ -214,7 +214,7 @@ def _set(group: Any, **fields: Any) -> None:
 class ErrorPolicy(NamedTuple):
     """Reaction to an exception of the user's function."""
 
-    # raise it; leave the row out; or use the next good row instead
+    # Raise the exception, leave the row out, or use the next good row instead.
     action: Literal["raise", "skip", "replace"]
     # Errors allowed in a pass; an int is a number, a float a fraction of the rows.
     budget: int | float | None = None

@@ -31,8 +31,8 @@ class OwnClasses(NamedTuple):
     """Classes of the user's function in a value.
 
     Attributes:
-        cls: the value's own class; None if it has none.
-        children: the classes inside, by key.
+        cls: class of the value itself; None: a plain dict or tuple, or a leaf.
+        children: classes of the values inside, by key.
     """
 
     cls: type | None
@@ -170,10 +170,7 @@ def _has_array(value: Any) -> bool:
 
 
 def _is_of_arrays(values: list[Any]) -> bool:
-    """Return True if a list is of a subclass and contains only arrays, or nests of arrays.
-
-    An array must have axes.
-    """
+    """Return True for a list subclass with only arrays with axes, tuples and mappings."""
     if type(values) is list or not values:
         return False
     return all(
@@ -540,7 +537,7 @@ def _small_floats(tensor: Any) -> npt.NDArray[Any]:
 
 
 def _of_small_floats(values: Any) -> Any:
-    """Return nested lists of such tensors as lists of arrays."""
+    """Return nested lists in which small-float tensors are replaced by arrays."""
     if isinstance(values, (list, tuple)):
         return [*map(_of_small_floats, values)]
     return _small_floats(values) if _is_small_float(values) else values
@@ -571,7 +568,7 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
             "is structured: return a dict of its fields, {name: a[name] for name in a.dtype.names}"
         )
     # Dtypes that other packages register with NumPy look like raw bytes (kind V), or have the
-    # letters of long doubles. Of these, TensorFlow has only those of ml_dtypes.
+    # letters of long doubles. TensorFlow knows only those of ml_dtypes.
     elif (
         dtype.type is np.void or dtype.char in "gG" or module != "numpy"
     ) and not module.startswith("ml_dtypes"):

@@ -98,9 +98,7 @@ class Plan:
     is_endless: bool = False
     """True if the source has an index but no end. It then has as many batches as are requested."""
     stated_batches: int | None = None
-    """Batches of this shard per epoch, for generators with given numbers of items; None:
-    unknown.
-    """
+    """Batches of this shard per epoch, if its generators' numbers of items are given, else None."""
     start: Any = 0
     """The start passed to `after`: the first position that no consumer has received."""
 
@@ -234,9 +232,7 @@ class Plan:
         return self._stock[0][1]
 
     def _share(self, rows: int) -> tuple[int, int]:
-        """Return the first row and the number of rows of this shard in a global batch of `rows`
-        rows.
-        """
+        """Return this shard's first row and number of rows in a global batch of `rows` rows."""
         if 0 < rows < self.num_shards:
             return self.shard_index % rows, 1
         share, longer = divmod(rows, self.num_shards)
@@ -284,9 +280,9 @@ class Numbering:
         return self._epoch * self.batches_per_epoch + self._missing
 
     def locate(self, number: int) -> tuple[int, int, Start]:
-        """Return the epoch of batch `number`, its number in that epoch, and the epoch's start.
+        """Return the epoch of batch `number`, the batch's number within it, and its start.
 
-        The start is 0 if the epoch is whole.
+        The start is that of the epoch, 0 if it is whole.
         """
         epoch, batch = divmod(number, self.batches_per_epoch)
         if self._rest and epoch == self._epoch:

@@ -139,7 +139,7 @@ class BucketPlan(Plan):
         return tuple(stock)
 
     def _span(self, epoch: int, batch: int) -> tuple[int, int]:
-        """Return the first row of a batch, and the row after its last, in the sorted positions."""
+        """Return the range of a batch in the epoch's positions, which are sorted by bucket."""
         if not 0 <= batch < self.batches_per_epoch:
             raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
         table = self._epoch(epoch)

@@ -336,11 +336,12 @@ class _Torch(_Adapted):
         return lambda: set_state(state)
 
 
-# Of the 128 bits that NumPy draws for a generator without a seed. Torch draws 64.
+# Seeds from here on count as drawn by NumPy, not as set by the user. NumPy draws 128 bits for a
+# generator without a seed. Torch draws 64, so its bound is 32 bits lower.
 _LEAST_DRAWN = 1 << 64
 _TWISTER_WORDS = 624
 _TWISTER_BYTES = 4 * (_TWISTER_WORDS + 1)
-_PROBE = 5489  # any seed from which torch and NumPy make the same state
+_PROBE = 5489  # a seed for which torch and NumPy make the same state
 
 
 def _adapted(generator: Any) -> _Adapted:

@@ -105,7 +105,7 @@ class Permutation:
         if self._table is not None:
             return self._table[positions]
         values = self._network(values)
-        while values.size and values.max() >= self._size:  # at most one in 64, on average
+        while values.size and values.max() >= self._size:  # on average, at most 1/64 of the values
             outside = values >= self._size
             values[outside] = self._network(values[outside])
         return values.view(np.int64)

@@ -49,7 +49,7 @@ def openmp_binding() -> str:
     if min(others) < 2:
         return ""
     values = {name: os.environ.get(name, "").strip() for name in OPENMP_BINDING}
-    # This disables the other variables, except the one of Intel's and LLVM's OpenMP.
+    # "false" overrides the other variables, except KMP_AFFINITY of Intel's and LLVM's OpenMP.
     if values["OMP_PROC_BIND"].lower() == "false":
         values = {"KMP_AFFINITY": values["KMP_AFFINITY"]}
     if {"none", "disabled"} & set(values["KMP_AFFINITY"].lower().split(",")):

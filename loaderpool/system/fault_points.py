@@ -7,8 +7,8 @@ the kind of fault. The first process that reaches the place takes the file:
     echo SIGKILL > /path/worker.before_report
 
 A process reaches a place at most once per ticket, never once per row. A file with the name of a
-`setting` replaces a number, if a test cannot wait that long. `tests/faults/test_matrix.py` lists
-all places, and what users get if one fails.
+`setting` replaces a number, if a test cannot wait that long. `setting` reads the environment at
+each call. `tests/faults/test_matrix.py` lists all places, and what users get if one fails.
 """
 
 from __future__ import annotations

@@ -177,7 +177,8 @@ class _Once:
     def ensure_running(self) -> None:
         """Do nothing. If the tracker has ended, writing to it fails."""
 
-    def _ensure_running_and_write(self, message: bytes) -> None:  # same method, from Python 3.13 on
+    # From Python 3.13 on, `_send` calls this instead of `ensure_running`.
+    def _ensure_running_and_write(self, message: bytes) -> None:
         os.write(self._fd, message)
 
 

@@ -339,7 +339,7 @@ class Undoing:
 # ---- reports of a Ctrl-C to waits ----
 
 waits_told_by: Any = None
-"""The module `ctrl_c` after its `watch`; None: waits of other threads get no reports of signals."""
+"""The module `ctrl_c` once its `watch` has run. None: other threads' waits get no reports."""
 
 
 # ---- the interpreter's end ----

@@ -61,7 +61,7 @@ def memory_bytes() -> int:
 def _cpus_of_all() -> int:
     """Return the number of CPUs of all these processes together, as their launcher has them.
 
-    The launcher is the parent process, and it is not bound to some of the CPUs.
+    The launcher is the parent process. It is not bound to a part of the CPUs.
     """
     # The launcher of SLURM tasks may use all of the machine.
     cpus = _number("SLURM_CPUS_ON_NODE") if _slurm_tasks() > 1 else 0
