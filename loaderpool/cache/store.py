@@ -4,9 +4,9 @@
 
 An entry is appended by one `write` to a descriptor opened with O_APPEND. The kernel determines the
 offset, so two processes never write to the same place, and no lock is needed. Then the offset is
-stored in the table, as one number. If a process dies before this store, it leaves bytes that no
-process reads. If it dies afterwards, it leaves a complete entry (CACHE-1). On disk, each entry also
-has a checksum. An entry that a failing disk or a power loss has damaged is made again.
+written to the table, as one number. If a process dies before that, it leaves bytes that no process
+reads. If it dies afterwards, it leaves a complete entry (CACHE-1). On disk, each entry also has a
+checksum. An entry that a failing disk or a power loss has damaged is made again.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ def _open(directory: str, memory_file: str = "", flags: int = 0) -> int:
 
 
 def counters_in(arena: Arena, plan: CachePlan) -> memoryview:
-    """Return a cache's counters: a number for each `Count` of each worker, which alone writes it."""
+    """Return a cache's counters: for each worker a number per `Count`, which only it writes."""
     return memoryview(arena.map)[plan.counters_at : plan.counters_at + _COUNTER_BYTES].cast("Q")
 
 
@@ -436,7 +436,7 @@ class SharedCache:
             )
 
     def counts_of(self, worker: int) -> memoryview:
-        """Return the counters of a worker, for this worker to write."""
+        """Return the counters that a worker writes."""
         return self._counters[_COUNTS * worker : _COUNTS * (worker + 1)]
 
     def counts(self) -> list[int]:

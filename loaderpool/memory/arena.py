@@ -45,7 +45,10 @@ class Extent(NamedTuple):
 
 
 class ExtentMap:
-    """Free list of page-aligned extents in `[start, end)`. Free neighbours are merged."""
+    """Free list of page-aligned extents in `[start, end)`. Free neighbours are merged.
+
+    The main process has one for the arena, and the supervisor has one for its slots.
+    """
 
     def __init__(self, start: int, end: int) -> None:
         self._free = [Extent(start, end - start)]  # sorted by offset, never adjacent

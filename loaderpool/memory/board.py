@@ -78,7 +78,7 @@ class _Value:
 
 
 class Board:
-    """Reads and writes the board. `numbers` is the whole board as a memoryview of u64."""
+    """Access to the board in the arena. `numbers` is the whole board as a memoryview of u64."""
 
     def __init__(self, arena_map: mmap.mmap | bytes) -> None:
         self.numbers: memoryview = memoryview(arena_map)[:BOARD_BYTES].cast("Q")
@@ -117,7 +117,7 @@ class Board:
     trial_idle_ns = _Value(_TRIAL_IDLE_NS)  # time of paused workers without a ticket, in all trials
 
     # Written by the main process.
-    size = _Value(_SIZE)  # 1 + number of workers or nodes after the latest resize; 0: no resize yet
+    size = _Value(_SIZE)  # 1 + number of workers or nodes of the latest resize; 0: no resize yet
     trials = _Value(_TRIALS)  # number of the latest trial that was requested
     trial_ms = _Value(_TRIAL_MS)  # maximum time for which that trial pauses workers, in ms
 
@@ -142,7 +142,7 @@ class Board:
         numbers = *found[:3], int(_MILLI * found.rate), int(_MILLI * found.paused_s)
         for at, value in enumerate(numbers, _TRIAL_FOUND):
             self.numbers[at] = value
-        self.trials_over = number  # SYNC: last; pairs with the main process, which reads it first
+        self.trials_over = number  # SYNC: stored last; the main process reads it first
 
     def trial_result(self) -> TrialResult:
         """Return the result of the trial with the number `trials_over`."""

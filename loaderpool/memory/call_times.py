@@ -215,7 +215,10 @@ def read_call_times(numbers: memoryview, worker_cells: Iterable[int], loader: in
 
 
 def _take_cell(numbers: memoryview, worker_cell: int, loader: int) -> int:
-    """Return the offset of the loader's cell, or else clear the least recently used cell for it."""
+    """Return the offset of the loader's cell.
+
+    If the loader has no cell, clear the least recently used cell and assign it to the loader.
+    """
     first = worker_cell * _LOADERS * _CELL
     bases = range(first, first + _LOADERS * _CELL, _CELL)
     latest = max(numbers[base + _USED] for base in bases)

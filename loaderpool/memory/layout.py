@@ -197,8 +197,8 @@ def read_varying(
         yield int(numbers[header]), blocks
 
 
-# Maximum size of a chunk. Smaller: the costs per ticket weigh on tiny batches. Larger: a chunk does
-# not fit the CPU cache.
+# Maximum size of a chunk. Smaller: tiny batches cost more, because there are more tickets. Larger:
+# a chunk does not fit the CPU cache.
 _CHUNK_BYTES = 1 << 20
 CHUNK_BATCHES = 64
 # Maximum size of a chunk with more than `CHUNK_BATCHES` batches. Only fixed layouts have such

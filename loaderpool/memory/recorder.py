@@ -27,7 +27,7 @@ ReadBytes = Callable[[int, int], bytes]  # (offset, number of bytes): reads shar
 # Shortest call that gets a record. Smaller: records slow down functions of fast samples.
 RECORDED_FROM_NS = 1_000_000
 _LOW = 0xFFFFFFFF
-_HEAD_BYTES = 64  # head of a ring: the number of its latest record, counted from 1
+_HEAD_BYTES = 64  # size of a ring's head, which has the number of the latest record, from 1 on
 _SHARE = 8  # rings take at most this part (1/8) of an arena, so a small one has fewer rings
 _PAGE_BYTES = 4096
 

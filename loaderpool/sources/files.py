@@ -302,8 +302,8 @@ class FileSource:
     def _index_files(self) -> None:
         """Index all files, and join their offsets in one array.
 
-        Each file has one more offset than records. So the offset of record i (counted over all
-        files), if it is in file f, is element i + f.
+        Each file has one more offset than records. In the joined array, the offset of record i of
+        all files, which is in file f, is therefore element i + f.
         """
         sizes = [stamp.size for stamp in self._stamps]
         dtype = np.uint32 if max(sizes) < _SHORT_OFFSETS else np.int64

@@ -56,8 +56,8 @@ class HDF5(FileSource):
                 for each in datasets
                 if each.chunks is not None
             ]
-        # The cache has room for two chunks. A worker may read rows across a boundary of chunks,
-        # because several workers share them in pieces.
+        # The cache has room for two chunks: several workers may read parts of one chunk, and then
+        # the rows of one worker cross into the next chunk.
         self._cache_bytes = max(
             self._cache_bytes, min(2 * max(chunks, default=0), _MOST_CACHE_BYTES)
         )

@@ -186,7 +186,7 @@ def _close(chunks: Iterator[bytes]) -> None:
 
 
 def _in_steps(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield `first` and then `rest` in pieces of `_STEP_BYTES`. Closes `rest` at its own end."""
+    """Yield `first` and then `rest` in pieces of `_STEP_BYTES`, and close `rest` at the end."""
     try:
         for chunk in itertools.chain((first,), rest):
             for at in range(0, len(chunk), _STEP_BYTES):

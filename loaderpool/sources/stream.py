@@ -43,7 +43,10 @@ class StreamSource:
 
     @property
     def is_one_shot(self) -> bool:
-        """True if the stream can be read only once: it is an iterator, not another iterable."""
+        """True if the stream is an iterator, which can be read only once.
+
+        Other iterables start again each time.
+        """
         return is_iterator(self.items)
 
     @property
@@ -81,7 +84,7 @@ class StreamSource:
 def is_iterator(obj: Any) -> bool:
     """Return True if an object is an iterator.
 
-    A `Loader` is not an iterator, although `next` of it has a special error.
+    A `Loader` is not an iterator. Its `__next__` only serves to raise a clear error.
     """
     return isinstance(obj, Iterator) and hasattr(type(obj), "__next__")
 
