@@ -150,8 +150,7 @@ def frames(batches: Iterator[tuple[int, list[Any]]]) -> Generator[Frame, None, N
                 raise
             raise UnpicklableError(
                 f"an item in the stream's batch from position {first} on cannot be pickled and "
-                "sent to the workers: "
-                f"{type(error).__name__}: {error}"
+                f"sent to the workers: {type(error).__name__}: {error}"
             ) from error
         parts: list[bytes | memoryview] = [pickled, *buffers]
         if buffers:

@@ -179,12 +179,10 @@ class Calls:
                 if self._threads > 1:
                     raise ArgumentError(
                         "The function uses the global generator of random, numpy.random or torch, "
-                        "which threads "
-                        "share, so its samples would not be reproducible with "
-                        f"threads={self._threads}. Add a "
-                        "parameter `rng` and use it, or set threads=1. If samples do not depend on "
-                        "these numbers "
-                        "(such as the pause before a retry), pass seed_globals=False."
+                        "which threads share, so its samples would not be reproducible with "
+                        f"threads={self._threads}. Add a parameter `rng` and use it, or set "
+                        "threads=1. If samples do not depend on these numbers (such as the pause "
+                        "before a retry), pass seed_globals=False."
                     )
                 self.is_watched, self._seeds_globals = False, True
         else:
@@ -442,9 +440,8 @@ class ThreadCalls:
             if share_memory(self._results(opened), opened.arrays or ()):
                 raise ArgumentError(
                     "The function returns the same array, list or dict for several samples, which "
-                    "its threads would "
-                    "overwrite. Return a new one from each call, or a read-only array, or set "
-                    "threads=1."
+                    "its threads would overwrite. Return a new one from each call, or a read-only "
+                    "array, or set threads=1."
                 )
             return filled
         finally:
@@ -483,9 +480,8 @@ class ThreadCalls:
 
 _DREW = (
     "fn used {} for source index {}. With cache=, it is called only once per item, so all epochs "
-    "would have the same "
-    "random numbers. Move the random part to augment=, which gets the result of fn in every epoch, "
-    "or remove cache="
+    "would have the same random numbers. Move the random part to augment=, which gets the result "
+    "of fn in every epoch, or remove cache="
 )
 
 
@@ -568,10 +564,8 @@ class CachedFunction:
                 raise
             self._refuse(
                 f"The result of fn for source index {index}, a {type(value).__name__}, cannot be "
-                f"cached: {error}. "
-                "A cache stores pickles: return arrays, numbers, strings, or objects of a module, "
-                "from fn, or "
-                "remove cache="
+                f"cached: {error}. A cache stores pickles: return arrays, numbers, strings, or "
+                "objects of a module, from fn, or remove cache="
             )
         not_kept = None if store is None else store.put(entry, made)
         if not_kept is not None:

@@ -411,8 +411,7 @@ def _check_length(info: WorkerInfo, stated: int, count: int, unread: Iterator[An
         found = f"more than {stated}" if count > stated else f"only {count}"
         raise SourceError(
             f"shard {info.index} ({brief(info.shard)}) has {found} items, but shard_lengths states "
-            f"{stated}. Correct "
-            "shard_lengths, or remove it"
+            f"{stated}. Correct shard_lengths, or remove it"
         )
 
 

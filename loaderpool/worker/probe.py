@@ -210,8 +210,8 @@ def _refuse_elements_for_items(
         return
     error = SpecMismatchError(
         f"batch_fn returned a tuple of {rows} for {rows} items, and a tuple of {rows - 1} for "
-        f"{rows - 1} of them. "
-        "All batches must have one structure, and the last batch may be shorter. Choose one:\n"
+        f"{rows - 1} of them. All batches must have one structure, and the last batch may be "
+        "shorter. Choose one:\n"
         "    drop_remainder=True: leave out the shorter batch\n"
         "    batch_fn: return arrays with a batch axis (np.stack; pad what varies)\n"
         "    batch_size=None, no batch_fn: load single samples, and collate them in the training "

@@ -116,8 +116,7 @@ class Converter:
         if source.kind in "iu" and target.kind in "iu" and not np.array_equal(cast, array):
             raise SpecMismatchError(
                 f"component {path or '(whole element)'} of {item_name(index)} has values from "
-                f"{array.min()} to "
-                f"{array.max()} ({source}), which do not fit {target}"
+                f"{array.min()} to {array.max()} ({source}), which do not fit {target}"
             )
         return cast
 
