@@ -170,7 +170,8 @@ def describe_failure(
         text = _text(error)
         if unseen_in:
             text += (
-                f"\nThe path {unseen} is relative, and node {process.node()} looked for it in "
+                "\n"
+                f"The path {unseen} is relative, and node {process.node()} looked for it in "
                 f"{unseen_in}. Pass an "
             )
             text += "absolute path that exists on all nodes."

@@ -51,8 +51,7 @@ def large_data(
                 line = f"{name} = lp.share({name})"
             told[id(value)] = (
                 f"{' → '.join(found.path)} is a {type(value).__name__} of {len(value):,} elements, "
-                "and each worker "
-                f"gets its own copy of it. To share one copy: {line}"
+                f"and each worker gets its own copy of it. To share one copy: {line}"
             )
     return tuple(filter(None, told.values()))
 
