@@ -2,8 +2,8 @@
 
 A table, one for each feed, has the place of each bundle:
 
-    bundle   [sizes of the parts, 8 bytes each, if there are large arrays] pickle | array | array
-    ... entry    [batch + 1 | offset | nbytes | buffers | first position]
+    bundle   [sizes of the parts, 8 bytes each, if any is large] pickle | array | array ...
+    entry    [batch + 1 | offset | nbytes | buffers | first position]
 
 A large array is copied twice: from its own memory into the bundle, and from there into the worker's
 memory. The main process writes the table. The entry of a batch is at its number modulo ENTRIES.

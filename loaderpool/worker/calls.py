@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from loaderpool.plan.sample_streams import SampleStreams
     from loaderpool.worker.contracts import Runner
 
-# Seconds after which the main thread, while it waits for a call, checks for new tickets whose calls
-# can start. Larger: threads idle if tickets arrive late. Smaller: the checks themselves take time.
+# Interval in seconds at which the main thread, waiting for a call, checks for new tickets. Larger:
+# threads idle if tickets arrive late. Smaller: the checks themselves take time.
 _LOOK_S = 0.01
-# Results of later tickets that are compared with a ticket's own. More of them would add that number
-# of comparisons to each ticket.
+# Results of later tickets that a ticket's own results are compared with. 0: a ticket with one call
+# would have none to compare. Larger: more comparisons for each ticket.
 _OTHERS = 2
 _Result = TypeVar("_Result")
 
@@ -149,9 +149,7 @@ class Calls:
     # ---- results of the probe ----
 
     def keep_only(self, epoch: int) -> None:
-        """Drop the probe's results of other epochs. They are not needed, because samples of this
-        epoch follow.
-        """
+        """Drop the probe's results of other epochs. Samples of this epoch are made now."""
         if self._kept_of != epoch:
             self.kept.clear()
             self._kept_of = epoch
@@ -256,7 +254,8 @@ class Calls:
         # One generator for the chain: the second function continues the numbers of the first.
         generator: Any = self._streams.generator(epoch, position) if self._takes_rng else None
         value = (opened.read or self._first)(opened.indices[at])
-        # Seeded here, because `fn` may have been called, now or in another epoch.
+        # Seeded after `fn`, so that the state does not depend on whether `fn` was called now or
+        # earlier.
         if self._cached is not None:
             if self._seeds_globals:
                 self._streams.seed_globals(epoch, position)
@@ -267,7 +266,7 @@ class Calls:
         if self._last is not None:
             out, row = None, opened.ticket.start + at
             if opened.arrays is not None and self.unflatten is not None:
-                # `...` makes 0-d results arrays, too.
+                # With `...`, a 0-d element is an array, too.
                 out = self.unflatten([array[row, ...] for array in opened.arrays])
             function, takes_rng = self._last
             value = (
@@ -471,7 +470,8 @@ class ThreadCalls:
         calls = self.begun.pop(ticket).calls
         for call in [call for call in calls.values() if not call.future.cancel()]:
             self._wait(call, None)
-        # An error that no `unit` raised has a traceback, whose frames refer to the calls.
+        # ^ Breaks a cycle: an error that no `unit` raised has a traceback whose frames refer to the
+        # calls.
         calls.clear()
 
 

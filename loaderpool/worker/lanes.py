@@ -258,15 +258,15 @@ class Lane:
         self._reset()
 
     def _reset(self) -> None:
-        # None: the lane is at its start
+        # iterator over positions and items; None: the lane is at its start
         self._made: Generator[tuple[int, Any], None, None] | None = None
         self._mixed: _Pairs = iter(())  # items of `_made` in their final order
         self._globals: SavedGlobals | None = None  # state that its generators left
-        # restores the captured generators to the states that the lane left
+        # function that restores the captured generators to the lane's latest states
         self._restore_captured: Callable[[], None] | None = None
         self._position = 0  # position of the next item, for errors
         self._at = 0  # items read so far
-        # items that the next batch still needs; larger blocks could run ahead of it
+        # items still needed for the batch, the limit of a block; others are read one by one
         self._needed = 0
         self._start, self._wanted = 0, -1  # first item and size of the latest batch
         self._positions: list[int] = []

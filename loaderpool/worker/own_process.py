@@ -1,6 +1,6 @@
-"""State of a process that a worker shares with the user's code.
+"""Process-wide state that a worker shares with the user's code.
 
-It is set as a worker starts and ends, and includes the global random generators.
+It includes the start and end as a worker, and the global random generators.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def settle_process() -> None:
 
 
 def settle_libraries() -> None:
-    """Stop libraries that are already imported from starting threads of their own."""
+    """Prevent imported libraries from starting threads of their own."""
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
 
@@ -169,7 +169,7 @@ class GlobalsWatch:
         try:
             result = work(*arguments)
         except Exception as error:  # not BaseException: a second run would swallow Ctrl-C
-            end_stray(error)  # first: a fork reseeds `random`, which is no draw
+            end_stray(error)  # before the comparison: a fork reseeds `random`, which is no draw
             if is_of_a_handler(error) or self.look() == before:
                 raise
             return None, True

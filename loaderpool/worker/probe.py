@@ -32,7 +32,7 @@ _PROBES = 64
 # is found later, as an error. Larger: with slow samples and large batches, the other workers wait.
 _LOOKS = 64
 # Samples that are always checked. If the first batch is smaller, samples of the next batches are
-# added. The number of threads, which would make them in parallel, does not lower it.
+# added. The number does not shrink with more threads.
 _FEWEST_LOOKS = 8
 # Python's own scalars are kept as they are, because a spec allows other casts for them than for
 # arrays.
@@ -135,7 +135,7 @@ def _starts(work: Work, epoch: int, feed: int) -> Iterator[tuple[npt.NDArray[np.
             ticket = Ticket(epoch=epoch, batch=batch, stop=plan.most_rows, feed=feed)
             positions = work.items.open(ticket).positions
         except Abandoned:
-            # An unanswered probe would be waited for.
+            # Reply with an error, because the main process waits for the probe's result.
             raise progress.failed(SourceError("the stream's first items are gone"), epoch) from None
         except progress.catches as error:  # raised by a stream's items or by a generator
             raise progress.failed(error, epoch) from None

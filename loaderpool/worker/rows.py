@@ -190,7 +190,7 @@ class Converter:
         kinds: set[type],
     ) -> bool:
         kind = next(iter(kinds))
-        # The usual labels.
+        # Common case: scalars such as labels.
         if len(kinds) == array.ndim == 1 and (
             _SCALAR_DTYPES.get(kind) == array.dtype
             or (issubclass(kind, np.generic) and np.dtype(kind) == array.dtype)
@@ -207,7 +207,8 @@ class Converter:
 def _join(array: npt.NDArray[Any], row: int, column: Sequence[npt.NDArray[Any]]) -> bool:
     """Write arrays that own their memory, by calls that loop in C.
 
-    Returns False, or raises, if one of the arrays does not own its memory or has another form.
+    Returns False, or raises, if one of the arrays does not own its memory or has another shape or
+    dtype.
     """
     shape = array.shape[1:]
     # For a single axis, comparing lengths is enough and faster. Arrays with more axes would fail to

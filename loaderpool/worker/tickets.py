@@ -104,11 +104,13 @@ class MadeRows(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """Result of the probe: the function's first call, and samples of other calls that differ."""
+    """Result of the probe: the form of the function's first result, and the axes that vary in other
+    results.
+    """
 
     spec: ElementSpec  # spec of the first result
-    # `spec` with None for each axis that varied between samples; if none varied, for each axis that
-    # may
+    # `spec` with None for axes that may vary: those that differed between samples, or all if none
+    # did
     seen: ElementSpec
     nbytes: int  # bytes of one result: the maximum over the first batch
     rows: int  # rows of the call: those of a batch, or 1 for a sample
@@ -220,7 +222,7 @@ class Progress:
         # the clock, while calls of this ticket follow one another
         self._counted: CallClock | None = None
         # the ticket's run, and the field that marks it as abandoned
-        self._run, self._mark = (1, Board.mark(1))
+        self._run, self._mark = 1, Board.mark(1)
         self.counts_generated = False  # True if a generator's item counts as a call
         self._index_field, self._started_field = cell + Field.INDEX, cell + Field.STARTED_NS
         # Failures of samples that must not run, by epoch and source index (of a batch: its first
@@ -237,7 +239,7 @@ class Progress:
         if numbers[self._mark] == self._run:
             raise Abandoned
         now_ns, calls = clock.monotonic_ns(), self._counted
-        # Inlined, because each sample pays for this.
+        # Inlined instead of a method, because it runs for each sample.
         if calls is not None:
             if now_ns - calls.begun_ns > calls.kept_from_ns:
                 calls.keep(now_ns - calls.begun_ns, numbers[self._index_field])

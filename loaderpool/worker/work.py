@@ -347,7 +347,7 @@ class Work:
     def _of_one_call(
         self, calls: Runner, opened: Opened, start: int, stop: int
     ) -> tuple[tuple[int, list[Block]], list[RowFailure]]:
-        """Return a whole batch, made by one call."""
+        """Return a whole batch (rows and blocks), made by one call, and its failures."""
         assert self.form is not None
         spec = self.form.spec
         try:
