@@ -232,7 +232,7 @@ class _NullFile:
 def _parts(obj: Any) -> list[tuple[str, Any]]:
     """Return the parts that an object is pickled from, each with a label.
 
-    It is empty if the object's own code decides how to pickle it.
+    The list is empty if the object's own code decides how to pickle it.
     """
     kind = type(obj)
     if isinstance(obj, np.ndarray):

@@ -2,8 +2,8 @@
 
 Each generator has a path. It consists of the names of attributes, items and variables that lead to
 the generator from an argument ("source/items/rng") or from a variable of a module
-("project.augment:RNG"). All processes with the payload have the same paths. So a path identifies a
-generator that is not pickled in two processes. No code of the user's is called.
+("project.augment:RNG"). All processes with the payload have the same paths. They use these to match
+generators that are not pickled. No code of the user's is called.
 """
 
 from __future__ import annotations

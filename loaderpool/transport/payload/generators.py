@@ -35,11 +35,11 @@ from loaderpool.transport.payload.record import Pair, WorkerPayload
 # payloads, generators that objects create again are not found. Larger: a loader is created more
 # slowly.
 _MOST_ENTERED = 20_000
-# The same with `workers=0`. Smaller: payloads are searched only in part. Larger: each loader takes
-# a second or more.
+# Values that a search enters with `workers=0`. Smaller: payloads are searched only in part. Larger:
+# each loader takes a second or more.
 MOST_ENTERED_HERE = 1_000_000
-# The same at the start of an epoch, and the number of items of each list. Larger: it takes more
-# than 1 or 2 ms.
+# Values that a search enters at the start of an epoch, and items of each list. Smaller: fewer
+# new generators are found. Larger: the search takes more than 1 or 2 ms.
 _MOST_AGAIN, _MOST_ITEMS_AGAIN = 1_000, 50
 
 

@@ -248,7 +248,7 @@ def _stored_by(code: types.CodeType) -> Iterator[str]:
 def _token(value: Any) -> Any:
     """Return a token to compare a value by.
 
-    It is the value itself if that is simple, a function's code, or the identity of any other
+    The token is the value itself if that is simple, a function's code, or the identity of any other
     object. A new object at the address of a deleted one looks the same; its contents then show the
     change.
     """
@@ -265,7 +265,7 @@ def _token(value: Any) -> Any:
 
 
 def _become(before: Any, now: Any) -> str:
-    """Return a description of the change, for a value with this token before."""
+    """Return a description of the change from a value with the token `before` to `now`."""
     if now is _NOTHING:
         return "was deleted"
     if before is _NOTHING:

@@ -138,10 +138,8 @@ def _uses_of(code: types.CodeType) -> _Uses:
         elif each.opname == "STORE_ATTR" and is_own:
             uses.stores.add(each.argval)
             (uses.is_from if each.argval in read | now else uses.fresh).add(each.argval)
-        elif each.opname == "STORE_ATTR" and before[-1][0] in (
-            "SWAP",
-            "ROT_TWO",
-        ):  # `self.count += 1`
+        elif each.opname == "STORE_ATTR" and before[-1][0] in ("SWAP", "ROT_TWO"):
+            # `self.count += 1`
             uses.is_from.add(each.argval)
         elif each.opname == "STORE_SUBSCR" and _loads(before[-3], own):  # `self.last["p"] = p`
             uses.items.update(

@@ -156,15 +156,16 @@ class Payloads:
 
 
 class ForkCheck:
-    """Finds the state of the supervisor that makes a fork unsafe. Called there, after a payload was
-    loaded.
+    """Finds the state of the supervisor that makes a fork unsafe.
 
-    A fork copies only one thread, but every lock in its state: a lock held by another thread stays
-    locked in the worker forever. All forked processes share one position in an open HDF5 file. If
-    they open its path again, they get the inherited file. A fork that uses an inherited SQLite
-    connection can damage the database (https://www.sqlite.org/howtocorrupt.html, "Carrying an open
-    database connection across a fork()"). So if importing the user's modules creates such objects,
-    workers are not forked (`core.processes`).
+    Called in the supervisor, after a payload was loaded.
+
+    A fork copies only one thread, but all locks with their states. A lock that another thread holds
+    stays locked in the worker forever. All forked processes share one position in an open HDF5
+    file. If they open its path again, they get the inherited file. A fork that uses an inherited
+    SQLite connection can damage the database (https://www.sqlite.org/howtocorrupt.html, "Carrying
+    an open database connection across a fork()"). So if importing the user's modules creates such
+    objects, workers are not forked (`core.processes`).
 
     Attributes:
         handles: open files and connections. `handles.files` are those that a fork has to open
@@ -304,9 +305,8 @@ _RUNTIMES: dict[str, Callable[[Any], object]] = {
     "TensorFlow": lambda modules: (
         modules["tensorflow.python.eager.context"]._context._initialized is True
     ),
-    "JAX": lambda modules: (
-        modules["jax._src.xla_bridge"]._backends
-    ),  # filled by the first operation
+    # filled by the first operation
+    "JAX": lambda modules: modules["jax._src.xla_bridge"]._backends,
     "CUDA": lambda modules: modules["torch.cuda"].is_initialized() is True,
 }
 

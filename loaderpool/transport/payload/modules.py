@@ -1,9 +1,9 @@
 """Code of the user's modules as a pool first imported it, for its processes that import them later.
 
-These are a supervisor that replaces a dead one, a worker that is not forked, a stream's reader, and
-an import inside the function. They read module files when they start. Without this module, a file
-that is edited meanwhile would mix rows of old and new code in one epoch. A half-written file would
-end the training.
+Such processes are a supervisor that replaces a dead one, a worker that is not forked, and a
+stream's reader. An import inside the function also comes later. They read module files when they
+start. Without the stored code, a file that is edited meanwhile would mix rows of old and new code
+in one epoch. A half-written file would end the training.
 
 Runs in: the main process, which owns a `ModuleStore`, and each process that imports the user's code
 (`keep`).

@@ -35,7 +35,7 @@ from loaderpool.transport.payload.pickler import (
 )
 from loaderpool.transport.pickling import out_of_band
 
-# Fewer bytes are not packed, as fewer items are not.
+# Lists of fewer bytes are not packed, and neither are lists of fewer items (`LEAST_ITEMS`).
 _LEAST_BYTES = 1 << 20
 # Number of items, evenly spaced, that are packed as a trial. Smaller: it is found later, or never,
 # that items share a large object. Larger: slower start for lists that are not packed. The items may
@@ -167,7 +167,7 @@ class _ItemPickler(PayloadPickler):
         super().__init__(self._file, buffer_callback=out_of_band(self._keep, OUT_OF_BAND_BYTES))
         self._others, self._refuses_generators = met, refuses_generators
         self._usual: set[type] = set()  # types that always use pickle's default
-        # classes, functions and modules, by number
+        # key of this pickler; classes, functions and modules by number
         self._key, self._parts = next(_keys), list[Any]()
         # pickled reference to each of them, by id
         self._references: dict[int, tuple[Any, ...]] = {}
@@ -286,10 +286,12 @@ def share(data: Any) -> Any:
         MemoryLimitError: If too little memory is free.
 
     Example:
-        >>> import loaderpool as lp >>> names = lp.share(["cat", "dog", "owl"])
+        >>> import loaderpool as lp
+        >>> names = lp.share(["cat", "dog", "owl"])
 
-        >>> with lp.Loader(range(3), lambda i: names[i], batch_size=3, workers=2) as loader: ...
-        print(*next(iter(loader))) cat dog owl
+        >>> with lp.Loader(range(3), lambda i: names[i], batch_size=3, workers=2) as loader:
+        ...     print(*next(iter(loader)))
+        cat dog owl
     """
     if isinstance(data, (list, tuple)):
         return _packed(data)[0]

@@ -42,7 +42,8 @@ from loaderpool.transport.pickling import VIEW_REFUSED, CodePickler, generator_a
 FRAMEWORKS: Mapping[str, str] = {
     **dict.fromkeys(
         ("keras", "keras_cv", "keras_hub", "keras_nlp", "keras_tuner", "tensorflow",
-         "tensorflow_addons", "tensorflow_hub", "tensorflow_io", "tensorflow_probability", "tensorflow_text", "tf_keras"),
+         "tensorflow_addons", "tensorflow_hub", "tensorflow_io", "tensorflow_probability",
+         "tensorflow_text", "tf_keras"),
         "TensorFlow",
     ),
     **dict.fromkeys(("equinox", "flax", "haiku", "jax", "jaxlib", "optax"), "JAX"),
@@ -240,7 +241,8 @@ class FrameworkNeededError(Exception):
     """
 
 
-# Kinds of objects of which only the home module is checked. Of all others, the contents are.
+# Kinds of objects of which only the home module is checked. For other objects, the contents are
+# checked.
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 _by_identity: Any = object.__eq__
 
@@ -341,14 +343,15 @@ class PayloadPickler(CodePickler):
         if kind is types.CodeType:
             return _reduce_code(obj)
         if kind.__name__ == "Connection" and is_multiprocessing(kind):
-            # The pickle would have the number.
+            # ^ The pickle would contain the descriptor's number.
             raise TypeError("the number of its descriptor would be another file's")
         if type(kind).__name__ == "PyCArrayType" and not internals._should_pickle_by_reference(
             kind
         ):
             raise TypeError("a ctypes array cannot be pickled; convert it with numpy.array(...)")
         if obj is dataclasses.MISSING:
-            # By name: a copy would be another object, and so a field's default.
+            # ^ Pickled by name, because a copy would be another object, and so count as a field's
+            # default.
             return "MISSING"
         if kind is LruCacheWrapper:
             is_by_value = self.is_by_value(obj)

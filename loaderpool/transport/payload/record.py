@@ -55,12 +55,10 @@ class WorkerPayload:
 
     # Fields that are set in the process that calls the functions.
     cache: SharedCache | None = None  # cache for the results of `fn`
-    generators: list[Pair] = dataclasses.field(
-        default_factory=list
-    )  # random generators of functions and source
-    imports: list[str] = dataclasses.field(
-        default_factory=list
-    )  # modules to import before the first call
+    # random generators of functions and source
+    generators: list[Pair] = dataclasses.field(default_factory=list)
+    # modules to import before the first call
+    imports: list[str] = dataclasses.field(default_factory=list)
     # keys of generators in these modules, by path
     keys: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 

@@ -34,7 +34,9 @@ _TOGETHER_BYTES = 1 << 20
 
 
 class CopiedArrays:
-    """Copies of arrays in an extent of the arena, which exists while a shipment refers to it.
+    """Copies of arrays in an extent of the arena.
+
+    The extent is freed with the last shipment that refers to it.
 
     Args:
         arena: the arena.
