@@ -205,7 +205,7 @@ class Progress:
         cell: first field of the worker's cell.
         worker: the worker's number. None in the main process.
         catches: exceptions that count as errors of the user's code. BaseException in a worker,
-            which no Ctrl-C of the user reaches.
+            because workers ignore Ctrl-C.
         calls: measures the duration of calls. None: durations are not measured.
     """
 
