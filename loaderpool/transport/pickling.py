@@ -42,9 +42,7 @@ def send(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | Non
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle any object that cloudpickle can pickle. Classes that it pickles by value stay by
-    value.
-    """
+    """Pickle any object that cloudpickle can pickle. Unlike `send`, pickle no class by number."""
     with io.BytesIO() as file:
         CodePickler(file).dump(value)
         return file.getvalue()

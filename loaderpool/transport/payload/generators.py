@@ -52,9 +52,9 @@ class Travelling(NamedTuple):
 
 
 class Registry:
-    """The generators of one loader. Each has the key from the time it was first seen.
+    """The generators of one loader. Each keeps the key of its state when it was first seen.
 
-    Runs in: the main process. A key stays while its generator is used, regardless of draws.
+    Runs in: the main process. The key stays while the generator is used, even after draws.
 
     Args:
         roots: the functions, the source and the hook, by name.

@@ -108,8 +108,9 @@ class OpenHandles:
 
 
 def _is_shared_on_purpose(file: OpenFile) -> bool:
-    """Return True if a file that is read and written is memory or a lock. No code reads these by
-    position.
+    """Return True if a file that is read and written is a memory file, mapped to memory, or locked.
+
+    No code reads such files by position.
     """
     path = open_files.path_of(file.descriptor)
     return (

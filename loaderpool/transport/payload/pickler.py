@@ -383,8 +383,9 @@ class PayloadPickler(CodePickler):
         return not is_found_by_name(named) or self.imports.of(named.__module__)
 
     def _refuse(self, home: str) -> None:
-        """Raise `FrameworkNeededError` if this module, whose object is used, belongs to a
-        framework.
+        """Raise `FrameworkNeededError` if this module belongs to a framework.
+
+        Called for the home module of each object in use.
         """
         if framework_of(home) in self._frameworks:
             raise FrameworkNeededError(framework_of(home))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Files of one shipment. Larger: one message to the supervisor could not hold them (253
 # descriptors). Each is an open descriptor in both processes.
 _MOST_FILES = 64
-# arrays are compared in pieces; each needs an eighth of its size in addition
+# bytes that are compared at once; the comparison needs as much memory again
 _TOGETHER_BYTES = 1 << 20
 
 
@@ -52,7 +52,7 @@ class CopiedArrays:
         self._holders = 0
 
     def hold(self) -> None:
-        """Count one more shipment that refers to it. Pairs with `drop`."""
+        """Count one more shipment that refers to these copies. Pairs with `drop`."""
         self._holders += 1
 
     def drop(self) -> None:
