@@ -146,10 +146,9 @@ class Work:
         self.items.close()
 
     def call(self, epoch: int, positions: list[int], indices: list[int]) -> Any:
-        """Return the unconverted result of one call for these positions. Raises the exceptions of
-        the function.
+        """Return the unconverted result of one call for these positions.
 
-        Called by `replay`.
+        Called by `replay`. Raises the exceptions of the function.
         """
         self.calls.keep_only(epoch)
         opened = Opened(Ticket(epoch=epoch), np.array(positions), indices, self.calls.reader(epoch))
@@ -185,7 +184,7 @@ class Work:
         try:
             threads.begin(self._open(ticket, buffer, base, capacity))
         except self._catches:
-            # The ticket's own turn reports it.
+            # v The error is reported when `fill` gets the ticket.
             return False
         return True
 
