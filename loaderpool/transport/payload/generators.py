@@ -168,7 +168,7 @@ class Registry:
 
         A generator without a seed has a different state in each process. With the key of the first
         process, a resumed training draws the same numbers. A generator with a different seed keeps
-        its own key. So does a generator whose own key is in the saved state.
+        its own key. A generator whose own key is in the saved state keeps it, too.
         """
         known = {path: (bytes.fromhex(key), seed) for path, key, seed in saved}
         keys = {key for key, _ in known.values()}

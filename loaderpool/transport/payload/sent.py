@@ -100,8 +100,8 @@ def place(
     """Find or create files for the shipment's large arrays. Arrays are adopted in place if
     possible.
 
-    If the pool cannot send files to its workers, all arrays are copied. Arrays that an earlier
-    shipment has stay in place; all other arrays are then copied.
+    If the pool cannot send files to its workers, all arrays are copied. If there is an earlier
+    shipment, its arrays stay in place, and no other arrays are adopted.
     """
     found = Placement()
     if not shipment.buffers:
