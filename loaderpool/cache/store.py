@@ -294,9 +294,10 @@ def _open(directory: str, memory_file: str = "", flags: int = 0) -> int:
     if memory_file:
         return machine.above_standard(os.open(memory_file, os.O_RDWR | os.O_CLOEXEC | flags))
     name = os.path.join(directory, FILE_NAME)
+    of_directory = os.stat(directory)
     file = machine.above_standard(os.open(name, _READ_WRITE | flags))
     others = stat.S_IWGRP | stat.S_IWOTH
-    for path, status in ((directory, os.stat(directory)), (name, os.fstat(file))):
+    for path, status in ((directory, of_directory), (name, os.fstat(file))):
         if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or status.st_mode & others):
             os.close(file)
             raise CacheError(

@@ -376,7 +376,8 @@ class FileSource:
         with self._named(path):
             handle = self._handles.setdefault(file, self.open(path))
         _recent[key] = weakref.ref(self._handles)
-        _recent.move_to_end(key)  # the key may be an old one, of a deleted source with this id
+        with contextlib.suppress(KeyError):  # another thread has dropped it since
+            _recent.move_to_end(key)  # the key may be an old one, of a deleted source with this id
         while len(_recent) > _MOST_OPEN:
             (_, oldest), reference = _recent.popitem(last=False)
             if (handles := reference()) is not None:

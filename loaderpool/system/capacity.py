@@ -104,8 +104,8 @@ def available_memory_bytes() -> int:
     # On systems other than Linux the kernel does not report this. 4 GiB is a careful assumption.
     free = [_counts("/proc/meminfo")["MemAvailable"] * 1024 or _UNTOLD_BYTES]
     for path in _cgroup_directories("memory"):
-        limit = _number(f"{path}/memory.max") or _number(f"{path}/memory.limit_in_bytes")
-        used = _number(f"{path}/memory.current") or _number(f"{path}/memory.usage_in_bytes")
+        limit = _first_number(f"{path}/memory.max", f"{path}/memory.limit_in_bytes")
+        used = _first_number(f"{path}/memory.current", f"{path}/memory.usage_in_bytes")
         if limit is not None and used is not None:
             counts = _counts(f"{path}/memory.stat")
             free.append(
@@ -202,6 +202,11 @@ def _counts(path: str) -> Counter[str]:
             if len(words) > 1 and words[1].isdigit()
         }
     )
+
+
+def _first_number(*paths: str) -> int | None:
+    """Return the number in the first of these files that has one; None: none has."""
+    return next((found for path in paths if (found := _number(path)) is not None), None)
 
 
 def _number(path: str) -> int | None:
