@@ -85,8 +85,9 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Restore the backup, if there is one."""
         if self.params.get("steps") is None:
             raise StateError(
-                "BackupCallback needs the number of steps in an epoch. Create it before loader.as_dataset(), and pass "
-                "that dataset to fit without changes, or pass steps_per_epoch= to fit."
+                "BackupCallback needs the number of steps in an epoch. Create it before "
+                "loader.as_dataset(), and pass that dataset to fit without changes, or pass "
+                "steps_per_epoch= to fit."
             )
         self._before = 0
         if not (self._path / _TRAINING).exists():
@@ -106,8 +107,8 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self.model._initial_epoch, self._before = training["epoch"], training["step"]
         except (OSError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise StateError(
-                f"The backup in {self._path} is damaged ({type(error).__name__}: {error}). Delete the directory to "
-                "start again."
+                f"The backup in {self._path} is damaged ({type(error).__name__}: {error}). Delete "
+                "the directory to start again."
             ) from error
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -117,8 +118,9 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if self._before and self.params.get("verbose"):
             steps = self.params["steps"]
             print(
-                f"Epoch {epoch + 1} resumes after step {self._before} of {steps}. Its loss and metrics, also in "
-                f"History, are those of the remaining {steps - self._before} steps."
+                f"Epoch {epoch + 1} resumes after step {self._before} of {steps}. Its loss and "
+                f"metrics, also in History, are those of the remaining {steps - self._before} "
+                "steps."
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -250,7 +252,8 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         elif not self._has_warned:
             self._has_warned = True
             self._say(
-                f"ReportCallback: no batch of epoch {epoch + 1} came from its loader. Pass it the loader of fit."
+                f"ReportCallback: no batch of epoch {epoch + 1} came from its loader. Pass it the "
+                "loader of fit."
             )
 
     def on_train_end(self, logs: Any = None) -> None:

@@ -45,8 +45,8 @@ _DROPPED = {
 _METHODS = {"fit": "steps_per_epoch", "evaluate": "steps", "predict": "steps"}
 _ONE_CLASS = "y must be one class for each sample, as a number (shape (n,) or (n, 1)) or one-hot (shape (n, classes))"
 _WEIGH_PARTS = (
-    "To weigh pixels or tokens, remove class_weight and return (x, y, weights[y]) from the function. The array weights "
-    "has one weight for each class"
+    "To weigh pixels or tokens, remove class_weight and return (x, y, weights[y]) from the "
+    "function. The array weights has one weight for each class"
 )
 
 
@@ -123,8 +123,8 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         if self._takes_apart:
             if self._weights is not None:
                 raise ArgumentError(
-                    "for_keras(class_weight=...) has no effect under a tf.distribute strategy. Return "
-                    "(x, y, sample_weight) from the function."
+                    "for_keras(class_weight=...) has no effect under a tf.distribute strategy. "
+                    "Return (x, y, sample_weight) from the function."
                 )
             return as_dataset(self._core, epochs=self.epochs, prefetch=2, device=None)
         # A new error each time, for one that was raised holds the frames that it went through, and they the batches.
@@ -160,8 +160,8 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         rows = outermost.get(f"{prefix}batch_size")
         if rows is not None and (is_validation or outermost.get("x") is self):
             raise ArgumentError(
-                f"Keras ignores {prefix}batch_size= with loader.for_keras(); the loader has the batch size: write "
-                f"Loader(..., batch_size={brief(rows)})"
+                f"Keras ignores {prefix}batch_size= with loader.for_keras(); the loader has the "
+                f"batch size: write Loader(..., batch_size={brief(rows)})"
             )
         if method == "fit" and outermost.get("x") is self:
             self._check_resume(outermost)
@@ -183,13 +183,14 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         listed = listed if isinstance(listed, (list, tuple)) else [listed]
         if any(type(each).__name__ == "BackupAndRestore" for each in listed):
             self._warn_once(
-                "Keras' BackupAndRestore restores only the model, so after a restart for_keras() begins with the order "
-                "of epoch 0. Use loaderpool.adapters.keras.BackupCallback(loader, path) instead"
+                "Keras' BackupAndRestore restores only the model, so after a restart for_keras() "
+                "begins with the order of epoch 0. Use "
+                "loaderpool.adapters.keras.BackupCallback(loader, path) instead"
             )
         elif first and not epoch:
             self._warn_once(
-                f"fit(initial_epoch={first}) does not set the loader's epoch, so for_keras() begins with the order of "
-                f"epoch 0. Set loader.epoch = {first} before fit"
+                f"fit(initial_epoch={first}) does not set the loader's epoch, so for_keras() "
+                f"begins with the order of epoch 0. Set loader.epoch = {first} before fit"
             )
 
     def _check_steps(self, method: str, name: str, given: Mapping[str, Any]) -> None:
@@ -197,8 +198,8 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         steps = given.get(name)
         if self.epochs is None and steps is None:
             self._warn_once(
-                f"for_keras(epochs=None) has no end, and {method} has no {name}=, so it runs until a callback stops "
-                f"it. Pass {name}=, or write loader.for_keras()"
+                f"for_keras(epochs=None) has no end, and {method} has no {name}=, so it runs "
+                f"until a callback stops it. Pass {name}=, or write loader.for_keras()"
             )
         if self.epochs is None or not isinstance(steps, numbers.Integral) or steps < 1:
             return
@@ -214,13 +215,14 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
             return
         if is_fit:
             raise ArgumentError(
-                f"fit(steps_per_epoch={steps}, epochs={epochs}) needs {total:,} batches in a row, and "
-                f"for_keras(epochs={self.epochs}) has {batches:,}. Write loader.for_keras(epochs=None), which has no "
-                "end, or remove steps_per_epoch"
+                f"fit(steps_per_epoch={steps}, epochs={epochs}) needs {total:,} batches in a row, "
+                f"and for_keras(epochs={self.epochs}) has {batches:,}. Write "
+                "loader.for_keras(epochs=None), which has no end, or remove steps_per_epoch"
             )
         self._warn_once(
-            f"{method}({name}={steps}) needs {total:,} batches, and for_keras(epochs={self.epochs}) has {batches:,}. "
-            f"Remove {name}=, or write loader.for_keras(epochs=None), which has no end"
+            f"{method}({name}={steps}) needs {total:,} batches, and "
+            f"for_keras(epochs={self.epochs}) has {batches:,}. Remove {name}=, or write "
+            "loader.for_keras(epochs=None), which has no end"
         )
 
     def warn_of_end(self) -> None:
@@ -231,8 +233,9 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
             steps = steps or getattr(found, "steps_per_epoch", None)
         if steps is not None and self.epochs is not None:
             self._warn_once(
-                f"for_keras(epochs={self.epochs}) ended before Keras had its {steps} steps an epoch. Write "
-                "loader.for_keras(epochs=None), which has no end. It takes the place of .repeat(), of which Keras warns"
+                f"for_keras(epochs={self.epochs}) ended before Keras had its {steps} steps an "
+                "epoch. Write loader.for_keras(epochs=None), which has no end. It takes the "
+                "place of .repeat(), of which Keras warns"
             )
 
     def _warn_once(self, text: str) -> None:
@@ -272,8 +275,9 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
             return batch
         if type(batch) is not tuple or len(batch) != 2 or isinstance(batch[1], (tuple, list, dict)):
             raise ArgumentError(
-                "for_keras(class_weight=...): batches must be pairs (x, y), with one array of classes as y and no "
-                "sample weights. Otherwise return sample weights from the function, and remove class_weight."
+                "for_keras(class_weight=...): batches must be pairs (x, y), with one array of "
+                "classes as y and no sample weights. Otherwise return sample weights from the "
+                "function, and remove class_weight."
             )
         places = _classes_of(batch[1]) + 1
         return (*batch, convert(self._weights.take(places, mode="clip")))
@@ -312,7 +316,8 @@ def _classes_of(y: Any) -> npt.NDArray[np.int64]:
         is_right = np.False_
     if not is_right:
         raise ArgumentError(
-            f"for_keras(class_weight=...): {_ONE_CLASS}, got {labels.dtype}{list(labels.shape)}. {_WEIGH_PARTS}"
+            f"for_keras(class_weight=...): {_ONE_CLASS}, got {labels.dtype}{list(labels.shape)}. "
+            f"{_WEIGH_PARTS}"
         )
     found: npt.NDArray[np.int64] = classes.astype(np.int64)
     return found

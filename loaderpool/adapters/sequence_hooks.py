@@ -40,12 +40,14 @@ def loader_from_sequence(
             )
     if isinstance(sequence, (type, str, bytes)) or not hasattr(type(sequence), "__getitem__"):
         raise ArgumentError(
-            f"from_sequence needs an instance whose __getitem__(batch_index) returns a batch, got {brief(sequence)}"
+            "from_sequence needs an instance whose __getitem__(batch_index) returns a batch, got "
+            f"{brief(sequence)}"
         )
     if hasattr(sequence, "_set_index_array"):
         raise ArgumentError(
-            "from_sequence does not take what ImageDataGenerator returns: its order and its lock stay in this process. "
-            "Pass the paths as the source of a Loader, and a function that loads one image as fn"
+            "from_sequence does not take what ImageDataGenerator returns: its order and its lock "
+            "stay in this process. Pass the paths as the source of a Loader, and a function that "
+            "loads one image as fn"
         )
     hooks = SequenceHooks(sequence)
     if workers is None:
@@ -72,8 +74,9 @@ class SequenceHooks:
         batches = BatchSequence(sequence)
         if batches.is_endless:
             raise ArgumentError(
-                f"from_sequence: {type(sequence).__name__} is endless, so its {self.overridden[0]} would not run. Set "
-                "its num_batches to the steps_per_epoch of fit. Each epoch then starts with index 0."
+                f"from_sequence: {type(sequence).__name__} is endless, so its "
+                f"{self.overridden[0]} would not run. Set its num_batches to the steps_per_epoch "
+                "of fit. Each epoch then starts with index 0."
             )
         self._batches = len(batches)
 
@@ -100,6 +103,6 @@ class SequenceHooks:
         batches, owner = len(BatchSequence(self._sequence)), type(self._sequence).__name__
         if batches != self._batches:
             raise LoaderpoolError(
-                f"{owner}.{name} changed the number of batches from {self._batches} to {batches}. Create a new loader "
-                "for each length."
+                f"{owner}.{name} changed the number of batches from {self._batches} to {batches}. "
+                "Create a new loader for each length."
             )

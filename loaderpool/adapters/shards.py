@@ -63,10 +63,12 @@ def check_distribution(core: LoaderCore, epochs: int | None) -> bool:
     if distribution.auto_shard_dataset:
         if given != wanted:
             raise ArgumentError(
-                f"keras.distribution gives this process data shard {wanted.index} of {wanted.num_shards}, but the "
+                f"keras.distribution gives this process data shard {wanted.index} of "
+                f"{wanted.num_shards}, but the "
                 f"loader has shard=Shard({given.num_shards}, {given.index}). Choose one:\n"
                 '    shard="auto": create the loader after set_distribution(...)\n'
-                "    distribution.auto_shard_dataset = False: each process has its own data, of equal batch counts"
+                "    distribution.auto_shard_dataset = False: each process has its own data, of "
+                "equal batch counts"
             )
     elif distribution.num_processes > 1:  # the user says that the source is this process's own part
         return False
@@ -81,8 +83,9 @@ def check_distribution(core: LoaderCore, epochs: int | None) -> bool:
         )
     if core.plan.lanes and epochs is not None:
         raise ArgumentError(
-            "With generators, one process may have more batches than another and wait for it forever. Use "
-            "for_keras(epochs=None), and pass steps_per_epoch=n to fit, or steps=n to evaluate and predict."
+            "With generators, one process may have more batches than another and wait for it "
+            "forever. Use for_keras(epochs=None), and pass steps_per_epoch=n to fit, or steps=n "
+            "to evaluate and predict."
         )
     return True
 
@@ -108,12 +111,13 @@ def check_rows(core: LoaderCore, parts: int, what: str, of_process: int) -> None
     for rows in (config.batch_size,) if config.buckets is None else config.buckets.batch_sizes:
         if of_process > 1 and rows % of_process:
             raise ArgumentError(
-                f"Batches of {rows} rows cannot be split evenly over the {of_process} {what} of this process. "
-                f"Set batch_size to a multiple of {of_process}."
+                f"Batches of {rows} rows cannot be split evenly over the {of_process} {what} of "
+                f"this process. Set batch_size to a multiple of {of_process}."
             )
     if not config.drop_remainder and not _is_even(core, parts):
         raise ArgumentError(
-            f"The last batch of an epoch cannot be split evenly over {parts} {what}. Set drop_remainder=True."
+            f"The last batch of an epoch cannot be split evenly over {parts} {what}. Set "
+            "drop_remainder=True."
         )
 
 

@@ -160,8 +160,9 @@ class _Elements:
         machine.keep_freed_blocks(LEAST_BYTES, LEAST_BYTES)
         if self._first_batches not in (None, core.tracker.next_log().batches):
             raise StateError(
-                "This dataset has the length of another epoch. It was made before load_state_dict(), or for the rest "
-                "of an epoch that has ended. Call as_dataset() again."
+                "This dataset has the length of another epoch. It was made before "
+                "load_state_dict(), or for the rest of an epoch that has ended. Call "
+                "as_dataset() again."
             )
         return _Stream(self._generate(core))
 
@@ -344,8 +345,9 @@ def as_distributed_dataset(
     wanted, given = shard_in(strategy), core.config.shard
     if given != wanted:
         raise ArgumentError(
-            f"{type(strategy).__name__} gives this process input pipeline {wanted.index} of {wanted.num_shards}, "
-            f"but the loader has shard=Shard({given.num_shards}, {given.index}). Create it with "
+            f"{type(strategy).__name__} gives this process input pipeline {wanted.index} of "
+            f"{wanted.num_shards}, but the loader has shard=Shard({given.num_shards}, "
+            f"{given.index}). Create it with "
             f'shard="auto" within strategy.scope(), or with shard=lp.Shard({wanted.num_shards}, {wanted.index}).'
         )
     distributed = strategy.distribute_datasets_from_function(
@@ -366,8 +368,9 @@ def shard_in(strategy: Any) -> Shard:
     """The shard of this process, as the strategy's input context says."""
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise ArgumentError(
-            "ParameterServerStrategy runs input pipelines in its own workers, which have no loader. Train under "
-            "MultiWorkerMirroredStrategy, where each process has its own loader."
+            "ParameterServerStrategy runs input pipelines in its own workers, which have no "
+            "loader. Train under MultiWorkerMirroredStrategy, where each process has its own "
+            "loader."
         )
     found: list[Shard] = []
 
@@ -378,7 +381,8 @@ def shard_in(strategy: Any) -> Shard:
     strategy.distribute_datasets_from_function(look)
     if len(found) > 1:
         raise ArgumentError(
-            f"{type(strategy).__name__} has {len(found)} input pipelines in a process; a loader supports one"
+            f"{type(strategy).__name__} has {len(found)} input pipelines in a process; a loader "
+            "supports one"
         )
     return found[0]
 
@@ -438,8 +442,9 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
         are_others = any(each is not self._log for each in list(core.tracker.live.values()))
         if self._under_way() is None and are_others:
             raise StateError(
-                "The loader is iterated over, but not by LoaderState.iterate, which counts the batches. Iterate over "
-                "state.iterate(loader.as_dataset()), and close other iterators before you save a checkpoint."
+                "The loader is iterated over, but not by LoaderState.iterate, which counts the "
+                "batches. Iterate over state.iterate(loader.as_dataset()), and close other "
+                "iterators before you save a checkpoint."
             )
         position = self._log and self._log.position(self._taken)
         return json.dumps(core.state_at(position or core.tracker.next_log().position(0))).encode()
@@ -458,8 +463,8 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
         self, object_map: Any
     ) -> None:  # what TensorFlow has checkpoints in a thread ask
         raise StateError(
-            "experimental_enable_async_checkpoint=True would save the loader's position later than the weights. "
-            "Save a checkpoint that contains a LoaderState without this option."
+            "experimental_enable_async_checkpoint=True would save the loader's position later "
+            "than the weights. Save a checkpoint that contains a LoaderState without this option."
         )
 
     def _end_iteration(self) -> None:
@@ -475,9 +480,10 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
                 if not taken:
                     if (begun := tracker.iterations - before) != 1:
                         raise StateError(
-                            "LoaderState.iterate needs a dataset that iterates over its loader once, but this one "
-                            f"began {begun} iterations before its first batch. Create it from this loader's "
-                            "as_dataset(), with epochs=n instead of repeat(), and without cache() or zip()."
+                            "LoaderState.iterate needs a dataset that iterates over its loader "
+                            f"once, but this one began {begun} iterations before its first batch. "
+                            "Create it from this loader's as_dataset(), with epochs=n instead of "
+                            "repeat(), and without cache() or zip()."
                         )
                     self._log = tracker.latest
                 self._taken = taken = taken + 1

@@ -376,8 +376,9 @@ def _unseen(node: str, failed: bytes) -> str:
                 failure.unseen_in
             )
             return (
-                f"node {node} cannot open {path}{where}, but this machine can. The samples that on_error= skips or "
-                "replaces would depend on the node. Mount the same files at the same absolute paths on all nodes."
+                f"node {node} cannot open {path}{where}, but this machine can. The samples that "
+                "on_error= skips or replaces would depend on the node. Mount the same files at "
+                "the same absolute paths on all nodes."
             )
     return ""
 

@@ -88,8 +88,8 @@ class RayPool(Pool):
     def _check_loader(self, checked: CheckedArguments) -> None:
         if checked.stream is not None or checked.plan.lanes:
             raise ArgumentError(
-                "RayPool needs a source that is read by index, and this one is an iterable. Pass workers=N to read it "
-                "on this machine, or a source with __len__ and __getitem__"
+                "RayPool needs a source that is read by index, and this one is an iterable. Pass "
+                "workers=N to read it on this machine, or a source with __len__ and __getitem__"
             )
         if checked.cache is not None:
             raise ArgumentError(

@@ -68,7 +68,8 @@ def profile(target: str, seconds: float, idle: bool, path: str) -> None:
             cure = "In a container, it needs docker run --cap-add SYS_PTRACE"
             raise click.ClickException(f"py-spy exited with status {status}. {cure}")
         click.echo(
-            "Errors are samples that py-spy could not read, because it does not stop the processes for them.",
+            "Errors are samples that py-spy could not read, because it does not stop the "
+            "processes for them.",
             err=True,
         )
         if not is_over.exists():

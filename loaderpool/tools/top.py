@@ -107,8 +107,8 @@ def find_training(pid: int | None) -> dict[str, Any]:
                 found[told["pid"]] = told["process"]
     if not found:
         raise click.ClickException(
-            "no running training was found: no process of this user, on this Linux machine, has a loader that has "
-            "delivered a first batch."
+            "no running training was found: no process of this user, on this Linux machine, has "
+            "a loader that has delivered a first batch."
         )
     if len(found) > 1:
         listed = "".join(f"\n  {each:>7}  {process}" for each, process in sorted(found.items()))

@@ -40,7 +40,8 @@ def trace(pid: int | None, seconds: float, path: str) -> None:
     write_trace(Path(path), found.text)
     click.echo(f"{training['process']} (pid {training['pid']})")
     click.echo(
-        f"{path}: the last {found.seconds:.1f} s, {found.events:,} events, {readable_bytes(os.stat(path).st_size)}"
+        f"{path}: the last {found.seconds:.1f} s, {found.events:,} events, "
+        f"{readable_bytes(os.stat(path).st_size)}"
     )
     for line in (
         *(f"Waited {wait}." for wait in found.waits),

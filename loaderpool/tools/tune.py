@@ -175,8 +175,9 @@ def describe_cpus() -> str:
     """How many CPUs can be used, and the three counts of which that is the smallest."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "none"
     return (
-        f"{counted(capacity.usable_cpu_count(), 'usable CPU')} (os.cpu_count() {os.cpu_count() or 1}, affinity mask "
-        f"{affinity}, cgroup quota {capacity.cgroup_cpu_quota() or 'none'})"
+        f"{counted(capacity.usable_cpu_count(), 'usable CPU')} (os.cpu_count() "
+        f"{os.cpu_count() or 1}, affinity mask {affinity}, cgroup quota "
+        f"{capacity.cgroup_cpu_quota() or 'none'})"
     )
 
 
@@ -249,7 +250,8 @@ def tune(
         console.print(f"By these rates {reason}.")
     if has_cache:
         console.print(
-            "Note: measured without the loader's cache, as in the first epoch. Later epochs are faster."
+            "Note: measured without the loader's cache, as in the first epoch. Later epochs are "
+            "faster."
         )
     if json_to is not None:
         data = {

@@ -89,7 +89,8 @@ class Replay:
             )
         if not 0 <= index < plan.order.size:
             raise ArgumentError(
-                f"index must be 0 to {plan.order.size - 1} (the source has {plan.order.size:,} items), got {index}"
+                f"index must be 0 to {plan.order.size - 1} (the source has {plan.order.size:,} "
+                f"items), got {index}"
             )
         place = find(plan, epoch, index)
         if place is None:

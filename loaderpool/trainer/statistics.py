@@ -86,11 +86,13 @@ def take_statistics(tracker: EpochTracker, engine: Engine | None, observer: Obse
     told = EngineStatistics() if engine is None else engine.statistics()
     cached = NO_COUNTS if engine is None or engine.cache is None else engine.cache.counts()
     of_shards = (
-        f"{repeated:,} rows are repeated in each epoch, so that all shards have equally many batches",
+        f"{repeated:,} rows are repeated in each epoch, so that all shards have equally many "
+        "batches",
     )
     processes = ranks.local_count()
     of_ranks = (
-        f"this is one of {processes} processes of a training: defaults for memory and workers are divided",
+        f"this is one of {processes} processes of a training: defaults for memory and workers are "
+        "divided",
     )
     return Statistics(
         **{

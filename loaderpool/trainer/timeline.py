@@ -336,6 +336,5 @@ def _figure(
     )
     return (
         f'<figure class="lp-fig"><svg role="img" width="100%" height="{height}"><title>{html.escape(title)}</title>'
-        f"<desc>{html.escape(told)}</desc><defs>{patterns}</defs>{''.join(parts)}</svg>{''.join(legends)}"
-        f"<figcaption>{caption}</figcaption></figure>"
+        f"<desc>{html.escape(told)}</desc><defs>{patterns}</defs>{''.join(parts)}</svg>{''.join(legends)}<figcaption>{caption}</figcaption></figure>"
     )

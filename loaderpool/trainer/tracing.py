@@ -191,8 +191,8 @@ class Tracing:
             ] = None
         elif rows and number not in self._made_for:
             self._notes[
-                f"the tasks{of} could not be read: workers on other nodes are not recorded, and spawned ones only by "
-                "Loader.trace() in the training"
+                f"the tasks{of} could not be read: workers on other nodes are not recorded, and "
+                "spawned ones only by Loader.trace() in the training"
             ] = None
         begin: Record | None = None
         for row, following in zip(rows, [*rows[1:], None], strict=False):

@@ -268,8 +268,8 @@ def _cached(seen: Window) -> _Advice | None:
     ):
         return None
     expect = (
-        f"after the first epoch, at best {readable_s(seen.ready_s)} a step, as with data always ready; "
-        f"{seen.items_to_cache:,} items take {readable_bytes(nbytes)}"
+        f"after the first epoch, at best {readable_s(seen.ready_s)} a step, as with data always "
+        f"ready; {seen.items_to_cache:,} items take {readable_bytes(nbytes)}"
     )
     return 'lp.Loader(..., cache="memory")  # a random part of fn goes into augment=', expect
 
@@ -296,8 +296,9 @@ def _batch_overhead(seen: Window) -> Iterator[Finding]:
     if seen.step_s >= _CHEAP_BATCH_S:
         return
     why = (
-        f"A step takes {readable_s(seen.step_s)}, and loading its batch {readable_s(seen.making_s)}. Both are "
-        "so short that transferring each batch is a large part of the step."
+        f"A step takes {readable_s(seen.step_s)}, and loading its batch "
+        f"{readable_s(seen.making_s)}. Both are so short that transferring each batch is a large "
+        "part of the step."
     )
     change = expect = ""
     if seen.by_tf_data:
@@ -334,8 +335,8 @@ def _start_up(seen: Window) -> Iterator[Finding]:
         return
     later_s = (seen.seconds - seen.start_s) / seen.steps
     why = (
-        f"The first batch came after {readable_s(seen.start_s)}. In that time workers start, import modules and load "
-        "the first sample."
+        f"The first batch came after {readable_s(seen.start_s)}. In that time workers start, "
+        "import modules and load the first sample."
     )
     expect = f"nothing to change: it happens once, and later steps take {readable_s(later_s)}"
     yield Finding(Verdict.START_UP, why, expect=expect, expected_step_s=later_s)
@@ -361,9 +362,10 @@ def _memory_bandwidth(seen: Window) -> Iterator[Finding]:
     growth = many.cpu_s_per_sample / few.cpu_s_per_sample if few.cpu_s_per_sample else 0.0
     if seen.computes and bytes_per_s >= _HEAVY_BYTES_PER_S and growth >= _SLOWED_DOWN:
         why = (
-            f"With {counted(many.workers, 'worker')} a sample costs {growth:.2f} times the CPU time it costs with "
-            f"{few.workers}, at {bytes_per_s / 1e9:.1f} GB/s of finished batches. Memory bandwidth is most likely "
-            "full. Smaller dtypes (uint8 instead of float32) and a parameter named `out` help more than workers."
+            f"With {counted(many.workers, 'worker')} a sample costs {growth:.2f} times the CPU "
+            f"time it costs with {few.workers}, at {bytes_per_s / 1e9:.1f} GB/s of finished "
+            "batches. Memory bandwidth is most likely full. Smaller dtypes (uint8 instead of "
+            "float32) and a parameter named `out` help more than workers."
         )
         yield Finding(Verdict.MEMORY_BANDWIDTH, why)
 
@@ -374,9 +376,9 @@ def _tried_limit(seen: Window) -> Iterator[Finding]:
         return
     few = counted(tried.enough, "worker")
     why = (
-        f"{seen.samples_per_s:,.3g} samples/s with {counted(seen.workers, 'worker')}. In a trial, {few} "
-        f"{'was' if tried.enough == 1 else 'were'} as fast as {tried.most}. {_SHARED}, so more workers or threads do "
-        "not help."
+        f"{seen.samples_per_s:,.3g} samples/s with {counted(seen.workers, 'worker')}. In a trial, "
+        f"{few} {'was' if tried.enough == 1 else 'were'} as fast as {tried.most}. {_SHARED}, so "
+        "more workers or threads do not help."
     )
     if (cached := _cached(seen)) is not None:
         yield Finding(Verdict.SOURCE_LIMIT, why, *cached)
@@ -427,8 +429,8 @@ def _more_calls(seen: Window) -> Finding:
 def _epoch_start(seen: Window) -> Finding:
     later_s = (seen.seconds - seen.epoch_starts_s) / seen.steps
     why = (
-        f"Training waited {readable_s(seen.epoch_starts_s)} for the first batches of {counted(seen.epochs, 'epoch')}, "
-        f"of {readable_s(seen.wait_s)} in all."
+        f"Training waited {readable_s(seen.epoch_starts_s)} for the first batches of "
+        f"{counted(seen.epochs, 'epoch')}, of {readable_s(seen.wait_s)} in all."
     )
     if not seen.by_tf_data or seen.is_stream:
         return Finding(Verdict.EPOCH_START, why)
@@ -457,8 +459,9 @@ def _stragglers(seen: Window) -> Iterator[Finding]:
         return
     median = readable_s(seen.calls.quantile_ns(0.5) / 1e9)
     why = (
-        f"Calls longer than 8 times the median ({median}) exceeded it by {readable_s(seen.slow_s)} in total, and "
-        f"training waited {readable_s(seen.steady_wait_s)}. {_how_busy(seen)}"
+        f"Calls longer than 8 times the median ({median}) exceeded it by "
+        f"{readable_s(seen.slow_s)} in total, and training waited "
+        f"{readable_s(seen.steady_wait_s)}. {_how_busy(seen)}"
     )
     if not seen.deterministic:
         yield Finding(Verdict.STRAGGLERS, why)
@@ -473,9 +476,10 @@ def _batches_kept(seen: Window) -> Iterator[Finding]:
     """Batches are copied out as the consumer keeps those before; that takes time, or workers lack the slots."""
     if seen.copied >= _COPIED_OFTEN * seen.steps and seen.slots_lent > _USUALLY_LENT:
         why = (
-            f"Training keeps references to {seen.slots_lent} of {counted(seen.slots, 'batch buffer')}, so "
-            f"{seen.copied:,} of {seen.steps:,} batches were copied ({readable_s(seen.copy_s / seen.steps)} a step). "
-            "Drop old batches, or keep copies of the parts that you need."
+            f"Training keeps references to {seen.slots_lent} of "
+            f"{counted(seen.slots, 'batch buffer')}, so {seen.copied:,} of {seen.steps:,} batches "
+            f"were copied ({readable_s(seen.copy_s / seen.steps)} a step). Drop old batches, or "
+            "keep copies of the parts that you need."
         )
         yield Finding(Verdict.BATCHES_KEPT, why)
 
@@ -485,8 +489,9 @@ def _memory_limit(seen: Window) -> Iterator[Finding]:
     if not 0 < seen.slots * FEWER_BY <= seen.slots_wanted:
         return
     why = (
-        f"Limits.memory allows {counted(seen.slots, 'batch buffer')} of {readable_bytes(seen.slot_bytes)}. Workers and "
-        f"training need {seen.slots_wanted}. {_how_busy(seen)}"
+        f"Limits.memory allows {counted(seen.slots, 'batch buffer')} of "
+        f"{readable_bytes(seen.slot_bytes)}. Workers and training need {seen.slots_wanted}. "
+        f"{_how_busy(seen)}"
     )
     change = f'lp.Loader(..., limits=lp.Limits(memory="{-(-seen.slots_wanted * seen.slot_bytes // (1 << 20))}MiB"))'
     yield Finding(Verdict.MEMORY_LIMIT, why, change, "workers do not wait for a free batch buffer")
