@@ -1,6 +1,7 @@
-"""`Loader.from_sequence`: a `keras.utils.PyDataset` / `Sequence` as it is, its hooks on the user's own object.
+"""`Loader.from_sequence`: loads from a `keras.utils.PyDataset` or `Sequence` without changes.
 
-Imports nothing of Keras: whatever has `__len__` and `__getitem__(batch_index)` will do.
+The hooks run on the user's own object. Imports nothing of Keras: any object with `__len__` and
+`__getitem__(batch_index)` works.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from loaderpool.trainer.loader import Loader
 
 _HOOKS = ("on_epoch_begin", "on_epoch_end")
-_BASE_MODULES = ("keras", "tensorflow", "tf_keras", "loaderpool")  # whose own hooks do nothing
+# Packages of the base classes, whose hooks do nothing.
+_BASE_MODULES = ("keras", "tensorflow", "tf_keras", "loaderpool")
 _NOT_FOR_SEQUENCES = (
     "source",
     "fn",
@@ -32,7 +34,10 @@ _NOT_FOR_SEQUENCES = (
 def loader_from_sequence(
     make: type[Loader], sequence: Any, workers: Any, settings: dict[str, Any]
 ) -> Loader:
-    """Make a loader of a Sequence; `Loader.from_sequence` has the arguments."""
+    """Make a loader of a Sequence.
+
+    Called by `Loader.from_sequence`, which documents the arguments.
+    """
     for name in settings:
         if meant_by(name) in _NOT_FOR_SEQUENCES:
             raise ArgumentError(
@@ -58,11 +63,11 @@ def loader_from_sequence(
 
 
 class SequenceHooks:
-    """Calls the sequence's hooks in the main process.
+    """Calls the hooks of a sequence, in the main process.
 
     Attributes:
-        overridden: those that the user has written.
-        has_run: one has run since the workers were known to have the sequence as it is.
+        overridden: Names of the hooks that the user has overridden.
+        has_run: True if a hook has run since the sequence was last sent to the workers.
     """
 
     def __init__(self, sequence: Any) -> None:
@@ -81,7 +86,7 @@ class SequenceHooks:
         self._batches = len(batches)
 
     def anew(self) -> SequenceHooks:
-        """Return the hooks for another loader."""
+        """Return new hooks on the same sequence, for another loader."""
         return type(self)(self._sequence)
 
     def _finds_hook(self, name: str) -> bool:
@@ -94,11 +99,12 @@ class SequenceHooks:
         """Call a hook, if it is overridden.
 
         Raises:
-            LoaderpoolError: it has changed the number of batches.
+            LoaderpoolError: The hook has changed the number of batches.
         """
         if name not in self.overridden:
             return
-        self.has_run = True  # first: where the hook raises, it may have changed something before
+        # Before the call: a hook that raises may have changed the sequence already.
+        self.has_run = True
         getattr(self._sequence, name)()
         batches, owner = len(BatchSequence(self._sequence)), type(self._sequence).__name__
         if batches != self._batches:

@@ -303,7 +303,8 @@ def find_cluster(address: str) -> str:
         address = os.environ.get("RAY_ADDRESS") or noted.strip()
     if not address:
         raise ConnectionError(
-            'RayPool(address="auto") found no Ray cluster on this machine. Start one with `ray start --head`, or pass '
+            'RayPool(address="auto") found no Ray cluster on this machine. Start one with `ray '
+            "start --head`, or pass "
             'address="host:port".'
         )
     name, _, port = address.rpartition(":")

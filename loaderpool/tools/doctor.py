@@ -81,16 +81,20 @@ def crash_test() -> tuple[bool, str]:
         if not died.exists() or not restarts:
             return (
                 False,
-                f"the crash of a worker was not detected (killed: {died.exists()}, replaced: "
-                f"{restarts})",
+                (
+                    f"the crash of a worker was not detected (killed: {died.exists()}, "
+                    f"replaced: {restarts})"
+                ),
             )
         with loader.replace(workers=0) as calm:  # none dies a second time
             if batches != _batches(calm):
                 return False, "batches differ after a worker crashed"
     return (
         True,
-        f"a worker was killed by SIGKILL and replaced; all {len(batches)} batches are "
-        "bit-identical",
+        (
+            f"a worker was killed by SIGKILL and replaced; all {len(batches)} batches are "
+            "bit-identical"
+        ),
     )
 
 

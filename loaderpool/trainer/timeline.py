@@ -330,11 +330,12 @@ def _figure(
     title: str, told: str, parts: Iterable[str], height: int, caption: str, legends: Iterable[str]
 ) -> str:
     patterns = "".join(
-        f'<pattern id="lp-p-{name}" width="6" height="6" patternUnits="userSpaceOnUse">{pattern}</pattern>'
+        f'<pattern id="lp-p-{name}" width="6" height="6" '
+        f'patternUnits="userSpaceOnUse">{pattern}</pattern>'
         for name, (_, pattern, _) in _STATES.items()
         if pattern
     )
     return (
-        f'<figure class="lp-fig"><svg role="img" width="100%" height="{height}"><title>{html.escape(title)}</title>'
-        f"<desc>{html.escape(told)}</desc><defs>{patterns}</defs>{''.join(parts)}</svg>{''.join(legends)}<figcaption>{caption}</figcaption></figure>"
+        '<figure class="lp-fig"><svg role="img" width="100%" '
+        f'height="{height}"><title>{html.escape(title)}</title><desc>{html.escape(told)}</desc><defs>{patterns}</defs>{''.join(parts)}</svg>{''.join(legends)}<figcaption>{caption}</figcaption></figure>'
     )
