@@ -283,7 +283,10 @@ class Cluster:
         elif now_s > self._had_room_s + patience_s:
             self._had_room_s = math.inf  # warn only once
             needs = ", ".join(f"{much:g} {name}" for name, much in self._needs.items())
-            text = f"No node has had room for remote workers for {patience_s:g} s, and the loader waits: each node "
+            text = (
+                f"No node has had room for remote workers for {patience_s:g} s, and the loader "
+                "waits: each node "
+            )
             text += f"needs {needs}; `ray status` shows more. "
             text += "Ask for less (workers_per_node=, actor_options=), or stop other programs."
             self._post("warn", text)
