@@ -107,8 +107,9 @@ class Tried(NamedTuple):
 
 
 class WorkerCounts(NamedTuple):
-    """Totals of one worker since it started, or of all workers of a node. `Sums` defines the
-    fields.
+    """Totals of one worker since it started, or of all workers of a node.
+
+    `Sums` defines the fields.
     """
 
     pid: int = 0  # 0: a node
@@ -256,8 +257,9 @@ def sums_of_workers(now: Mapping[int, WorkerCounts], before: Snapshot | None) ->
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window(Snapshot):
-    """Measurements over a time that begins and ends at a delivery, with figures computed from
-    them.
+    """Measurements over a time that begins and ends at a delivery.
+
+    The properties are figures computed from them.
     """
 
     elapsed_s: float = (
