@@ -180,7 +180,7 @@ class Observer:
 
     @property
     def cpu_s_per_sample(self) -> float | None:
-        """CPU seconds of workers per sample, over the snapshots kept; None: not known."""
+        """CPU seconds of workers per sample, in the last two minutes; None: not known."""
         if not self._latest:
             return None
         new = self._latest[-1].since(self._latest[0])
@@ -331,8 +331,8 @@ def _count_workers(engine: PoolEngine, now_ns: int) -> dict[int, WorkerCounts]:
 
 def _doing(read: Callable[[int, Field], int], cell: int, now_ns: int) -> dict[str, Any]:
     """Return the present activity of a worker, for JSON."""
-    # Read INDEX first. If an item begins in between, its time is too short, but never too long
-    # (`Progress.note` stores INDEX last).
+    # Read INDEX first. If another item begins in between, the reported time is too short, but never
+    # too long (`Progress.note` stores INDEX last).
     index, started_ns = read(cell, Field.INDEX), read(cell, Field.STARTED_NS)
     if read(cell, Field.IN_SETUP):
         return {"state": "setup"}
