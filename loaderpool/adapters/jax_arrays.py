@@ -23,9 +23,8 @@ from loaderpool.trainer.loader_core import LoaderCore
 
 def as_jax(core: LoaderCore, sharding: Any, prefetch: Any) -> ConvertedBatches:
     is_host, shards = _is_host(sharding), core.config.shard.num_shards
-    is_global = not getattr(
-        sharding, "is_fully_addressable", True
-    )  # an array consists of rows of several processes
+    # True: an array consists of rows of several processes.
+    is_global = not getattr(sharding, "is_fully_addressable", True)
     if shards > 1 and is_global:
         check_rows(core, shards, "processes", of_process=1)
 

@@ -26,9 +26,8 @@ from loaderpool.trainer.explain.window import Snapshot
 from loaderpool.trainer.loader import Loader
 
 _TRAINING = "training.json"
-_is_ours = re.compile(
-    r"training\.(json|new)|\d+-\d+\.weights\.h5"
-).fullmatch  # matches the names of a backup's files; other files are never deleted
+# Matches the names of a backup's files; other files are never deleted.
+_is_ours = re.compile(r"training\.(json|new)|\d+-\d+\.weights\.h5").fullmatch
 
 
 class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -197,9 +196,8 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _delete_all_but(self, *kept: str) -> None:
         with contextlib.suppress(OSError):  # the next backup tries again
-            for name in sorted(
-                os.listdir(self._path), reverse=True
-            ):  # first the file that names the weights
+            # Delete the file that names the weights first.
+            for name in sorted(os.listdir(self._path), reverse=True):
                 if _is_ours(name) and name not in kept:
                     os.unlink(self._path / name)
             self._path.rmdir()  # removes the directory only if it is empty
@@ -269,7 +267,6 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _say(self, text: str) -> None:
         if self._verbose:
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # stderr may be closed, or its terminal gone
+            # The stream may be closed, or its terminal gone.
+            with contextlib.suppress(OSError, ValueError):
                 print(f"\n{text}", file=sys.stderr, flush=True)

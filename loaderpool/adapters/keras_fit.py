@@ -206,9 +206,8 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
             given.get("initial_epoch"),
             self._core.tracker.epoch,
         )
-        listed = getattr(
-            callbacks, "callbacks", callbacks
-        )  # Keras has wrapped them in a CallbackList
+        # Keras has wrapped them in a CallbackList.
+        listed = getattr(callbacks, "callbacks", callbacks)
         listed = listed if isinstance(listed, (list, tuple)) else [listed]
         if any(type(each).__name__ == "BackupAndRestore" for each in listed):
             self._warn_once(
@@ -398,9 +397,8 @@ class _Passes:
     def __init__(self, core: LoaderCore, convert: TensorConversion) -> None:
         self._core, self._convert = core, convert
         self._of_weights = convert.convert_of("", ArraySpec((None,), keras.config.floatx()))
-        self.placed = (
-            core.tracker.times_placed
-        )  # the tracker's `times_placed` when these passes began; `resume_at` increments it
+        # The tracker's `times_placed` when these passes began; `resume_at` increments it.
+        self.placed = core.tracker.times_placed
         self._iteration = IterationLog()
         self._pass = LoaderIterator(core, convert, self._iteration)
         self._passes = 1

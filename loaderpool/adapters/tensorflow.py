@@ -202,9 +202,8 @@ class _Elements:
                         tracker.settle_ends()
                 done += 1
         except ClosedError:
-            if (
-                not exit_gate.is_shut
-            ):  # otherwise the interpreter is ending: nothing reads this iterator any more
+            # If the gate is shut, the interpreter is ending, and nothing reads this iterator.
+            if not exit_gate.is_shut:
                 raise
         except SpecMismatchError as error:  # a whole batch does not match the dataset's spec
             tracker.note_error(error)
@@ -244,9 +243,8 @@ class TensorFormat:
 
     def __init__(self, form: BatchForm, spec: ElementSpec) -> None:
         self.spec = spec
-        self._may_differ = (
-            form.unit != "sample"
-        )  # the function makes whole batches, which nothing has compared with the spec
+        # True: the function makes whole batches, which nothing has compared with the spec.
+        self._may_differ = form.unit != "sample"
         can_take_apart = all(map(EagerConversion.can_take_apart, spec.components))
         self.in_chunks = form.fixed is not None and form.max_chunk > 1 and can_take_apart
         self.has_ragged = any(component.ragged for component in spec.components)
@@ -435,13 +433,11 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
             raise ArgumentError(f"LoaderState needs the Loader, got {type(loader).__name__}")
         loader.state_dict(batches_taken=0)  # raises StateError now if the position cannot be saved
         self._loader = loader
-        self._log: IterationLog | None = (
-            None  # log of the latest iteration; None: the loader's next position counts
-        )
+        # Log of the latest iteration; None: the loader's next position counts.
+        self._log: IterationLog | None = None
         self._taken = 0  # the number of its batches that the loop took
-        self._under_way: Callable[[], Generator[Any, None, None] | None] = lambda: (
-            None
-        )  # weak reference to the latest iteration
+        # Weak reference to the latest iteration.
+        self._under_way: Callable[[], Generator[Any, None, None] | None] = lambda: None
 
     def iterate(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Return an iterator that counts the batches that you take.
@@ -484,9 +480,8 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
         self._loader.load_state_dict(state)
         self._log, self._taken = None, 0
 
-    def _copy_trackable_to_cpu(
-        self, object_map: Any
-    ) -> None:  # TensorFlow calls this for checkpoints that a thread saves
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        # TensorFlow calls this for checkpoints that a thread saves.
         raise StateError(
             "experimental_enable_async_checkpoint=True would save the loader's position later "
             "than the weights. Save a checkpoint that contains a LoaderState without this option."

@@ -31,11 +31,8 @@ def as_torch(core: LoaderCore, device: Any, prefetch: Any) -> TorchBatches:
     try:
         place = None if device is None else torch.device(device)
         torch.empty(0, device=place)
-    except (
-        AssertionError,
-        RuntimeError,
-        TypeError,
-    ) as error:  # PyTorch without CUDA, no GPU, or not a device's name
+    except (AssertionError, RuntimeError, TypeError) as error:
+        # PyTorch without CUDA, no GPU, or not a device's name.
         raise ArgumentError(
             f'device must be a device that PyTorch has here, such as "cpu", got {brief(device)}: '
             f"{shortened(str(error))}"

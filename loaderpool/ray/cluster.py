@@ -51,18 +51,12 @@ class Node:
     """
 
     def __init__(self, number: int, cell: int) -> None:
-        self.number, self.cell, self.address, self.workers = (
-            number,
-            cell,
-            "",
-            0,
-        )  # workers: 0 until the actor runs
-        self.orders: collections.deque[Order] = (
-            collections.deque()
-        )  # sent one at a time, each after the answer to the previous one
-        self.waiting: collections.deque[Ticket] = (
-            collections.deque()
-        )  # tickets that wait until all orders are done
+        # `workers` is 0 until the actor runs.
+        self.number, self.cell, self.address, self.workers = number, cell, "", 0
+        # Orders to send, one at a time, each after the answer to the previous one.
+        self.orders: collections.deque[Order] = collections.deque()
+        # Tickets that wait until all orders are done.
+        self.waiting: collections.deque[Ticket] = collections.deque()
         self.forms: set[int] = set()  # loaders whose form of batches the node knows
         self.is_busy = False  # True: an order has not been answered yet
         self.has_answered = False  # True: its actor runs
@@ -212,9 +206,8 @@ class Cluster:
                 flush=True,
             )
             self.leave()
-            os._exit(
-                1
-            )  # the cluster counts us as dead: it ignores our requests and reports nothing
+            # The cluster counts us as dead: it ignores our requests and reports nothing.
+            os._exit(1)
         needs = self._needs.items()
         fit = {
             name: has
@@ -230,9 +223,8 @@ class Cluster:
             cpus = {name: int(free.get(name, {}).get("CPU", 0)) for name in fit}
             for node in without:
                 self._start(node, fit, cpus)
-        if (
-            wanted := self.wanted or len(fit) or int(not self._has_started)
-        ):  # a request for one node may make an autoscaler add it
+        # A request for one node may make an autoscaler add it.
+        if wanted := self.wanted or len(fit) or int(not self._has_started):
             self._post("resize", wanted)
         self._look_for_room()
 
@@ -248,9 +240,8 @@ class Cluster:
         )
         # Ray notices a lost node only after 15 s. So connect to its raylet first.
         found = next((name for name in free if _listens(fit[name])), "")
-        may_come = (
-            self.wanted > 0 if fit else not self._has_started
-        )  # an autoscaler adds a machine for a pending actor
+        # True: an autoscaler may add a machine for a pending actor.
+        may_come = self.wanted > 0 if fit else not self._has_started
         if not found and (free or not may_come):
             return
         workers = self._settings.workers_per_node or max(1, cpus.get(found, 0))
@@ -298,9 +289,8 @@ class Cluster:
         try:
             self._post("answered", node, then, future.result())
             node.has_answered = True
-        except (
-            self._ray.exceptions.ActorUnschedulableError
-        ):  # the CPUs were taken in the meantime; the actor is started again
+        except self._ray.exceptions.ActorUnschedulableError:
+            # The CPUs were taken in the meantime; the actor is started again.
             node.id, node.actor = "", None
         except BaseException as error:
             text, name = str(error).strip() or "no reason given", type(error).__name__

@@ -49,9 +49,8 @@ from loaderpool.transport import reports
 from loaderpool.transport.payload.modules import ModuleStore
 from loaderpool.transport.reports import GivenUp, LostReport, describe_failure
 
-_GROUP_BYTES = (
-    16 << 20
-)  # bytes of tickets in one call, at most; one object of 19 MB takes 0.6 of the CPU time of four
+# Bytes of tickets in one call, at most; one object of 19 MB takes 0.6 of the CPU time of four.
+_GROUP_BYTES = 16 << 20
 _KEPT = 50  # losses of nodes kept for an error's text
 _NO_MEMORY = (
     "The node has no memory for a batch buffer. Set a smaller workers_per_node= or batch_size="
@@ -79,9 +78,8 @@ class Dispatcher(Supervisor):
         # By loader: its payload, as a reference into the cluster's stores.
         self._stored: dict[int, Any] = {}
         self._losses: collections.deque[tuple[str, str]] = collections.deque(maxlen=_KEPT)
-        self._untold: dict[
-            int, NodeIs
-        ] = {}  # by node: its latest state that has not been sent to the main process
+        # By node: its latest state that has not been sent to the main process.
+        self._untold: dict[int, NodeIs] = {}
         self._posts: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):

@@ -71,9 +71,8 @@ class _Loader(Listener):
 
     def __init__(self, session: Session) -> None:
         self._session, self._loop = session, asyncio.get_running_loop()
-        self._calls: dict[
-            int, asyncio.Future[Received | None]
-        ] = {}  # by run, `_LOADING` or `_LOOKING`
+        # Calls that wait, by run, `_LOADING` or `_LOOKING`.
+        self._calls: dict[int, asyncio.Future[Received | None]] = {}
         self.form: Any = None
         self.failed: LoaderFailed | None = None
 
@@ -126,16 +125,14 @@ class NodeActor:
         import ray
 
         process.become("node")
-        os.environ["RAY_ENABLE_AUTO_CONNECT"] = (
-            "0"  # otherwise `ray.put` in a user's function makes each worker a job of the cluster
-        )
+        # Without this, `ray.put` in a user's function makes each worker a job of the cluster.
+        os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
         self._at = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
         self._workers, self._arena = workers, Arena.create()
         self._loaders: dict[int, _Loader] = {}
         self._sent: dict[int, Sent] = {}  # payloads, by loader
-        self._runs: dict[
-            int, tuple[_Loader, int]
-        ] = {}  # by the actor's run: the ticket's loader, and the run of the dispatcher
+        # By the actor's run: the ticket's loader, and the run of the dispatcher.
+        self._runs: dict[int, tuple[_Loader, int]] = {}
         self._numbers = itertools.count(_RUNS)
         self._patience_s = patience_s
         self._heard_s = clock.monotonic_s()  # time of the latest heartbeat

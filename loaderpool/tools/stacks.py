@@ -28,9 +28,8 @@ _NOT_USERS = {
     "pyarrow",
 }
 _PROCESS = re.compile(r"process (\d+):", re.DOTALL)
-_IS_CODE = re.compile(
-    r"(?!process \d+:).* \(.+\)$"
-)  # matches frames of code, but no lines of a process's command, which flame graphs contain
+# Matches frames of code. Flame graphs also contain lines of a process's command.
+_IS_CODE = re.compile(r"(?!process \d+:).* \(.+\)$")
 # By depth in the process tree, from the first process on.
 _ROLES = ("main process", "supervisor", "worker")
 _FRAME = re.compile(

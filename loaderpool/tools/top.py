@@ -66,9 +66,10 @@ def read_pages(pid: int) -> dict[str, dict[str, Any]]:
     found = {}
     for path in memory_files(pid, NAME):
         with contextlib.suppress(FileNotFoundError):
+            # The first read may have met a page that was being written.
             told = read_page(read_at(path, 0, PAGE_BYTES)) or read_page(
                 read_at(path, 0, PAGE_BYTES)
-            )  # the first read may have met a page that was being written
+            )
             if told is not None and told["pid"] == pid:
                 found[path] = told
     return dict(sorted(found.items(), key=lambda each: int(each[1]["loaders"][0]["number"])))

@@ -66,9 +66,8 @@ def _tracing(training: dict[str, Any]) -> Tracing:
     tracing = Tracing(
         pid, training["process"], len(pages) == 1, clock.monotonic_ns(), clock.wall_ns()
     )
-    found = [
-        (path, os.stat(path)) for path in memory_files(pid, "arena")
-    ]  # several descriptors may refer to the same arena
+    # Several descriptors may refer to the same arena.
+    found = [(path, os.stat(path)) for path in memory_files(pid, "arena")]
     for path, arena in {(file.st_dev, file.st_ino): (path, file) for path, file in found}.values():
         tracing.add_pool(functools.partial(read_at, path), arena.st_size)
     for path, told in pages.items():

@@ -77,17 +77,13 @@ class Autotuner:
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most
-        self._begun: Snapshot | None = (
-            None  # start of the window, with all workers running; replaced when the window is whole
-        )
-        self._least_steps = (
-            FIRST_STEPS + 1
-        )  # steps of the loader before a window may begin; the first ones compile
+        # Start of the window, with all workers running; replaced when the window is whole.
+        self._begun: Snapshot | None = None
+        # Steps of the loader before a window may begin; the first ones compile.
+        self._least_steps = FIRST_STEPS + 1
         self._had = 0  # workers in the latest snapshot
-        self.wanted, self.seen_s = (
-            0,
-            0.0,
-        )  # workers that the loader needs, 0: not known yet; time of the latest snapshot
+        # Workers that the loader needs, 0: not known yet; time of the latest snapshot.
+        self.wanted, self.seen_s = 0, 0.0
         self._before: Window | None = None  # window before a change whose effect is not known yet
         self._tried = 0  # number of workers after that change
         # Bounds from trials: fewer workers were too few, and more were no faster. `_like` is a
@@ -141,9 +137,8 @@ class Autotuner:
             if not has_helped:
                 return self._go_back(before, seen, now_s)
             self._in_vain = 0
-            if (
-                seen.workers < before.workers and before.steady_wait_share > _WAITS
-            ):  # the removed workers gave no speed-up
+            # In this case the removed workers had given no speed-up.
+            if seen.workers < before.workers and before.steady_wait_share > _WAITS:
                 self._ceiling, self._like = seen.workers, seen
         self._before = None  # also if another loader has set a different number
         proposal = self._propose(seen)
@@ -172,11 +167,8 @@ class Autotuner:
 
     def _propose(self, seen: Window) -> Proposal | None:
         if self._like is not None and not _are_like(self._like, seen):
-            self._floor, self._ceiling, self._like = (
-                self._least,
-                self._most,
-                None,
-            )  # in another training these bounds may not hold
+            # In another training these bounds may not hold.
+            self._floor, self._ceiling, self._like = self._least, self._most, None
             self._in_vain, self._paused_until_s = 0, 0.0
         if seen.steady_wait_share > (_WAITS if is_whole(seen) else _WAITS_MUCH):
             return self._when_waiting(seen)

@@ -122,12 +122,10 @@ class Replay:
                 work.ensure_setup()
             except WorkFailed as failed:
                 raise failed.error from None
-            if (
-                self._engine.takes_out
-            ):  # the function writes into a row of a batch, whose form comes from the first sample
-                with contextlib.suppress(
-                    LoaderpoolError
-                ):  # if the first sample fails, this one gets no `out`
+            # The function writes into a row of a batch, whose form comes from the first sample.
+            if self._engine.takes_out:
+                # If the first sample fails, this one gets no `out`.
+                with contextlib.suppress(LoaderpoolError):
                     self._engine.form()
                 work.calls.kept.clear()
             return work.call(self.epoch, self._positions.tolist(), self.indices)

@@ -179,9 +179,8 @@ class _Held:
     """The number of slots with batches in progress, or finished and not delivered, over time."""
 
     def __init__(self, tracing: Tracing) -> None:
-        begun: dict[tuple[int, int], dict[int, tuple[int, int]]] = defaultdict(
-            dict
-        )  # by run and epoch, then by batch
+        # Start and last batch of each ticket, by run and epoch, then by first batch.
+        begun: dict[tuple[int, int], dict[int, tuple[int, int]]] = defaultdict(dict)
         for row in tracing.tickets:
             of_run = begun[row["run"], row["epoch"]]
             at = min(row["began_ns"], of_run.get(row["batch"], (row["began_ns"], 0))[0])

@@ -110,9 +110,8 @@ class Tracing:
         self.deliveries: list[Record] = []  # records of the loaders
         # Worker numbers by pid, including workers that have ended.
         self.workers: dict[int, int] = {}
-        self.running: dict[
-            int, int
-        ] = {}  # by pid of living workers: start of the ticket in progress; 0: none
+        # By pid of living workers: start of the ticket in progress; 0: none.
+        self.running: dict[int, int] = {}
         self._made_for: set[int] = set()  # loaders whose tasks are recorded
         self._calls: list[_Call] = []
         self._waits: list[_Wait] = []

@@ -101,9 +101,8 @@ def told_of(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
         explanation = explain(window)
         told["explanation"] = {"headline": explanation.headline, **explanation.to_dict()}
         if window.steps and window.seconds > 0:
-            told["steps_per_s"] = (
-                window.steps + window.epochs
-            ) / window.seconds  # the last batch of an epoch ends no step
+            # The last batch of an epoch ends no step.
+            told["steps_per_s"] = (window.steps + window.epochs) / window.seconds
             told["samples_per_s"] = window.samples_per_s
             told["bytes_per_s"] = window.bytes / window.seconds
     parts = [later.since(earlier) for earlier, later in itertools.pairwise(lately)]
@@ -133,10 +132,8 @@ def _workers(snapshots: Sequence[Snapshot]) -> Iterator[dict[str, Any]]:
         busy_share = cpus = None
         if number in before.by_worker and since_s > 0:
             new = worker.since(before.by_worker[number])
-            is_at_work = worker.doing["state"] in (
-                "item",
-                "setup",
-            )  # the item in progress is not counted in `busy_s` yet
+            # True: the item in progress is not counted in `busy_s` yet.
+            is_at_work = worker.doing["state"] in ("item", "setup")
             busy_s = since_s - new.idle_s if is_at_work else new.busy_s
             busy_share = min(1.0, max(0.0, busy_s) / (worker.workers * since_s or 1))
             cpus = max(0.0, new.cpu_s) / since_s if worker.pid else None

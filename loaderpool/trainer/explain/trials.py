@@ -29,9 +29,8 @@ class TrialLog:
 
     def __init__(self) -> None:
         self.tried: Tried | None = None
-        self._paused: dict[
-            Hashable, tuple[float, float]
-        ] = {}  # by trial: time of the request, and seconds of pause
+        # By trial: time of the request, and seconds of pause.
+        self._paused: dict[Hashable, tuple[float, float]] = {}
         self._next_s = 0.0  # time from which the same trial may be repeated
 
     def budget_s(self, now_s: float) -> float:

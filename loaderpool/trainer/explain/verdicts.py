@@ -110,10 +110,8 @@ def find_verdict(seen: Window, waits_above: float = WAITS_ABOVE) -> Finding:
         )
     found = next(_when_fed(seen) if seen.wait_share < waits_above else _when_waiting(seen))
     expected_s = found.expected_step_s
-    is_for_memory = found.verdict in (
-        Verdict.COMPUTE_BOUND,
-        Verdict.SOURCE_LIMIT,
-    )  # these advise fewer workers, which are as fast
+    # Verdicts that advise fewer workers, which are as fast.
+    is_for_memory = found.verdict in (Verdict.COMPUTE_BOUND, Verdict.SOURCE_LIMIT)
     if is_for_memory or expected_s is None or _is_worth_it(seen, expected_s):
         return found
     return Finding(
@@ -235,9 +233,8 @@ def _fewer_workers(seen: Window, workers: int) -> _Advice:
 
 
 def _more_workers(seen: Window, verdict: Verdict, why: str, provided: str = "") -> Finding:
-    workers = min(
-        max(seen.least_workers, seen.workers + 1), seen.lanes or MAX_WORKERS
-    )  # more would have nothing to do
+    # More workers than generators would have nothing to do.
+    workers = min(max(seen.least_workers, seen.workers + 1), seen.lanes or MAX_WORKERS)
     if workers <= seen.workers:
         return _more_generators(seen, verdict, why) if seen.lanes else Finding(verdict, why)
     step_s = seen.step_with(workers)
@@ -343,9 +340,8 @@ def _compute_bound(seen: Window) -> Finding:
         return Finding(Verdict.COMPUTE_BOUND, why)
     why += f" {_what_workers_did(seen)}"
     workers = seen.enough_workers
-    has_slow_calls = (
-        seen.slow_s > WAITS_ABOVE * seen.seconds
-    )  # hidden by workers that continue in the meantime
+    # True: slow calls are hidden by workers that continue in the meantime.
+    has_slow_calls = seen.slow_s > WAITS_ABOVE * seen.seconds
     # "auto" has removed superfluous workers already.
     is_known = seen.cpu_s and not seen.autotuned.most
     if workers >= seen.workers or has_slow_calls or not is_known:

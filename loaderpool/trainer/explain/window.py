@@ -152,9 +152,8 @@ class Sums:
     A step is the time from one delivery to the next.
     """
 
-    seconds: float = (
-        0.0  # time of steps and of waits for epochs' first batches, without the time between passes
-    )
+    # Time of steps and of waits for epochs' first batches, without the time between passes.
+    seconds: float = 0.0
     steps: int = 0
     samples: int = 0
     bytes: int = 0  # bytes of the batches
@@ -168,9 +167,8 @@ class Sums:
     busy_s: float = 0.0  # time of workers at tickets, summed over the workers
     idle_s: float = 0.0  # time of workers waiting for a ticket: for a slot, or for work
     paused_s: float = 0.0  # part of `idle_s` in which a trial had paused the workers
-    cpu_s: float = (
-        0.0  # CPU time of the workers; 0.0: not measured, as on some systems and for nodes
-    )
+    # CPU time of the workers; 0.0: not measured, as on some systems and for nodes.
+    cpu_s: float = 0.0
     queued_s: float = 0.0  # time of workers that were ready to run and waited for a CPU
     machine_cpu_s: float = 0.0  # CPU time of all processes of the machine
     trainer_cpu_s: float = 0.0  # CPU time of the consumer's process
@@ -198,15 +196,12 @@ class Snapshot(Sums):
 
     number: int = 0  # counts from 0 on
     now_ns: int = 0  # monotonic clock
-    calls: CallTimes = dataclasses.field(
-        default_factory=CallTimes
-    )  # in a window: differences, but the slowest calls since the start
-    start_s: float = (
-        0.0  # wait for the loader's first batch; 0.0 in a window that does not contain it
-    )
-    by_worker: Mapping[int, WorkerCounts] = dataclasses.field(
-        default_factory=dict
-    )  # by worker number
+    # In a window: differences, but the slowest calls since the start.
+    calls: CallTimes = dataclasses.field(default_factory=CallTimes)
+    # Wait for the loader's first batch; 0.0 in a window that does not contain it.
+    start_s: float = 0.0
+    # By worker number.
+    by_worker: Mapping[int, WorkerCounts] = dataclasses.field(default_factory=dict)
     workers: int = 0
     autotuned: Autotuned = dataclasses.field(default_factory=Autotuned)
     # Outcome of trials with some workers paused, for this function and source.
@@ -222,11 +217,8 @@ class Snapshot(Sums):
     # Settings that do not change.
     threads: int = 1  # threads of each worker
     calls_of: str = "sample"  # result of one call of the function: "sample" or "batch"
-    items_to_cache: int = (
-        # Items of an epoch if `cache=` is possible: single samples by index, one thread, no cache
-        # yet.
-        0
-    )
+    # Items of an epoch if `cache=` is possible: single samples by index, one thread, no cache yet.
+    items_to_cache: int = 0
     deterministic: bool = True  # True: batches come in the plan's order
     is_stream: bool = False  # True: one reader reads the items
     lanes: int = 0  # generators that run at once, each in one thread of one worker; 0: none
@@ -262,9 +254,8 @@ class Window(Snapshot):
     The properties are figures computed from them.
     """
 
-    elapsed_s: float = (
-        0.0  # time including that between passes, as for CPU times; 0.0: as `seconds`
-    )
+    # Time including that between passes, as for CPU times; 0.0: as `seconds`.
+    elapsed_s: float = 0.0
     paces: tuple[Pace, ...] = ()  # of this training, for all numbers of workers it had lately
 
     @property
@@ -519,9 +510,8 @@ def window_of(snapshots: Sequence[Snapshot], seconds: float) -> Window:
         each for each in snapshots[:-1] if each.now_ns >= last.now_ns - seconds * 1e9
     ] or list(snapshots[-2:-1])
     same = list(itertools.takewhile(lambda each: each.workers == last.workers, reversed(earlier)))
-    if (
-        same and last.steps - same[-1].steps >= LEAST_STEPS
-    ):  # enough is known about the present number of workers
+    # If there are enough steps with the present number of workers, use only these.
+    if same and last.steps - same[-1].steps >= LEAST_STEPS:
         first = same[-1]
     else:
         first = earlier[0] if earlier else last
