@@ -22,14 +22,9 @@ from loaderpool.trainer.tracing import VIEWER, Tracing, write_trace
     "--last", "seconds", metavar="SECONDS", type=SECONDS, default=30, help="Seconds to include."
 )
 @click.option(
-    "-o",
-    "--output",
-    "path",
-    metavar="FILE",
-    callback=output(".json", ".json.gz"),
-    default="trace.json",
-    help="Output file: .json, or .json.gz (about a tenth of the size).",
-)
+    "-o", "--output", "path", metavar="FILE", callback=output(".json", ".json.gz"),
+    default="trace.json", help="Output file: .json, or .json.gz (about a tenth of the size).",
+)  # fmt: skip
 def trace(pid: int | None, seconds: float, path: str) -> None:
     """Write a trace of the last seconds of a running training.
 

@@ -112,10 +112,7 @@ def _environment() -> dict[str, str]:
         if each in sys.modules
     }
     return {
-        "written": (
-            f"{datetime.datetime.fromtimestamp(clock.wall_s(), datetime.timezone.utc):%Y-%m-%d %H:%M}"
-            " UTC"
-        ),
+        "written": f"{datetime.datetime.fromtimestamp(clock.wall_s(), datetime.timezone.utc):%Y-%m-%d %H:%M} UTC",
         **versions,
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",

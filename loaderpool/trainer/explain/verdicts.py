@@ -488,9 +488,8 @@ def _stragglers(seen: Window) -> Iterator[Finding]:
         return
     median = readable_s(seen.calls.quantile_ns(0.5) / 1e9)
     why = (
-        f"Calls longer than 8 times the median ({median}) exceeded it by "
-        f"{readable_s(seen.slow_s)} in total, and training waited "
-        f"{readable_s(seen.steady_wait_s)}. {_how_busy(seen)}"
+        f"Calls longer than 8 times the median ({median}) exceeded it by {readable_s(seen.slow_s)} "
+        f"in total, and training waited {readable_s(seen.steady_wait_s)}. {_how_busy(seen)}"
     )
     if not seen.deterministic:
         yield Finding(Verdict.STRAGGLERS, why)
