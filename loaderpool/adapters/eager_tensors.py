@@ -54,7 +54,7 @@ def tensors(core: LoaderCore, device: Any, prefetch: Any) -> ConvertedBatches:
 class EagerConversion(TensorConversion):
     """Converts arrays to eager tensors through DLPack.
 
-    This takes 1 us per tensor, whatever its size. (`tf.constant` copies.) DLPack does not support
+    This takes 1 us per tensor of any size. (`tf.constant` copies.) DLPack does not support
     text, nor the `ml_dtypes`. Of these, bfloat16 is passed as uint16 without a copy. The others are
     copied.
     """

@@ -256,7 +256,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
     def warn_of_end(self) -> None:
         """Warn if the data ended before Keras had its steps, for loaders of unknown length.
 
-        Called by `_Iterator` at its end. Keras gives a warning of its own at the same moment.
+        Called by `_Iterator` at its end. Keras prints its own warning at the same time.
         """
         steps = None
         for frame in _keras_frames(sys._getframe(2)):

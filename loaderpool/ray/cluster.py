@@ -45,9 +45,9 @@ Order: TypeAlias = "tuple[Any, ...]"  # a method of an actor, a loader, and the 
 
 
 class Node:
-    """A node that takes the place of a worker, with its actor.
+    """A node of the cluster with its actor. For `State` it is a worker.
 
-    `number` is that of the worker it stands for. `cell` is its cell on the board.
+    `number` is the number of that worker. `cell` is its cell on the board.
     """
 
     def __init__(self, number: int, cell: int) -> None:

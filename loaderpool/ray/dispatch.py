@@ -251,7 +251,7 @@ class Dispatcher(Supervisor):
         self._main.send(Warn(text))
 
     def stop(self, why: str) -> None:
-        """Give up: no node can be started. `why` is the error's text."""
+        """Stop the pool, because no node can be started. `why` is the text of the error."""
         text = why if self._is_first else f"the Ray cluster was lost: {why}"
         self._state.stop(reports.of_error(ClusterError(text)))
 
@@ -348,7 +348,7 @@ class Dispatcher(Supervisor):
             self._arena.board.lost += 1
 
     def _error(self, why: GivenUp, deaths: int, ticket: Ticket | None) -> bytes:
-        """Return the error for work that is given up. Called by `State`."""
+        """Return the error for abandoned work. Called by `State`."""
         report = LostReport(
             why, None, 0, None, None, deaths, max_restarts=self._restarts, nodes=tuple(self._losses)
         )

@@ -1,4 +1,4 @@
-"""A check if a Ray head listens at an address, without Ray.
+"""Detection of a Ray head at an address, without Ray.
 
 Ray's own client would retry for minutes. A head is a gRPC server, so it uses HTTP/2 (RFC 9113). The
 check makes one call, for the id of the cluster, which a head answers for any client. Only the kinds

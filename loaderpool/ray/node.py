@@ -50,8 +50,8 @@ from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.pickling import receive
 
 # Result of a ticket: seconds, rows, failures of samples, and bytes of the slot. Or the first
-# sample. Or an error of the ticket, or of the whole loader. None: the ticket is not wanted any
-# more.
+# sample. Or an error of the ticket, or of the whole loader. None: the ticket is no longer
+# needed.
 Made: TypeAlias = "tuple[float, int, bytes, Any] | Found | BatchFailed | LoaderFailed | None"
 
 _RUNS = 1 << 32  # first number of this module's runs; no loader has such a number
@@ -77,7 +77,7 @@ class _Loader(Listener):
         self.failed: LoaderFailed | None = None
 
     async def ask(self, about: int, message: Message) -> Any:
-        """Send a message and return the answer as received; None if it is not wanted any more."""
+        """Send a message and return the answer as received; None if it is no longer needed."""
         call = self._calls[about] = self._loop.create_future()
         self._session.send(message)
         return await call

@@ -1,6 +1,6 @@
 """Entry point of the command `loaderpool`.
 
-Imports little at first, so that a missing extra gives one line of advice and no traceback.
+Imports little at first, so that a missing extra causes one line of advice and no traceback.
 """
 
 from __future__ import annotations

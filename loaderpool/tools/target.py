@@ -93,7 +93,7 @@ def _imported(module_name: str, wanted: str) -> ModuleType:
     try:
         with _users_code(f"importing {module_name}"):
             return importlib.import_module(module_name)
-    except click.ClickException as error:  # whatever a library has made of the refusal
+    except click.ClickException as error:  # the refusal, or the error that a library raised instead
         if not parts:
             raise
         # Leave out the frames of libraries that iterate the loader for the user.

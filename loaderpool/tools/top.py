@@ -66,7 +66,7 @@ def read_pages(pid: int) -> dict[str, dict[str, Any]]:
     found = {}
     for path in memory_files(pid, NAME):
         with contextlib.suppress(FileNotFoundError):
-            # The first read may have met a page that was being written.
+            # The first read may return a half-written page.
             told = read_page(read_at(path, 0, PAGE_BYTES)) or read_page(
                 read_at(path, 0, PAGE_BYTES)
             )

@@ -195,7 +195,10 @@ def is_clear(measurements: Sequence[Measurement], chosen: Measurement) -> bool:
 
 
 def describe_cpus() -> str:
-    """Return the number of usable CPUs, and the three counts of which it is the smallest."""
+    """Return a text with the number of usable CPUs.
+
+    The text also has the three counts of which this number is the smallest.
+    """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "none"
     return (
         f"{counted(capacity.usable_cpu_count(), 'usable CPU')} (os.cpu_count() "

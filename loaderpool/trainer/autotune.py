@@ -2,7 +2,7 @@
 
 Each change is tried before it is kept. The consumer's step decides, not how busy workers are. More
 workers are kept if steps became shorter, and fewer if steps became no longer. The model of
-`explain()` (`trainer/explain/window.py`) gives the target of a change. A change that did not help
+`explain()` (`trainer/explain/window.py`) sets the target of a change. A change that did not help
 is not repeated until the training changes.
 """
 

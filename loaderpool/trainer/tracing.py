@@ -319,7 +319,7 @@ class Tracing:
         """Yield a text for each of the longest waits, the longest first."""
         waits = [each for each in self._waits if each.ended_ns >= since_ns]
         for wait in sorted(waits, key=lambda each: each.begun_ns - each.ended_ns)[:_LONGEST]:
-            # Runs of two pools may have the same number. So take only calls that ended during the
+            # Runs of two pools may have the same number. So use only calls that ended during the
             # wait.
             during = [
                 each.span

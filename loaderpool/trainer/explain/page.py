@@ -72,7 +72,7 @@ class Page:
 
 
 def read_page(data: bytes) -> dict[str, Any] | None:
-    """Return the content of a page; None if nothing is written yet, or half of it."""
+    """Return the content of a page; None if it is empty or half-written."""
     length, check = _HEAD.unpack_from(data)
     text = data[_HEAD.size : _HEAD.size + length]
     content: dict[str, Any] | None = (

@@ -16,7 +16,7 @@ from loaderpool.trainer.explain.window import Tried, Window
 # Seconds in each period for which workers of one function and source may be paused. This costs
 # below one percent even if all of it is lost.
 MOST_PAUSED_S, PERIOD_S = 2.0, 300.0
-_LEAST_PAUSED_S = 0.8  # a shorter pause shows nothing
+_LEAST_PAUSED_S = 0.8  # seconds; a shorter pause shows nothing
 _AGAIN_S = 4.0  # seconds until the next trial after one without a result
 # Share of the time spent waiting. With less waiting, a pause costs more than better advice would
 # bring.

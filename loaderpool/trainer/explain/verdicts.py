@@ -36,8 +36,8 @@ _TIMES_LARGER = 4
 # Share of the free memory that a cache may take. With more, the training could run out of memory
 # when it grows.
 _CACHE_TAKES = 0.5
-# Share of CPU time below which a function hardly computes, so that threads of a worker do not wait
-# for each other.
+# Share of CPU time below which a function hardly computes, so threads of a worker do not block each
+# other.
 _BLOCKS_BELOW = 0.25
 # Growth of the CPU time per sample from which other workers are the reason, and not chance.
 _SLOWED_DOWN = 1.25
@@ -87,7 +87,7 @@ class Verdict(enum.Enum):
 
 
 class Finding(NamedTuple):
-    """A verdict with its evidence and an advice."""
+    """A verdict with its evidence and advice."""
 
     verdict: Verdict
     why: str
@@ -362,7 +362,7 @@ def _start_up(seen: Window) -> Iterator[Finding]:
 
 
 def _in_process(seen: Window) -> Finding:
-    """Return a verdict for workers=0, where the waiting time is the time for making batches."""
+    """Return a verdict for workers=0: the waiting time is the time for making batches."""
     making = f"With workers=0, batches are loaded between steps ({readable_s(seen.making_s)} each)."
     workers = min(seen.least_workers, seen.lanes or seen.least_workers)
     if seen.step_with(workers) > (1 - TOLERANCE) * seen.step_s:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from loaderpool.config import MAX_WORKERS
 from loaderpool.memory.call_times import CallTimes
 
-# Smaller: the steps are those in which caches fill and code compiles. Larger: a short training gets
-# no verdict.
+# Steps needed for a verdict. Smaller: these are steps in which caches fill and code compiles.
+# Larger: a short training gets no verdict.
 LEAST_STEPS = 20
 # Share of the time spent waiting. With less waiting, an improvement would be smaller than the noise
 # between two runs.
@@ -35,9 +35,9 @@ FULL = 0.85
 # Share of time spent waiting for a CPU that others use. Below this, a few processes just take
 # turns.
 CONTESTED = 0.15
-# Factor between two numbers of workers for which rates must differ by far more than noise.
+# If two numbers of workers differ by this factor, their rates should differ by far more than noise.
 FEWER_BY = 1.2
-# The number of steps that found data ready. The mean of fewer may come from a single hiccup.
+# Steps with data ready that are needed for a mean. Fewer may be due to a single hiccup.
 _LEAST_READY_STEPS = 5
 # Factor of the needed workers that remains when workers are given up. Otherwise the waiting would
 # return with the next slow sample.
@@ -75,7 +75,7 @@ class Autotuned(NamedTuple):
 
     @property
     def in_vain(self) -> int:
-        """The larger number of workers that it tried last and took back; 0 if there is none."""
+        """Number of workers of the last increase, if it was reverted; otherwise 0."""
         if len(self.decisions) < 2:
             return 0
         tried, back = self.decisions[-2:]
@@ -328,18 +328,21 @@ class Window(Snapshot):
 
     @property
     def slow_s(self) -> float:
-        """Excess of slow calls over the median. Slow calls took more than 8 times the median."""
+        """Total excess of slow calls over the median.
+
+        A slow call takes more than 8 times the median.
+        """
         return self.calls.slow_ns / 1e9
 
     # -- times of a batch, in seconds --
 
     @property
     def _batches_made(self) -> float:
-        """The number of batches made in the workers' time.
+        """The number of batches on which the workers spent their time.
 
-        It is the number made, which differs from the number of steps by batches that are in the
-        slots. If the difference is larger, the workers also make other loaders' batches. A step
-        needs its share of that work, so the number of steps is returned.
+        The number made differs from the number of steps by the batches in the slots. If it differs
+        by more, the workers also make batches of other loaders. Their cost is part of a step, so
+        the number of steps is returned then.
         """
         made = self.made * self.steps / max(1, self.samples)
         return made if made and abs(made - self.steps) <= self.slots else self.steps
@@ -398,9 +401,9 @@ class Window(Snapshot):
     def cpus_left(self) -> float:
         """CPUs that other processes leave, or that the workers can get from them.
 
-        Other processes use free CPUs, and give way to the workers. So their use is no bound for
-        workers that hardly need a CPU. If such workers wanted a CPU all of the time, they would get
-        the present number, scaled by the additional demand.
+        Other processes use free CPUs, and yield to the workers. So their use is no bound for
+        workers that hardly need a CPU. If such workers needed a CPU all of the time, they would get
+        their present CPU time multiplied by the growth of their demand.
         """
         wanted_s = self.cpu_s + self.queued_s
         times = max(1.0, self.busy_s / wanted_s) if wanted_s else 1.0
