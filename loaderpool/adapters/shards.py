@@ -110,7 +110,8 @@ def _shard_in(distribution: Any) -> Shard:
 def check_rows(core: LoaderCore, parts: int, what: str, of_process: int) -> None:
     """Refuse batches that cannot be split evenly over `parts`.
 
-    `parts` counts the devices or replicas of all processes; `of_process` counts those of one.
+    `parts` is the number of processes or replicas (`what`) in total, `of_process` that in each
+    process.
     """
     config = core.config
     if config.on_error.action == "skip":

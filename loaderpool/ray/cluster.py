@@ -61,7 +61,8 @@ class Node:
         self.is_busy = False  # True: an order has not been answered yet
         self.has_answered = False  # True: its actor runs
         self.heard_s = 0.0  # time of the latest heartbeat
-        self.actor: Any = None  # `actor` and `id` are written by the cluster's thread
+        # The cluster's thread sets `actor` and `id`. `_settle` clears both, `_check` sets `id` again.
+        self.actor: Any = None
         self.id = ""  # Ray's id of the node; empty: none is chosen yet
 
 

@@ -62,10 +62,10 @@ def measure_all(
 ) -> list[Measurement]:
     """Measure each setting in two rounds, forward and backward.
 
-    So a machine that gets busier favors no setting. `settings` are ascending. 0 workers come last:
-    a function that ends its process is an error with the sample's name in a worker, but ends this
-    process if there are no workers. Blocks: `seconds` for each setting and round, or longer if a
-    batch takes longer.
+    Thus a machine that gets busier favors no setting. `settings` are ascending. Settings with 0
+    workers come last: a function that kills its process is an error with the sample's name if there
+    are workers. Without workers it kills this process. Blocks: `seconds` for each setting and
+    round, or longer if a batch takes longer.
     """
     order = sorted(settings, key=lambda setting: setting.workers == 0)
     rounds: dict[Setting, list[Measurement]] = {setting: [] for setting in settings}
