@@ -61,7 +61,7 @@ class Node:
         self.is_busy = False  # True: an order has not been answered yet
         self.has_answered = False  # True: its actor runs
         self.heard_s = 0.0  # time of the latest heartbeat
-        # The cluster's thread sets `actor` and `id`. `_settle` clears both, `_check` sets `id` again.
+        # The cluster's thread sets `actor` and `id`. `_settle` clears both, `_check` sets `id`.
         self.actor: Any = None
         self.id = ""  # Ray's id of the node; empty: none is chosen yet
 
