@@ -199,9 +199,12 @@ class Dispatcher(Supervisor):
             self._on_made(node, ticket, made)
 
     def _carry_out(self) -> None:
-        super()._carry_out()
-        for node in self._nodes.values():
-            self._go_on(node)
+        while True:
+            super()._carry_out()
+            for node in self._nodes.values():
+                self._go_on(node)
+            if not self._state.instructions:  # an unwanted ticket that was not sent may free others
+                return
 
     def _obey(self, instruction: Instruction) -> None:
         match instruction:
