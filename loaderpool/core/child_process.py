@@ -189,7 +189,7 @@ _ANSWERS_S = 60.0  # time for an interpreter to start and answer, also over a sl
 
 
 def is_frozen() -> bool:
-    """Return True if `sys.executable` is a frozen program, such as PyInstaller and cx_Freeze make."""
+    """Return True if `sys.executable` is a frozen program, as made by PyInstaller or cx_Freeze."""
     return bool(getattr(sys, "frozen", False))
 
 
