@@ -64,7 +64,7 @@ def lendable(slots: int, workers: int) -> int:
 
 
 def _most_of(slots: int) -> int:
-    """Return the most slots for one run. A quarter, at least one, is for runs that start later."""
+    """Return the most slots for one run. Later runs get a quarter, and at least one of three."""
     return slots - max(slots // 4, int(slots > 2))
 
 
