@@ -61,7 +61,7 @@ class EngineStatistics:
     memory: MemoryStatistics = MemoryStatistics()  # Batch buffers.
     restarts: int = 0  # Worker restarts after a crash.
     supervisor_restarts: int = 0  # Supervisor restarts after a crash.
-    # The comment beside a field is its text on the site, so it must be on the field's line.
+    # `"exec"` if imports start threads. (The site shows the comment on a field's own line only.)
     workers_start: Literal["fork", "exec", "spawn"] | None = None  # Start method of the workers.
     workers: tuple[WorkerStatistics, ...] = ()  # Counts of each worker.
     nodes: tuple[NodeStatistics, ...] = ()  # Counts of each node of a `RayPool`.

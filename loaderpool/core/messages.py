@@ -188,9 +188,7 @@ class Found(NamedTuple):
     ticket: int
     loader: int
     content: bytes
-    seconds: (
-        float  # from a worker: time to make the first sample; otherwise: expected time of a row
-    )
+    seconds: float  # time to make the first sample; after the supervisor: expected time of a row
 
 
 class Done(NamedTuple):
