@@ -406,7 +406,7 @@ def _message(failure: Failure) -> str:
 
 
 def _hint(failure: Failure) -> str:
-    """Return a sentence on a frequent cause of such an error, after a space; "": none is known."""
+    """Return a hint on the cause of a failure, with a leading space; "": no hint is known."""
     if failure.type_name == SystemExit.__name__:
         return f" The function called sys.exit({failure.text}), which does not end a worker."
     if (

@@ -125,7 +125,7 @@ class Filled(NamedTuple):
     slots_wanted: int  # number of slots that the run would have if memory were unlimited
     may_lend: int  # number of slots that can have views while all workers go on working
     is_last: bool  # True if the lane ends with this batch, or before it if it has no rows
-    ticket: int  # last ticket of the slot that was reported
+    ticket: int  # ticket whose `Done` completed the slot
     oversize: int  # bytes of the batch in the file; 0: the batch is in the slot
     failures: bytes  # pickled `RowFailure`s: samples that were left out or replaced
 
@@ -153,7 +153,7 @@ class LoaderFailed(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Supervisor -> main process: a stream's run, or a loader, is not used by any process any more.
+    """Supervisor -> main process: no process uses this run of a stream, or this loader, any more.
 
     Supervisor -> workers: this run of generators has ended.
     """

@@ -434,9 +434,9 @@ def look_ns(timeout_ns: int) -> int:
 class LatePayloads(dict[int, WorkerPayload]):
     """Payloads by loader. Each is loaded at its first lookup.
 
-    They are not loaded at the start of the process. Meanwhile a loader may be unloaded, and its
-    place in the arena reused. A worker that looks up a payload has a ticket for it, so the loader
-    is still there.
+    The process does not load payloads at its start, because a loader may be unloaded during the
+    start, and its place in the arena reused. A worker that looks up a payload has a ticket for it,
+    so the loader is still there.
 
     Args:
         arena: Arena with the pickled payloads.

@@ -19,7 +19,8 @@ _FEW_BYTES = 64 << 20
 # pages takes time, too.
 _MANY_BATCHES_BYTES = 8 << 20
 _MANY_BATCHES = 64
-# Slots for the consumer: `tf.data` with prefetch(2) holds five or six batches, and some are ready.
+# Slots for the consumer: five or six batches that `tf.data` holds with prefetch(2), and a few that
+# are ready.
 _AT_CONSUMER = 8
 # Batches share a ticket up to this expected time. Smaller: messages cost as much as the work.
 # Larger: the first batches arrive late.

@@ -123,7 +123,7 @@ class State:
         most_deaths: int = 3,
         of: int | None = None,
     ) -> None:
-        """Add a loader that was loaded. Replace the workers, because their forks do not have it.
+        """Add a loader that was loaded. Replace the workers, which were forked without it.
 
         Args:
             number: Number of the loader's version.
@@ -555,7 +555,10 @@ class State:
     # ---- failures
 
     def _blame(self, job: Job, death: Death) -> None:
-        """Requeue a job in work at a worker's death, or give it up, or leave out a sample of it."""
+        """Requeue a job that was in work when a worker died, or give it up.
+
+        If the loader leaves out samples, give up only the sample that ended the workers.
+        """
         why, deaths = self._deaths.blame(job, death), len(job.deaths)
         is_left_out = why is GivenUp.ALONE and job.loader.leaves_out and death.sample >= 0
         if why is not None and (death.is_generator or not is_left_out):

@@ -92,7 +92,7 @@ class Supervisor:
         self._arena.board.begun = 1
         self._slots = SlotFile(start["slots"])
         self._epoll = select.epoll()
-        # The end of the channel is not enough, because a fork of the main process may hold its end.
+        # The pidfd reports the main process' death even if a fork still holds the channel's end.
         self._main_pidfd = machine.open_pidfd(self._main_pid)
         self._listen(self._main.fileno(), self._hear_main)
         if self._main_pidfd is not None:

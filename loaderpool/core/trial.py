@@ -26,8 +26,8 @@ _MOST_ALL_S, _MOST_FEW_S = 3.0, 1.0
 _LEAST_ANSWERS, _ANSWERS_EACH = 12, 3
 # Least number of a worker's cycles for a rate from these cycles.
 _LEAST_CYCLES = 2
-# Least share of the rate of all workers at which fewer workers count as fast. Without a limit that
-# workers share, half of the workers would have a share of 0.5.
+# Least share of the rate of all workers at which fewer workers count as fast. If workers share no
+# limit, half of them have a share of 0.5.
 _AS_FAST = 0.9
 # Least share at which fewer workers replace a larger number that was as fast.
 _JUST_AS_FAST = 0.95
