@@ -71,9 +71,8 @@ class Statistics(EngineStatistics):
     elapsed_s: float  # Seconds from the first batch to the latest.
     samples_per_s: float  # Rows delivered per second, after the first batch.
     steps: StepStatistics  # Times of training steps.
-    calls: (
-        CallStatistics | None
-    )  # Times of function calls; `None` before the first one, and with `workers=0`.
+    # Times of function calls; `None` before the first one, and with `workers=0`.
+    calls: CallStatistics | None
     cpu_s_per_sample: float | None  # CPU seconds of the workers per sample; `None` if unknown.
     padding_share: float  # Share of padding in padded components.
     cache: CacheStatistics  # Counts of the cache.
