@@ -165,7 +165,7 @@ class LaneBuffer(OrderedBuffer):
         return self._waiting[next(iter(self._ready))] if self._ready else None
 
     def _end_lane(self, number: int) -> None:
-        """Mark a lane as ended. `number` would be its next batch; only ends can follow it."""
+        """Mark a lane as ended. Its next batch would have this number, but does not exist."""
         lane = number % self._lanes
         self.ended[lane] = self._taken[lane]
         del self._ready[number]

@@ -293,7 +293,7 @@ class ObjectChanges:
         return found if self._is_stable or self._glance.changes() else None
 
     def _ignores(self, difference: Difference) -> bool:
-        """Return True if the user did not make this change, as earlier epochs have shown."""
+        """Return True if earlier epochs have shown that the user did not make this change."""
         if not difference.is_kept:
             return False
         if not self._is_cached and self._kept_count < _MOST_KEPT_CHANGES:

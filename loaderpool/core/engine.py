@@ -148,9 +148,9 @@ class PoolEngine:
         return self.known.fix()
 
     def _retry_first_sample(self) -> None:
-        """Request the first sample again if it may succeed now, or if its hook has run.
+        """Request the first sample after its hook has run, or again after a failure.
 
-        A reported failure may not recur. Under the lock.
+        The failure must have been reported, and be of a kind that may not recur. Under the lock.
         """
         version = self.version
         if version.was_told:

@@ -258,7 +258,7 @@ class PoolRun:
     def extend(self, limit: int) -> None:
         """Allow batches before the number `limit` to be made. Called without the lock."""
         self._pool.check_owner()
-        # The lock prevents that a restart on another thread sends the old limit after the new one.
+        # The lock keeps a restart on another thread from sending the old limit after the new one.
         with self._pool.lock:
             self.limit = limit
             if self.feed is None:
@@ -371,8 +371,8 @@ class PoolRun:
             self._engine.config.deterministic,
         )
         (had, over), stop, feed = map(tuple, buffer.had()), self._stop, 0
-        # The supervisor makes all batches of a stream again, because items are released only after
-        # their batches have arrived.
+        # Batches of a stream that were taken out of order are made again, because their items are
+        # released when these batches arrive.
         if self.feed is not None:
             had, over, stop, feed = (), (), self._first, self.feed.offset
         self._session.send(

@@ -244,7 +244,7 @@ class Session:
     def tear(self) -> None:
         """Mark the session as unusable, because a message could not be sent.
 
-        The next thread that waits has the supervisor replaced.
+        The next thread that waits then requests another supervisor.
         """
         self._is_torn = True
 

@@ -154,7 +154,7 @@ class Pass:
     def take_joined(self, assemble: Callable[[Sequence[Any]], Any]) -> Any:
         """Return all batches of the next delivery, each component as `dtype[count, rows, ...]`.
 
-        Only for fixed forms. Blocks and raises as `take`. A pass uses either method, not both.
+        Only for fixed forms. Blocks and raises as `take`. A pass uses either this method or `take`.
         """
         with InterruptsHeld():
             delivery = self.next_delivery()
