@@ -51,7 +51,7 @@ _LOCK_TIMEOUT_S = 1.0  # maximum wait of `close`, because a finalizer must not w
 # TensorFlow copies a smaller batch faster than an aligned buffer for it is allocated.
 _ALIGNED_FROM_BYTES = 4096
 _MADE_HERE = int(DeliveryKind.MADE_HERE)
-_RUN = 1  # number of all runs here; the stand-in board has no mark for it
+_RUN = 1  # run number of all tickets here; the stand-in board has no mark for it
 # Lock for making samples, one at a time over all loaders. Their samples share the global random
 # generators, which are seeded and restored. Samples of one loader also share `rng`. Reentrant,
 # because a function may read another loader.
@@ -260,12 +260,11 @@ class LocalEngine:
         Called by `LoaderCore.close`.
         """
         self.is_closed = True
-        # Another thread may hold the lock for long. The sample that is made there may even have
-        # called this method.
+        # Another thread may be making a sample, so the wait has a limit.
         if not _alone.acquire(timeout=_LOCK_TIMEOUT_S):
             return
         try:
-            if self._is_making:
+            if self._is_making:  # by this thread: the user's function closes its own loader
                 return
             with InterruptsAllowed(), SavedGlobals(), self.captured_kept():
                 self.work.items.close()
