@@ -1,4 +1,4 @@
-"""Where the batches of a run wait that have no one order: they come as they are finished, or generator by generator."""
+"""Buffers for runs whose batches have no single order: all batches as they arrive, or per lane."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from loaderpool.plan.places import LanePlaces
 
 
 class UnorderedBuffer(OrderedBuffer):
-    """Batches as they come, epoch by epoch.
+    """Buffer that delivers batches in order of arrival. Epochs remain in order.
 
     Args:
-        begin_at: the first batch that was not taken.
-        batches_per_epoch: of this shard.
-        taken: batches after `begin_at` that were taken.
+        begin_at: Number of the first batch that was not taken.
+        batches_per_epoch: Number of batches of this shard in an epoch.
+        taken: Numbers of batches after `begin_at` that were taken.
     """
 
     def __init__(self, begin_at: int, batches_per_epoch: int, taken: Collection[int] = ()) -> None:
@@ -24,9 +24,10 @@ class UnorderedBuffer(OrderedBuffer):
         self._taken, self._taken_count = set(taken), begin_at + len(taken)
         self._before = frozenset(self._taken)
         self._by_epoch: dict[int, collections.deque[Delivery]] = {}
-        # Of what this buffer was begun for all has arrived before this one, taken earlier or not.
+        # All batches in [begin_at, _arrived_before) have arrived at this buffer, including those
+        # that were taken from an earlier one.
         self._arrived_before = begin_at
-        self._arrived: dict[int, int] = {}  # ranges behind that one
+        self._arrived: dict[int, int] = {}  # received ranges after `_arrived_before`: first, count
 
     @property
     def taken(self) -> int:
@@ -34,11 +35,17 @@ class UnorderedBuffer(OrderedBuffer):
 
     @property
     def done_before(self) -> int:
-        """The first batch that may still come: one that was taken may be in one ticket with one that was not."""
+        """Number of the first batch that workers may still make.
+
+        It may have been taken before. A ticket can contain both taken and missing batches.
+        """
         return min(self.begin_at, self._arrived_before)
 
     def put(self, arrived: Delivery) -> bool:
-        """Keep what arrived; False: all was taken. Workers make ranges without gaps, so some batches may come again."""
+        """Store a delivery; return False if all its batches were taken.
+
+        Workers make ranges without gaps, so batches that were taken may arrive again.
+        """
         self._arrived[arrived.first] = arrived.count
         while count := self._arrived.pop(self._arrived_before, 0):
             self._arrived_before += count
@@ -83,16 +90,18 @@ class UnorderedBuffer(OrderedBuffer):
 
 
 class LaneBuffer(OrderedBuffer):
-    """Batches of some lanes: batch k is one of lane k modulo their number.
+    """Buffer for the batches of lanes. Batch b belongs to lane b % n, if there are n lanes.
 
-    LANE-1: the batches of one lane are handed out in their order, whatever the order among lanes is. So what was taken
-    of a lane is a number, and where it ends is known when all before it was taken.
+    LANE-1: The batches of one lane are delivered in their order, whatever the order among lanes is.
+    So one number describes the taken batches of a lane. A lane's end takes effect when all batches
+    before it were taken.
 
     Args:
-        first: number of the first batch of the epoch.
-        lanes: how many there are.
-        in_order: whether they are handed out in their numbers' order, lanes that have ended left out; or as they come.
-        places: what was taken before.
+        first: Number of the first batch of the epoch.
+        lanes: Number of lanes.
+        in_order: If True, batches are delivered in order of their numbers, without those of lanes
+            that have ended. If False, lanes do not wait for each other.
+        places: Number of taken batches of each lane; None: no batch was taken.
     """
 
     def __init__(
@@ -103,10 +112,10 @@ class LaneBuffer(OrderedBuffer):
         self._epoch_first, self._lanes, self._in_order = first, lanes, in_order
         self._taken = list(places.taken)
         self.ended: dict[int, int] = {lane: places.taken[lane] for lane in places.over}
+        # deliveries by number of their batch; a delivery without a slot is the end of its lane
         self._waiting: dict[int, Delivery] = {}
-        self._ready: dict[
-            int, None
-        ] = {}  # of these what may be handed out next, where there is no order
+        # numbers in `_waiting` that are the next batch of their lane, in order of arrival
+        self._ready: dict[int, None] = {}
 
     @property
     def is_over(self) -> bool:
@@ -118,11 +127,11 @@ class LaneBuffer(OrderedBuffer):
 
     @property
     def places(self) -> LanePlaces:
-        """What was taken."""
+        """Number of taken batches of each lane, and the lanes that have ended."""
         return LanePlaces(tuple(self._taken), frozenset(self.ended))
 
     def put(self, arrived: Delivery) -> bool:
-        """Keep what arrived for its turn; False: it was taken, or lies after its lane's end."""
+        """Store a batch; return False if it was taken, or if its lane has ended."""
         number = arrived.first
         batch, lane = divmod(number - self._epoch_first, self._lanes)
         if batch < self._taken[lane] or lane in self.ended:
@@ -150,13 +159,13 @@ class LaneBuffer(OrderedBuffer):
         self._look()
 
     def _first(self) -> Delivery | None:
-        """What has its turn, the end of a lane too."""
+        """Return the delivery whose turn it is, or the end of a lane; None: it has not arrived."""
         if self._in_order:
             return self._waiting.get(self.begin_at)
         return self._waiting[next(iter(self._ready))] if self._ready else None
 
     def _end_lane(self, number: int) -> None:
-        """All of a lane was taken; this would be its next batch, and after it there are ends only."""
+        """Mark a lane as ended. Its next batch would have this number, but does not exist."""
         lane = number % self._lanes
         self.ended[lane] = self._taken[lane]
         del self._ready[number]

@@ -1,6 +1,7 @@
-"""Changes of a loader's functions and objects between epochs: `Shipping` pickles them, `ObjectChanges` compares.
+"""Changes of a loader's functions and objects between epochs.
 
-Runs in: the main process, on the thread on which a pass begins, one at a time.
+`Shipping` pickles the objects, and `ObjectChanges` compares the pickles. Both are called in the
+main process, by the thread on which a pass starts, one at a time.
 """
 
 from __future__ import annotations
@@ -20,31 +21,36 @@ from loaderpool.transport.payload.structure import Difference, means_the_same
 if TYPE_CHECKING:
     from loaderpool.core.delivery import CheckedArguments
 
-# Objects that take no more, in their pickle and in arrays beside it, are pickled and compared as each epoch begins.
-# Larger: an epoch's start takes longer than some 10 ms. Smaller: of more objects only a glance is taken.
+# Objects of at most this size are pickled and compared at each start of an epoch. The size is that
+# of the pickle and of the arrays beside it. Larger: an epoch's start takes longer than about 10 ms.
+# Smaller: of more objects only parts are compared.
 COMPARED_BYTES = 1_000_000
-# The same for the CPU time of pickling, so that many small objects do not delay each epoch.
+# The same limit for the CPU time of pickling, so that many small objects do not delay each epoch.
 _COMPARED_NS = 10_000_000
-_MOST_TRIES = 3
-# Epochs that begin with what library objects keep of their last call, before that is taken for no change of the user's.
+_MOST_TRIES = 3  # retries of pickling while another thread changes the objects
+# Epochs that start with changed results of a library object's last call (see `payload.kept`).
+# Further such changes are ignored, because the user does not make them.
 _MOST_KEPT_CHANGES = 2
 Shipments = tuple[Shipment, Shipment | str | None]
-"""What the workers are sent, and what the reader of a stream is sent: why there is no reader, or None: no stream."""
+"""Shipment for the workers, and that for the reader of a stream.
+
+In place of the second one: the reason why there is no reader, or None if the source is no stream.
+"""
 
 
 class Shipping:
-    """Pickles what travels of a loader.
+    """Pickles a loader's objects for the workers and the reader of its stream.
 
     Attributes:
         nbytes: Size of the latest pickles, and of the arrays beside them.
         pickled_bytes: Bytes of these that pickling had to write.
-        is_quick: False once pickling has taken too long for each epoch. It stays so.
+        is_quick: False once pickling has taken too long to be done each epoch. It stays False.
 
     Args:
-        checked: What the loader was made with.
+        checked: Arguments of the loader.
         generators: Random generators of the loader's objects.
         number: Number of the loader.
-        reads_apart: A stream may be read in a process of its own.
+        reads_apart: True if a stream may be read in a separate process.
     """
 
     def __init__(
@@ -52,7 +58,7 @@ class Shipping:
     ) -> None:
         self._checked, self._generators = checked, generators
         self._number, self._reads_apart = number, reads_apart
-        self._like: Shipments | None = None  # the latest ones, without the user's data
+        self._like: Shipments | None = None  # the latest shipments, without the user's data
         self.nbytes = self.pickled_bytes = 0
         self.is_quick = True
 
@@ -62,20 +68,21 @@ class Shipping:
         return 0 if self._like is None else self._like[0].packed_items
 
     def pickle(self) -> Shipments:
-        """Pickle all that travels, and note how large it is.
+        """Pickle all objects for the workers and the reader, and store their size.
 
         Raises:
-            UnpicklableError: An object cannot travel.
+            UnpicklableError: An object cannot be pickled.
         """
         checked, like = self._checked, self._like
         payload, stream, for_reader = checked.payload.travelling(self._number), checked.stream, None
-        with InterruptsAllowed():  # pickling runs code of the user's, and may take long
+        with InterruptsAllowed():  # pickling runs the user's code, and may take long
             if stream is None:
                 shipment = ship(
                     payload, registry=self._generators, like=None if like is None else like[0]
                 )
             else:
-                from loaderpool.core.stream.reader import ship_beside  # which few loaders need
+                # Imported here, because few loaders need it.
+                from loaderpool.core.stream.reader import ship_beside
 
                 stream.captured = seeder(self._generators.pairs, checked.config._replace(threads=1))
                 own = checked.config, checked.plan, self._reads_apart, self._generators
@@ -89,19 +96,21 @@ class Shipping:
         return shipment, for_reader
 
     def pickle_again(self) -> Shipments:
-        """Pickle all that travels once more. Another thread may be changing it: then that is tried again."""
+        """Pickle all objects again. Retries if another thread changes them meanwhile."""
         for _ in range(_MOST_TRIES):
             try:
                 return self.pickle()
             except UnpicklableError as error:
-                if not isinstance(
-                    error.__cause__, RuntimeError
-                ):  # "dictionary changed size during iteration"
+                # for example "dictionary changed size during iteration"
+                if not isinstance(error.__cause__, RuntimeError):
                     raise
         return self.pickle()
 
     def pickle_timed(self) -> Shipments:
-        """Pickle all that travels once more, and note if that takes long twice, because a collection may come once."""
+        """Pickle all objects again, and clear `is_quick` if that takes too long twice.
+
+        One slow attempt does not count, because a garbage collection may cause it.
+        """
         for _ in range(2):
             began_ns = clock.thread_cpu_ns()
             shipped = self.pickle_again()
@@ -112,7 +121,7 @@ class Shipping:
 
 
 def _without_data(shipment: Any) -> Any:
-    """Return what is known of a shipment, without the user's data."""
+    """Return a shipment without the user's data. Values that are no shipment are returned as is."""
     return (
         shipment._replace(pickled=b"", buffers=(), warnings=())
         if isinstance(shipment, Shipment)
@@ -124,19 +133,20 @@ class Change(NamedTuple):
     """Objects that have changed since the workers got them."""
 
     shipped: Shipments
-    names: dict[str, str]  # what a glance shows: variables, and how they have changed
+    names: dict[str, str]  # changes that the glance has found: how each variable has changed
     difference: Difference
-    is_glance: bool  # they are too large to be compared as each epoch begins
+    is_glance: bool  # True if only the glance is used at each epoch, because the objects are large
 
 
 class ObjectChanges:
-    """Tells whether functions and objects have changed since the workers got them.
+    """Finds changes of functions and objects since the workers got them.
 
     Args:
-        shipping: Pickles them.
-        glance: Looks at parts of them.
-        differs: Returns the difference of shipments from what the workers and the reader have; None if there is none.
-        is_cached: Results are cached, so that no epoch can begin with other objects.
+        shipping: Pickles the objects.
+        glance: Compares parts of the objects, without pickling.
+        differs: Returns the difference of shipments from those that the workers and the reader
+            have, or None.
+        is_cached: True if results are cached. Then no epoch can start with other objects.
     """
 
     def __init__(
@@ -152,12 +162,11 @@ class ObjectChanges:
             differs,
             is_cached,
         )
-        self._is_stable = True  # the same objects give the same pickle
-        self._can_travel = True  # they could be pickled when that was last tried
+        self._is_stable = True  # pickling the same objects twice has given the same pickle
+        self._can_travel = True  # the latest attempt to pickle the objects has succeeded
         self._count = 0  # epochs that began with changed objects
-        self._kept_count = (
-            0  # of these, because of what objects of libraries keep of their last call
-        )
+        # epochs among these whose changes were only results of library objects' last calls
+        self._kept_count = 0
         self._latest = self._ignored = ""
 
     @property
@@ -165,17 +174,20 @@ class ObjectChanges:
         return self._shipping.nbytes <= COMPARED_BYTES
 
     def look(self, is_whole: bool, is_outdated: bool) -> Change | None:
-        """Return what has changed; None if nothing has. `note_sent` or `warn_of_failure` pairs with it.
+        """Return the changes since the workers got the objects, or None if there are none.
+
+        `note_sent` or `warn_of_failure` pairs with a call that returns a change.
 
         Args:
-            is_whole: Compare objects of any size.
-            is_outdated: Return a change, whatever has changed.
+            is_whole: Compare objects of any size. Otherwise only parts of large ones are compared.
+            is_outdated: Return a change even if nothing differs.
 
         Raises:
-            UnpicklableError: `is_whole`, and they cannot travel any more.
+            UnpicklableError: `is_whole` or `is_outdated` is True, and an object can no longer be
+                pickled.
         """
         shipping, glance = self._shipping, self._glance
-        glance.warn({})  # of functions that were defined again
+        glance.warn({})  # warns only of functions that were defined again
         is_whole = is_whole or is_outdated
         is_cheap = self._are_small and shipping.is_quick and self._is_stable and self._can_travel
         is_glance = not (is_whole or is_cheap)
@@ -184,7 +196,8 @@ class ObjectChanges:
         try:
             shipped = shipping.pickle_timed() if is_cheap else shipping.pickle_again()
             self._can_travel = True
-            if is_cheap and not shipping.is_quick and not is_whole:  # which is known by now
+            # `pickle_timed` has just found that pickling takes too long.
+            if is_cheap and not shipping.is_quick and not is_whole:
                 is_glance = True
                 if not glance.changes():
                     return None
@@ -192,19 +205,19 @@ class ObjectChanges:
         except UnpicklableError as error:
             if is_whole:
                 raise
-            self._can_travel = False  # it is tried again when a glance shows more
+            self._can_travel = False  # retried once the glance finds another change
             names = glance.changes() or {"the objects": "cannot be compared any more"}
             glance.renew()
             glance.warn(names, advice=f"{error} Or leave it out of the pickle in __getstate__.")
             return None
         if difference is None or (not is_outdated and self._ignores(difference)):
-            if is_glance:  # or it would show the same each time
+            if is_glance:  # Otherwise the glance would find the same change at each epoch.
                 glance.renew()
             return None
         return Change(shipped, glance.changes(), difference, is_glance)
 
     def note_sent(self, change: Change) -> None:
-        """Note that the workers get the changed objects."""
+        """Note that the changed objects were sent to the workers, and warn if that is expensive."""
         self._glance.renew()
         self._count += 1
         named = [f"{name}: {what}" for name, what in change.names.items()] or filter(
@@ -216,18 +229,19 @@ class ObjectChanges:
             self._glance.warn(change.names, *_sent_again(nbytes))
 
     def warn_of_failure(self, change: Change, error: Exception) -> None:
-        """Warn that the workers do not get the changed objects."""
+        """Warn that the changed objects could not be sent to the workers."""
         self._glance.renew()
         self._glance.warn(change.names, advice=f"They could not be sent again: {error}")
 
     def warn_of_replay(self, can_compare: bool) -> None:
-        """Warn of what has changed since the workers got it, because one sample is made here.
+        """Warn of values that have changed since the workers got them, because replay uses them.
 
         Args:
-            can_compare: The workers' objects are still known. Otherwise what a glance shows is warned of.
+            can_compare: True if the workers' objects are still known. Otherwise the warning is
+                about all changes that the glance finds.
 
         Raises:
-            LoaderpoolWarning: A filter makes an error of it.
+            LoaderpoolWarning: A warning filter turns the warning into an error.
         """
         names = self._glance.changes()
         if names and can_compare and self._is_stable and self._are_small:
@@ -241,7 +255,7 @@ class ObjectChanges:
         )
 
     def notes(self) -> list[str]:
-        """Return what `statistics()` notes of changes."""
+        """Return notes on changes for `statistics()`."""
         notes = []
         if self._count:
             times = counted(self._count, "epoch")
@@ -250,18 +264,20 @@ class ObjectChanges:
             )
         if not self._shipping.is_quick:
             notes.append(
-                "pickling takes long, so only a glance shows whether objects have changed as an epoch begins"
+                "pickling takes long, so only a glance shows whether objects have changed as an "
+                "epoch begins"
             )
         if self._ignored:
             notes.append(
-                f"{self._ignored} is not sent again: its object assigns it in each call. To send it: replace()"
+                f"{self._ignored} is not sent again: its object assigns it in each call. To send "
+                "it: replace()"
             )
         return notes
 
     def _difference(
         self, shipped: Shipments, is_whole: bool, is_outdated: bool
     ) -> Difference | None:
-        """Return the difference of objects that were pickled again from the workers'; None if there is none."""
+        """Return the difference between new shipments and the workers' objects, or None."""
         found = self._differs(shipped)
         if is_outdated:
             return found or Difference("")
@@ -277,7 +293,7 @@ class ObjectChanges:
         return found if self._is_stable or self._glance.changes() else None
 
     def _ignores(self, difference: Difference) -> bool:
-        """Return True if a difference is no change of the user's, as far as the epochs before have shown."""
+        """Return True if earlier epochs have shown that the user did not make this change."""
         if not difference.is_kept:
             return False
         if not self._is_cached and self._kept_count < _MOST_KEPT_CHANGES:
@@ -289,10 +305,13 @@ class ObjectChanges:
 
 def _sent_again(nbytes: int) -> tuple[str, str]:
     """Return the first and the last line of a warning about changes of large objects."""
-    first = f"These values changed, so the function and the source ({nbytes:,} bytes) were pickled again"
+    first = (
+        f"These values changed, so the function and the source ({nbytes:,} bytes) were pickled "
+        "again"
+    )
     last = (
-        f"Only parts of objects are compared if they are larger than {COMPARED_BYTES:,} bytes, or take more than "
-        f"{_COMPARED_NS // 1_000_000} ms to pickle. Other changes may not be seen. To use all present values: "
-        "loader = loader.replace()"
+        f"Only parts of objects are compared if they are larger than {COMPARED_BYTES:,} bytes, or "
+        f"take more than {_COMPARED_NS // 1_000_000} ms to pickle. Other changes may not be seen. "
+        "To use all present values: loader = loader.replace()"
     )
     return first, last

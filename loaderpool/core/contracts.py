@@ -1,7 +1,7 @@
-"""Contract of the engines that a loader drives: an `Engine` starts a `Run` for each pass.
+"""Contract of the engines that a loader uses: an `Engine` starts a `Run` for each pass.
 
-The engines are `engine.PoolEngine`, whose batches come from workers, and `local_engine.LocalEngine`, which makes them
-in the main process. All methods are called in the main process.
+There are two engines. Workers make the batches of `engine.PoolEngine`. `local_engine.LocalEngine`
+makes its batches in the main process. All methods are called in the main process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Run(Protocol):
     """Batches of consecutive epochs, from one position on.
 
-    One thread at a time takes from it. `Engine.begin` starts it, and `end` pairs with that.
+    One thread at a time takes from it. `Engine.begin` starts it, and `end` pairs with that call.
 
     Attributes:
         outlives_interrupts: `take` may be called again after a KeyboardInterrupt.
@@ -32,7 +32,10 @@ class Run(Protocol):
 
     @property
     def is_current(self) -> bool:
-        """True if its batches are made by the present functions and objects. Called by any thread."""
+        """True if the batches are made by the present functions and objects.
+
+        Called by any thread.
+        """
 
     @property
     def is_ready(self) -> bool:
@@ -40,30 +43,37 @@ class Run(Protocol):
 
     @property
     def is_at_end(self) -> bool:
-        """True if all batches were taken. Only streams and generators have an end that is not counted."""
+        """True if all batches were taken. Always False if the plan has the number of batches."""
 
     @property
     def ended_lanes(self) -> Mapping[int, int]:
-        """Number of batches of each generator that has ended, by its lane."""
+        """Number of batches of each lane that has ended. Lanes are only used for generators."""
 
     def take(self) -> Delivery:
         """Return the next batches. Blocks until they have arrived.
 
         Raises:
-            StopIteration: The run has ended, or the stream or the generators have.
+            StopIteration: The run was ended, or its last batch was taken.
             LoaderpoolError: The user's function raised, or the pool is broken or closed.
-            KeyboardInterrupt: It came in the wait.
+            KeyboardInterrupt: It came while the call waited.
         """
 
     def extend(self, limit: int) -> None:
-        """Allow batches before the number `limit` to be made. Called by the thread that takes."""
+        """Allow batches before the number `limit` to be made. Called by the thread that takes.
+
+        Batches are numbered through all epochs (`core.messages`). Streams and generators ignore
+        the limit.
+        """
 
     def end(self) -> None:
-        """Abandon the rest. Idempotent and non-blocking. Called by any thread, and by finalizers."""
+        """Abandon the remaining batches. Idempotent and non-blocking.
+
+        Called by any thread, and by finalizers.
+        """
 
 
 class Engine(Protocol):
-    """Makes a loader's batches. `LoaderCore` makes it, and `close` pairs with that.
+    """Makes a loader's batches. `LoaderCore` creates it, and `close` pairs with that.
 
     Attributes:
         plan: The loader's plan.
@@ -85,14 +95,14 @@ class Engine(Protocol):
         """
 
     def read_ahead(self) -> int:
-        """Return the number of batches to make of an epoch that may never be asked for."""
+        """Return the number of batches to make of the next epoch, which may never be requested."""
 
     def begin(self, place: Position, limit: int) -> Run:
-        """Start a run at a position. Called by the thread on which a pass begins.
+        """Start a run at a position. Called by the thread on which a pass starts.
 
         Args:
             place: Position of its first batch.
-            limit: Batches before this number may be made. A stream's are made as they are read.
+            limit: Number after the last batch that may be made. Streams and generators ignore it.
 
         Raises:
             LoaderpoolError: As `form`.
@@ -101,23 +111,29 @@ class Engine(Protocol):
     def refresh(self, is_whole: bool = False) -> None:
         """Use the user's functions and objects as they are now for later runs.
 
-        Called by the thread on which a pass begins, one at a time, before `begin`.
+        Called by the thread on which a pass starts, one at a time, before `begin`.
 
         Args:
-            is_whole: Compare large objects as well, in place of a glance at them.
+            is_whole: Compare objects of any size. Otherwise only parts of large ones are compared.
 
         Raises:
-            LoaderpoolError: They cannot be pickled any more, or the source has lost items.
+            LoaderpoolError: An object can no longer be pickled, or the source has lost items.
         """
 
     def reseed(self) -> None:
         """Seed random generators by their present keys in later runs."""
 
     def warn_of_replay(self) -> None:
-        """Warn of values that differ from those of the workers. Called by `replay` before it makes a sample."""
+        """Warn of values that differ from those of the workers.
+
+        Called by `replay` before it makes a sample.
+        """
 
     def statistics(self) -> EngineStatistics:
-        """Return the counts of this moment. Called by any thread."""
+        """Return the current counts. Called by any thread."""
 
     def close(self) -> None:
-        """Release all processes and memory of the loader. Idempotent. Called by any thread, and by finalizers."""
+        """Release all processes and memory of the loader. Idempotent.
+
+        Called by any thread, and by finalizers.
+        """

@@ -1,4 +1,7 @@
-"""What an engine is given, and what it hands to the loader: batches that came together, and where they wait."""
+"""`Delivery`: batches that arrived together in one slot. Also buffers, and a loader's arguments.
+
+Called in the main process.
+"""
 
 from __future__ import annotations
 
@@ -29,23 +32,29 @@ if TYPE_CHECKING:
     from loaderpool.transport.reports import Failure, RowFailure
 
 _BYTE = ctypes.c_byte
-FIRST_EPOCH = 0  # whose first sample is made as a loader is
+FIRST_EPOCH = 0  # epoch of the first sample, which is made when a loader is created
 
 
 def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
-    """`uint8[nbytes]` at an address that TensorFlow aliases instead of copying."""
+    """Return an uninitialized `uint8[nbytes]` at an address that TensorFlow aliases, not copies."""
     raw = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
     start = -address_of(raw) % ALIGNMENT_BYTES
     return raw[start : start + nbytes]
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
-    """Return where an array that is not empty begins, as `array.ctypes.data` does, in a quarter of the time."""
+    """Return the address of a nonempty array.
+
+    Equals `array.ctypes.data`, and takes a quarter of the time.
+    """
     return ctypes.addressof(_BYTE.from_buffer(array))  # type: ignore[arg-type]  # it is a buffer
 
 
 def with_classes(form: BatchForm) -> BatchForm:
-    """Return a form with the function's own classes, for the trainer; without those that cannot be found there."""
+    """Return a form with the user's own classes, as the main process has them.
+
+    If a class cannot be found in the main process, the form has no classes.
+    """
     if not form.classes:
         return form
     try:
@@ -59,44 +68,50 @@ def with_classes(form: BatchForm) -> BatchForm:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Delivery:
-    """Batches that came together in one slot. They wait for their turn there, and are handed out with its bytes."""
+    """Batches that arrived together in one slot. They are delivered together, with its bytes.
 
-    first: int  # number of the first one
-    count: int  # how many are handed out
-    rows: int  # of each (varying batches tell their own)
-    slot: int | None = 0  # where it begins; None: there is no such batch, for its lane has ended
-    # Makes a new error for each that takes it: a kept exception would keep, through its traceback, all its frames.
+    A delivery is in a buffer until its turn. It is stored in the slot meanwhile.
+    """
+
+    first: int  # number of the first stored batch
+    count: int  # number of batches to deliver
+    rows: int  # rows of each batch; batches that vary have their own counts
+    # offset of the slot in the memory file; None: the lane has ended, and the batch does not exist
+    slot: int | None = 0
+    # Makes a new error for each caller. A stored exception would keep all frames of its traceback.
     make_error: Callable[[], LoaderpoolError] | None = None
-    oversize: tuple[Any, int] | None = None  # mapped memory file and its length
-    row_failures: tuple[
-        RowFailure, ...
-    ] = ()  # rows left out or replaced in those that are handed out
-    ticket: int = 0  # one of those whose work the slot holds
+    oversize: tuple[Any, int] | None = None  # mapped memory file and its length in bytes
+    # failed rows in the batches to deliver, left out or replaced
+    row_failures: tuple[RowFailure, ...] = ()
+    ticket: int = 0  # ticket that the slot's `Release` must name: one of those that filled the slot
     slot_bytes: int = 0
-    may_lend: int = 0  # of its run's slots so many may have views
-    stored: int = 0  # how many there are, where not all are handed out
-    keep: tuple[int, ...] | None = (
-        None  # which of them are, in rising order, counted from `first`; None: all
-    )
-    form: BatchForm = dataclasses.field(init=False)  # how to look at them
-    anchor: npt.NDArray[np.uint8] = dataclasses.field(init=False)  # their bytes
-    waited_ns: int = 0  # how long the consumer has waited for it
-    origin: Origin | None = None  # what is recorded of where it came from; None: nothing is
+    may_lend: int = 0  # maximum number of the run's slots with views, this one included
+    stored: int = 0  # number of batches in the slot, if not all are delivered; 0: `count`
+    # batches to deliver, ascending, relative to `first`; None: all
+    keep: tuple[int, ...] | None = None
+    form: BatchForm = dataclasses.field(init=False)  # layout and structure of the batches
+    anchor: npt.NDArray[np.uint8] = dataclasses.field(init=False)  # bytes of all stored batches
+    waited_ns: int = 0  # time that the consumer has waited for the delivery
+    origin: Origin | None = None  # origin for the flight recorder; None: it is not recorded
 
     def choose(self, keep: Iterable[int]) -> None:
-        """Hand out only these of its batches."""
+        """Restrict the delivery to some batches.
+
+        Args:
+            keep: Batches, relative to `first`, ascending.
+        """
         self.keep, self.stored = tuple(keep), self.stored or self.count
         self.count = len(self.keep)
         self.row_failures = tuple(each for each in self.row_failures if each.batch in self.keep)
 
     def head(self, count: int) -> Delivery:
-        """The first `count` of its batches, in the same memory."""
+        """Return a delivery of the first `count` batches, in the same memory."""
         head = copy.copy(self)
         head.choose(self._numbers()[:count])
         return head
 
     def failures(self) -> list[list[Failure]]:
-        """For each batch, in order, what failed in it."""
+        """Return the failures of each batch to deliver, in order."""
         by_batch: dict[int, list[Failure]] = {number: [] for number in self._numbers()}
         for each in self.row_failures:
             by_batch[each.batch].append(each.failure)
@@ -106,18 +121,18 @@ class Delivery:
         return range(self.count) if self.keep is None else self.keep
 
     def counts(self) -> Sequence[BatchCounts]:
-        """Of each batch that is handed out its rows, and how much of it is padding."""
+        """Return the number of rows of each batch to deliver, and the amount of padding in it."""
         if self.form.fixed is not None:
             return [BatchCounts(self.rows, 0, 0)] * self.count
         counts = varying_counts(self.anchor)
         return [counts[at] for at in self._numbers()]
 
     def numbers(self) -> list[int]:
-        """Of the batches that are handed out, counted from their run's first epoch on."""
+        """Return the numbers of the batches to deliver, counted through all epochs."""
         return [self.first + at for at in self._numbers()]
 
     def batches(self) -> Iterator[tuple[int, Sequence[Any]]]:
-        """Rows and components of each batch."""
+        """Yield rows and components of each batch to deliver."""
         stored, keep = self.stored or self.count, self.keep
         batches = self.form.read(self.anchor, self.rows, stored)
         return (
@@ -127,7 +142,10 @@ class Delivery:
         )
 
     def joined(self) -> list[npt.NDArray[Any]]:
-        """The components of all batches in one array each, `dtype[count, rows, ...]`; for fixed forms only."""
+        """Return each component of all batches as one array, `dtype[count, rows, ...]`.
+
+        Only for fixed forms.
+        """
         assert self.form.fixed is not None
         stored = self.stored or self.count
         arrays = self.form.fixed.arrays(self.anchor, 0, self.rows * stored)
@@ -137,27 +155,30 @@ class Delivery:
 
 @dataclasses.dataclass
 class DeliveryCounts:
-    """How a loader's batches were handed over, and the slots of its latest run. Changed with the pool's lock held."""
+    """Counts of a loader's delivered batches, and the slots of its latest run.
 
-    slots: int = 0  # 0 before the first batch
-    slot_bytes: int = 0  # of each
-    slots_wanted: int = 0  # that it would have, were memory no limit
-    largest_chunk: int = 1  # batches of a delivery of a stream
-    lent: int = 0
-    copied: int = 0
-    copied_ns: int = 0  # that this took
-    oversize: int = 0
+    Changed under the pool's lock.
+    """
+
+    slots: int = 0  # number of slots; 0 before the first batch
+    slot_bytes: int = 0  # size of each slot
+    slots_wanted: int = 0  # number of slots without a memory limit
+    largest_chunk: int = 1  # maximum number of batches in a delivery of a stream
+    lent: int = 0  # batches delivered as views of a slot
+    copied: int = 0  # batches copied out of a slot
+    copied_ns: int = 0  # time of these copies
+    oversize: int = 0  # batches in files, because they did not fit a slot
 
 
 class OrderedBuffer:
-    """Where a run's deliveries wait for their turn: in their order. The caller holds the pool's lock.
+    """Buffer of a run's deliveries, which are taken in order. The caller holds the pool's lock.
 
     Attributes:
-        begin_at: the first batch that was not taken.
-        front: what arrived and has its turn now; None: that is still to come. It stays until `drop_front`.
+        begin_at: Number of the first batch that was not taken.
+        front: Next delivery; None: it has not arrived. It remains until `drop_front`.
     """
 
-    ended: Mapping[int, int] = {}  # lanes of which there are no more batches, and how many each had
+    ended: Mapping[int, int] = {}  # lanes that have ended: number of batches of each
 
     def __init__(self, begin_at: int = 0) -> None:
         self.begin_at = begin_at
@@ -166,47 +187,53 @@ class OrderedBuffer:
 
     @property
     def is_over(self) -> bool:
-        """Whether all lanes have ended, and so all their batches were taken."""
+        """True if all lanes have ended and all their batches were taken."""
         return False
 
     @property
     def taken(self) -> int:
-        """How many batches were taken, counted from the run's first epoch on."""
+        """Count of taken batches plus the number of the run's first batch. Used for streams."""
         return self.begin_at
 
     @property
     def done_before(self) -> int:
-        """All batches before this one were taken, and no worker makes any of them again."""
+        """Number before which all batches were taken, and none is made again."""
         return self.begin_at
 
     def put(self, arrived: Delivery) -> bool:
-        """Keep what arrived for its turn; False: all its batches were taken before the run began again."""
+        """Store a delivery until its turn; return False if all its batches were taken before.
+
+        Called when the supervisor reports a full slot. The caller releases a refused slot.
+        """
         self._by_first[arrived.first] = arrived
         if arrived.first == self.begin_at:
             self.front = arrived
         return True
 
     def drop_front(self) -> None:
-        """What is in front was taken."""
+        """Remove the delivery in front, because it is taken now."""
         self.begin_at += self._by_first.pop(self.begin_at).count
         self.front = self._by_first.get(self.begin_at)
 
     @property
     def waiting(self) -> int:
-        """How many slots' batches wait. Runs in: any thread, without the lock."""
+        """Number of slots whose batches wait. Called by any thread, without the lock."""
         return len(self._by_first)
 
     def rest(self) -> OrderedBuffer:
-        """An empty buffer for what was not taken from this one."""
+        """Return an empty buffer for the batches that were not taken. For a run that restarts."""
         return OrderedBuffer(self.begin_at)
 
     def had(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the batches after `begin_at` that are not to be made, and the lanes that are over."""
+        """Return the batches after `begin_at` that must not be made, and the lanes that have ended.
+
+        The lanes are those whose batches were all taken. For the message `Begin`.
+        """
         return (), ()
 
 
 def data_bytes(parts: Sequence[Any]) -> int:
-    """Bytes of data in a batch's components; of text its characters."""
+    """Return the bytes of data in a batch's components. For text, its characters are counted."""
     return sum(
         sum(map(len, part.flat))
         if isinstance(part, np.ndarray) and part.dtype.hasobject
@@ -216,32 +243,30 @@ def data_bytes(parts: Sequence[Any]) -> int:
 
 
 def made_of(error: bytes) -> LoaderpoolError:
-    """Return the exception that says what failed, a new one each time."""
-    from loaderpool.core.failures import (
-        unpack,
-    )  # a training in which nothing fails has no use for it
+    """Return a new exception made from a pickled error."""
+    # Imported here, because training without failures does not need it.
+    from loaderpool.core.failures import unpack
 
     return unpack(error)
 
 
 class CheckedArguments(NamedTuple):
-    """What a loader's arguments come to; `trainer.arguments.check_arguments` makes it.
+    """Checked arguments of a loader; made by `trainer.arguments.check_arguments`.
 
-    Ownership: a pool's loader lets go of it once its payload has travelled, for that holds function and source.
+    Ownership: An engine keeps the payload, and with it function and source. A pool's engine pickles
+    them again when they have changed.
     """
 
     config: LoaderConfig  # the settings
-    plan: Plan  # which item is when
-    unit: UnitKind  # what one call of the function makes
+    plan: Plan  # order of the items, and their batches
+    unit: UnitKind  # result of one call of the function
     given_spec: ElementSpec | None  # the user's `element_spec`
-    stream: StreamSource | None  # what is read in the trainer, where the source has no index
-    payload: WorkerPayload  # what travels to the workers, or is worked with here
+    stream: StreamSource | None  # source without an index; None: the source has an index
+    payload: WorkerPayload  # objects for the workers, or for the main process if there are none
     cache: Cache | None = None  # setting of the cache for the results of `fn`
-    has_epoch_begin: bool = (
-        False  # a hook of the user's runs before an epoch's first sample is made
-    )
+    has_epoch_begin: bool = False  # the user's `on_epoch_begin` hook runs before the first sample
 
     @property
     def length(self) -> int | None:
-        """Number of items in the source, which the plan counts on; None: it has no length."""
+        """Number of items in the source, on which the plan depends; None: it has no length."""
         return len(self.payload.source) if self.stream is None and not self.plan.is_open else None

@@ -1,4 +1,7 @@
-"""One loader's batches out of a pool: its function and source as they are sent, its form, its runs."""
+"""`PoolEngine`: makes one loader's batches in a pool. It owns the loader's versions, form and runs.
+
+Called in the main process. "Under the lock" refers to the pool's lock.
+"""
 
 from __future__ import annotations
 
@@ -33,30 +36,30 @@ if TYPE_CHECKING:
     from loaderpool.core.engine_statistics import EngineStatistics
     from loaderpool.core.stream.feed import Feed
 
-_LOCK_TIMEOUT_S = 1.0
+_LOCK_TIMEOUT_S = 1.0  # maximum wait of `close`, because a finalizer must not wait forever
 
 
 class PoolEngine:
     """Makes a loader's batches in a pool's workers.
 
     Attributes:
-        number: of the loader, in the pool; that of its first version.
-        cache: the loader's; None: it has none.
-        generators: the random generators of the payload.
-        settings: what a supervisor needs to know that does not load the payload.
+        number: Number of the loader in the pool, and of its first version.
+        cache: Cache of the loader; None: it has none.
+        generators: Random generators of the user's objects.
+        settings: Settings for supervisors that do not load the payload.
         runs: Runs of the loader.
         known: Form of the batches.
-        feeds: Feeds of its stream, if the source is one.
-        is_outdated: the next pass begins with a new version, whatever has changed.
+        feeds: Feeds of the loader's stream, if the source is one.
+        is_outdated: True if the next pass must start with a new version, even without changes.
 
     Args:
-        pool: whose workers make them.
-        checked: what the loader was made with; the payload is pickled here.
-        cache: the loader's, closed with this; None: it has none.
+        pool: Pool whose workers make the batches.
+        checked: Arguments of the loader. The payload is pickled here.
+        cache: Cache of the loader, which `close` closes; None: it has none.
 
     Raises:
-        UnpicklableError: function or source cannot travel.
-        MemoryLimitError: no shared memory for what they hold.
+        UnpicklableError: The function or the source cannot be pickled.
+        MemoryLimitError: There is too little shared memory for their data.
     """
 
     def __init__(
@@ -72,10 +75,11 @@ class PoolEngine:
         self.runs = Runs()
         self.known = KnownForm(awaits_hook=checked.has_epoch_begin)
         self.feeds = FeedVersions(checked.stream, checked.plan)
-        self._versions: list[Version] = []  # the present one last
+        self._versions: list[Version] = []  # the present version is the last one
         if cache is not None:
             cache.count_in(pool.arena, pool.lock)
-        self._is_comparing = False  # a signal's handler may begin a pass meanwhile
+        # True while objects are compared. A signal handler may start a pass meanwhile.
+        self._is_comparing = False
         self._length = checked.length
         roots = checked.payload.roots(checked.stream)
         with InterruptsAllowed():
@@ -105,7 +109,7 @@ class PoolEngine:
             raise
 
     def form(self) -> BatchForm:
-        """The batches' form. Blocks until the first sample has been made."""
+        """Return the form of the batches. Blocks until the first sample has been made."""
         try:
             return self._form()
         except SetupError as error:
@@ -113,9 +117,13 @@ class PoolEngine:
             raise
 
     def name_variable(self, error: SetupError) -> None:
-        """Name the variable that could not be loaded in the error's message. Not with the pool's lock held."""
+        """Add the name of the variable that cannot be loaded to the error.
+
+        Called without the lock, because it runs the user's code.
+        """
         if error._load_error:
-            from loaderpool.transport.payload.diagnose import describe_unloadable  # seldom needed
+            # Imported here, because it is seldom needed.
+            from loaderpool.transport.payload.diagnose import describe_unloadable
 
             with InterruptsAllowed():
                 cause = describe_unloadable(self._payload.roots(self._stream), error._load_error)
@@ -124,7 +132,8 @@ class PoolEngine:
                 error._load_error = ""
 
     def _form(self) -> BatchForm:
-        self.pool.check_owner()  # first: in a fork a thread that is not there may hold the lock
+        # Checked first, because in a fork a thread that no longer exists may hold the lock.
+        self.pool.check_owner()
         if self.known.form is None:
             with InterruptsHeld():
                 with self.pool.lock:
@@ -139,7 +148,10 @@ class PoolEngine:
         return self.known.fix()
 
     def _retry_first_sample(self) -> None:
-        """Request the first sample again if it has failed and may succeed now, or if its hook has run."""
+        """Request the first sample after its hook has run, or again after a failure.
+
+        The failure must have been reported, and be of a kind that may not recur. Under the lock.
+        """
         version = self.version
         if version.was_told:
             self.feeds.retry_first()
@@ -151,21 +163,25 @@ class PoolEngine:
             version.look()
 
     def _is_decided(self) -> bool:
-        """Return True if the form is known, or no batch can be made. Under the lock."""
+        """Return True if the form is known, or if no batch can be made. Under the lock."""
         if self.is_closed or self.pool.is_closed or self.version.failure is not None:
             return True
         return self.known.form is not None or self.feeds.why_no_item() is not None
 
     def read_ahead(self) -> int:
-        """How many batches of an epoch that may never be asked for it may well make: enough to keep workers busy."""
+        """Return the number of batches to make of the next epoch, which may never be requested.
+
+        They keep all workers busy.
+        """
         return self.pool.workers_wanted + 1
 
     def begin(self, place: Position, limit: int) -> PoolRun:
-        """Begin a run there.
+        """Start a run. Its `end` pairs with this call.
 
         Args:
-            place: where its first batch is; the rest of an epoch is a run of its own.
-            limit: batches before this one are wanted, or may be made ahead; of a stream as many as are read.
+            place: Position of the first batch. The remainder of an epoch is a run without others.
+            limit: Number after the last batch that may be made. Ignored for streams, whose batches
+                are made as they are read.
         """
         self.form()
         with self.pool.lock:
@@ -181,24 +197,25 @@ class PoolEngine:
             except BaseException:
                 run.end()
                 raise
-            self._drop_outdated()  # now: its slots are the run's by now
+            # Last, so that the new run gets the slots that an unloaded version would return.
+            self._drop_outdated()
             return run
 
-    # ---- the user's objects, as they are when a pass begins
+    # ---- the user's objects, as they are when a pass starts ----
 
     def refresh(self, is_whole: bool = False) -> None:
-        """Use the functions and objects as they are now for later runs: send a new version if they have changed.
+        """Use the present functions and objects for later runs. Sends a new version if they differ.
 
-        Runs in: the thread on which a pass begins, one at a time.
+        Called by the thread on which a pass starts, one at a time.
 
         Args:
-            is_whole: they are compared, however large they are; else large ones at a glance.
+            is_whole: Compare objects of any size. Otherwise only parts of large ones are compared.
 
         Raises:
-            UnpicklableError: `is_whole`, and they cannot travel any more.
-            SourceError: the source has fewer items than when the loader was made.
-            CacheError: what is kept in the cache is of other functions or another source.
-            MemoryLimitError: there is no shared memory for the new version.
+            UnpicklableError: `is_whole` is True, and an object can no longer be pickled.
+            SourceError: The source has fewer items than when the loader was created.
+            CacheError: The cached results are of other functions or of another source.
+            MemoryLimitError: There is too little shared memory for the new version.
         """
         if self._is_comparing or self.is_closed:
             return
@@ -232,15 +249,15 @@ class PoolEngine:
         self._changes.note_sent(change)
 
     def warn_of_replay(self) -> None:
-        """Warn of what has changed since the workers got it, for one sample is made here.
+        """Warn of values that have changed since the workers got them, because replay uses them.
 
         Raises:
-            LoaderpoolWarning: where a filter makes an error of it.
+            LoaderpoolWarning: A warning filter turns the warning into an error.
         """
         self._changes.warn_of_replay(can_compare=not self.is_closed)
 
     def _sent_difference(self, shipped: Shipments) -> Difference | None:
-        """Return what differs in shipments from those that workers and reader have; None: nothing does."""
+        """Return the difference of shipments from those that workers and reader have, or None."""
         for_workers, for_reader = shipped
         found = self.version.sent.difference(for_workers)
         if (found is None or found.is_kept) and isinstance(for_reader, Shipment):
@@ -248,7 +265,7 @@ class PoolEngine:
         return found
 
     def _send(self, shipped: Shipments) -> None:
-        """Send a version to the supervisor; later runs use it."""
+        """Create a version and send it to the supervisor. Later runs use it."""
         for_workers, for_reader = shipped
         with self.pool.lock:
             if self._versions:
@@ -267,7 +284,7 @@ class PoolEngine:
                 self.feeds.begin_first()
 
     def _drop_outdated(self) -> None:
-        """Unload versions that no run uses any more. Under the lock."""
+        """Unload versions that no run uses. Under the lock."""
         used = self.runs.versions
         for version in self._versions[:-1]:
             if version not in used:
@@ -276,7 +293,7 @@ class PoolEngine:
 
     @property
     def version(self) -> Version:
-        """The version of which runs are that begin now."""
+        """The present version, which new runs use."""
         if not self._versions:
             raise closed_error()
         return self._versions[-1]
@@ -286,15 +303,14 @@ class PoolEngine:
         self.is_outdated = True
 
     def statistics(self) -> EngineStatistics:
-        """What it knows for `Loader.statistics()`, but for its cache."""
-        from loaderpool.core.engine_statistics import (
-            pool_statistics,
-        )  # few loaders are asked for them
+        """Return the counts for `Loader.statistics()`, without those of the cache."""
+        # Imported here, because few programs call it.
+        from loaderpool.core.engine_statistics import pool_statistics
 
         return pool_statistics(self.pool, self.runs.counts, self.runs.slots_lent, self._notes())
 
     def _notes(self) -> tuple[str, ...]:
-        """What is to be said of how function and source have travelled."""
+        """Return notes on how the function and the source were sent to the workers."""
         feeds = self.feeds.present
         placements = [self.version.sent.placement] if self._versions else []
         if feeds is not None and feeds.sent is not None:
@@ -322,7 +338,7 @@ class PoolEngine:
         return tuple(notes)
 
     def close(self) -> None:
-        """Unload the loader from its pool. Runs in: any thread, also in a finalizer."""
+        """Unload the loader from its pool. Idempotent. Called by any thread and by finalizers."""
         pool = self.pool
         if self.is_closed or pool.is_foreign:
             return
@@ -337,15 +353,15 @@ class PoolEngine:
             finally:
                 pool.lock.release()
 
-    # ---- what is said of versions; the pool's lock is held
+    # ---- called by versions, under the lock ----
 
     def on_found(self, version: Version, message: Found) -> None:
-        """Store the form of the batches if the present version has found it."""
+        """Store the form of the batches if it comes from the present version."""
         if version in self._versions[-1:]:
             self.known.learn(message)
 
     def on_version_ended(self, version: Version) -> None:
-        """Release a version that no process uses any more."""
+        """Release a version that no process uses any more. May be called twice for a version."""
         if version in self._versions:
             self._versions.remove(version)
             version.sent.give_back()
@@ -355,10 +371,10 @@ class PoolEngine:
                 self.cache.close(clears=True)
 
     def on_close(self) -> None:
-        """Stop reading: the pool is being closed."""
+        """Stop reading the stream, because the pool is being closed. Called without the lock."""
         self.feeds.stop()
 
-    # ---- called by runs and feeds, under the lock
+    # ---- called by runs and feeds, under the lock ----
 
     @property
     def counts(self) -> DeliveryCounts:
@@ -366,14 +382,14 @@ class PoolEngine:
         return self.runs.counts
 
     def on_run_ended(self, number: int) -> None:
-        """Release what a run holds: no worker reads it any more."""
+        """Release the resources of a run, because no worker reads them any more."""
         self.runs.by_number.pop(number, None)
         self.pool.session.listeners.pop(number, None)
         if self.known.form is not None:
             self.feeds.free(self.runs.feeds)
 
     def on_feed_news(self, feed: Feed) -> None:
-        """Tell the runs of a feed that it has another batch, or its end. Called by the feed's thread."""
+        """Report a new batch, or the end, to a feed's runs. Called by the feed's thread."""
         if self.feeds.has_first_item(feed) and not self.is_closed:
             self.version.look()
         for run in [*self.runs.by_number.values()]:
@@ -381,10 +397,11 @@ class PoolEngine:
                 run.fed(feed)
 
     def check(self, version: Version) -> None:
-        """Raise if no batch can be made of a version.
+        """Raise an error if no batch can be made from a version.
 
         Raises:
-            LoaderpoolError: The loader or its pool is closed, or loading the version or reading the stream failed.
+            LoaderpoolError: The loader or its pool is closed, loading the version has failed, or
+                the stream has no item.
         """
         if self.is_closed or self.pool.is_closed:
             raise closed_error()

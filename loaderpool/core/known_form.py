@@ -1,4 +1,4 @@
-"""`KnownForm`: the form of a loader's batches, as the first sample has shown it."""
+"""`KnownForm`: the form of a loader's batches, which the first sample determines."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 
 
 class KnownForm:
-    """Form of the batches. It is found once, and stays once a caller has got it. Under the pool's lock.
+    """Form of a loader's batches. It is final once a caller has received it.
+
+    Called under the pool's lock.
 
     Attributes:
         form: The form; None until the first sample has been made.
-        found: Message that brought it, which a new supervisor gets as well.
-        awaits_hook: The first sample is made after a hook of the user's, which has not run yet.
+        found: Message that contained the form. New supervisors get it too.
+        awaits_hook: True if a hook of the user's must run before the first sample, and has not run.
     """
 
     def __init__(self, awaits_hook: bool) -> None:
@@ -28,17 +30,17 @@ class KnownForm:
         self._is_fixed = False
 
     def learn(self, message: Found) -> None:
-        """Store the form that a supervisor has chosen."""
+        """Store the form that a supervisor has determined."""
         form, _ = receive(message.content)
         self.form, self.found = with_classes(form), message
 
     def fix(self) -> BatchForm:
-        """Return the form to a caller. Later versions of the loader keep it."""
+        """Return the form for a caller, and make it final: later versions of the loader keep it."""
         assert self.form is not None
         self._is_fixed = True
         return self.form
 
     def forget_unless_fixed(self) -> None:
-        """Forget the form of an earlier version of the loader, if no caller counts on it."""
+        """Drop the form of an earlier version of the loader, unless it is final."""
         if not self._is_fixed:
             self.form = self.found = None

@@ -1,4 +1,7 @@
-"""One loader's batches made in the caller's process (`workers=0`): the very same code and bits, for a debugger."""
+"""`LocalEngine`: makes one loader's batches in the main process (`workers=0`).
+
+It makes the same batches as workers do, with the same code, so that a debugger can be used.
+"""
 
 from __future__ import annotations
 
@@ -44,23 +47,24 @@ if TYPE_CHECKING:
     from loaderpool.plan.generators import CapturedGenerators
     from loaderpool.transport.payload.glance import Glance
 
-_LOCK_TIMEOUT_S = 1.0
-# Of a smaller batch TensorFlow makes a copy in less time than it takes to find memory that needs none.
+_LOCK_TIMEOUT_S = 1.0  # maximum wait of `close`, because a finalizer must not wait forever
+# TensorFlow copies a smaller batch faster than an aligned buffer for it is allocated.
 _ALIGNED_FROM_BYTES = 4096
 _MADE_HERE = int(DeliveryKind.MADE_HERE)
-_RUN = 1  # any number whose mark on the stand-in board is not set
-# Samples of all such loaders are made one at a time: they share the global generators, which are seeded and put back,
-# and those of one loader its `rng` as well. Reentrant, for a function that reads another loader itself.
+_RUN = 1  # run number of all tickets here; the stand-in board has no mark for it
+# Lock for making samples, one at a time over all loaders. Their samples share the global random
+# generators, which are seeded and restored. Samples of one loader also share `rng`. Reentrant,
+# because a function may read another loader.
 _alone = threading.RLock()
 
 
 class LocalEngine:
-    """Makes a loader's batches when they are asked for, with the methods that `PoolEngine` has.
+    """Makes a loader's batches when they are taken. Has the methods of `contracts.Engine`.
 
     Args:
-        checked: what the loader was made with; the payload is used as it is, nothing is pickled.
-        cache: the loader's, closed with this; None: it has none.
-        generators: the random generators of the payload, if they are known.
+        checked: Arguments of the loader. The payload is used directly, without pickling.
+        cache: Cache of the loader, which `close` closes; None: it has none.
+        generators: Random generators of the user's objects; None: they are searched.
     """
 
     def __init__(
@@ -71,15 +75,13 @@ class LocalEngine:
     ) -> None:
         self.cache = cache
         self._stream, self._payload = checked.stream, checked.payload
-        self._first_reading: StreamReading | None = (
-            None  # has the item for the probe, and waits for its pass
-        )
+        # reading that has the item for the probe, until the first pass takes it
+        self._first_reading: StreamReading | None = None
         self.config, self.plan = checked.config, checked.plan
         self.unit, self.given_spec = checked.unit, checked.given_spec
         self.takes_out = checked.payload.takes_out
-        board = memoryview(bytearray(BOARD_BYTES)).cast(
-            "Q"
-        )  # a stand-in: no other process looks at it
+        # a stand-in for the shared board, which no other process reads
+        board = memoryview(bytearray(BOARD_BYTES)).cast("Q")
         self._globals = KeptGlobals()
         self.generators = generators or Registry(
             checked.payload.roots(checked.stream), MOST_ENTERED_HERE
@@ -91,13 +93,14 @@ class LocalEngine:
         if self._stream is not None:
             self._stream.captured = self.work.calls.captured
         self._form: BatchForm | None = None
-        self._glance: Glance | None = (
-            None  # at what the first sample was made of, if that was before the first pass
-        )
-        # What results in the cache are made of. A call may change its own objects, so each batch renews it.
+        # objects of the first sample, if it was made before the first pass
+        self._glance: Glance | None = None
+        # Objects that determine cached results. A call may change its own objects, so this is
+        # renewed after each batch.
         self._cached_of: Glance | None = None
         if cache is not None:
-            from loaderpool.transport.payload.glance import Glance  # few loaders have a cache
+            # Imported here, because few loaders have a cache.
+            from loaderpool.transport.payload.glance import Glance
 
             with InterruptsAllowed():
                 cache.identify(checked.payload.cached_of)
@@ -106,11 +109,10 @@ class LocalEngine:
                 {name: parts[name] for name in parts if name != "augment"}, frozenset()
             )
         self._length = self._length_seen = checked.length
-        self._begins = False  # a pass does, with the objects as they are
+        self._begins = False  # a pass is starting, and has the present objects
         self._is_making = False
-        self._forgotten: collections.deque[int] = (
-            collections.deque()
-        )  # epochs whose generators are to be ended
+        # epochs whose generators are closed before the next batch is made
+        self._forgotten: collections.deque[int] = collections.deque()
         self._readings: weakref.WeakSet[StreamReading] = weakref.WeakSet()
         self.is_closed = False
 
@@ -118,14 +120,13 @@ class LocalEngine:
         return 0
 
     def form(self) -> BatchForm:
-        """The batches' form; makes the first sample."""
+        """Return the form of the batches. The first call makes the first sample."""
         with InterruptsAllowed(), _alone:
             if self._form is None:
                 self._form = self._find_form()
                 if not self._begins:
-                    from loaderpool.transport.payload.glance import (
-                        Glance,
-                    )  # few loaders are asked before
+                    # Imported here, because the form is seldom requested before a pass.
+                    from loaderpool.transport.payload.glance import Glance
 
                     self._glance = Glance(self._payload.roots(self._stream), frozenset())
             return self._form
@@ -145,7 +146,7 @@ class LocalEngine:
         return form
 
     def begin(self, place: Position, limit: int) -> LocalRun:
-        """Begin a run."""
+        """Start a run. Its `end` pairs with this call."""
         self.form()
         self._begins = False
         plan = self.plan.after(place.start)
@@ -163,7 +164,7 @@ class LocalEngine:
         return reading
 
     def _reading_for(self, stream: StreamSource, epoch: int, plan: Plan) -> StreamReading:
-        """The reading of a pass: the one that the probe began, if it is of this epoch."""
+        """Return the reading for a pass: the probe's, if it can serve the pass, or a new one."""
         first, self._first_reading = self._first_reading, None
         if first is not None and stream.serves(
             first.epoch, epoch, plan, self.config.shuffle_window
@@ -172,7 +173,10 @@ class LocalEngine:
         return self._open(stream, epoch, plan)
 
     def _put_first(self, stream: StreamSource) -> None:
-        """Have the first items be the probe's; where there are none, the next pass looks again, if it can."""
+        """Pass the stream's first items to the probe.
+
+        If there are none, the next pass reads the stream again, if that is possible.
+        """
         if self._first_reading is None:
             self._first_reading = self._open(stream, FIRST_EPOCH, self.plan)
         try:
@@ -183,14 +187,14 @@ class LocalEngine:
             raise
 
     def _put(self, batch: tuple[int, list[Any]] | None) -> None:
-        """Have these items be the next ticket's."""
+        """Pass these items to the next ticket."""
         if batch is None:
             raise SourceError(nothing_there(self.plan))
         assert isinstance(self.work.items, StreamedItems)
         self.work.items.put(*batch)
 
     def reseed(self) -> None:
-        """Seed the random generators by the keys that they have now."""
+        """Seed the random generators by their present keys."""
         self.work.seed_captured(self.generators.pairs)
         if self._stream is not None:
             self._stream.captured = self.work.calls.captured
@@ -199,22 +203,26 @@ class LocalEngine:
         self._first_reading = None
 
     def captured_kept(self) -> contextlib.AbstractContextManager[None]:
-        """Leave the random generators of the user's objects as they were before the block."""
+        """Return a block that restores the random generators of the user's objects on exit."""
         captured = self.work.calls.captured
         return _NOTHING if captured is None else _restored(captured)
 
     def forget(self, epoch: int) -> None:
-        """That epoch is not read any more: its generators are ended before the next batch is made, or with the loader.
+        """Request that the generators of an epoch be closed, because it is not read any more.
 
-        May run in a finalizer, on any thread, in the middle of a generator too.
+        They are closed before the next batch is made, or with the loader. Called by any thread, and
+        by finalizers, also while a generator runs.
         """
         if self.plan.lanes:
             self._forgotten.append(epoch)
 
     def refresh(self, is_whole: bool = False) -> None:
-        """Forget what was made for the first sample, if objects have changed since; a pass begins.
+        """Drop the results of the first sample if objects have changed since. A pass is starting.
 
-        All else is made of the user's own objects when it is asked for. `is_whole`: they are not compared.
+        All other batches use the user's present objects anyway.
+
+        Args:
+            is_whole: Drop these results without a comparison.
         """
         self.work.calls.look_up()
         source = self._payload.source
@@ -231,29 +239,32 @@ class LocalEngine:
                 self._first_reading = None
 
     def _cache_watched(self) -> contextlib.AbstractContextManager[None]:
-        """Return a block for calls whose results are cached, which may change their own objects.
+        """Return a block for calls whose results are cached. A call may change its own objects.
 
         Raises:
-            CacheError: on entry, if functions or source have changed since the last such block.
+            CacheError: On entry, if functions or source have changed since the last such block.
         """
         if self.cache is None or self._cached_of is None:
             return _NOTHING
         return _watched(self.cache, self._cached_of, self._payload.cached_of)
 
     def warn_of_replay(self) -> None:
-        """Do nothing: the objects are the same."""
+        """Do nothing, because the objects are the same."""
 
     def statistics(self) -> EngineStatistics:
         return EngineStatistics(notes=self.generators.notes())
 
     def end_passes(self) -> None:
-        """Close what open passes read; they give no batch any more. Here code of the user's runs."""
+        """Close the readings of all passes. They deliver no more batches. Runs the user's code.
+
+        Called by `LoaderCore.close`.
+        """
         self.is_closed = True
-        # Another thread may be making a sample, and another sample may have closed its own loader.
+        # Another thread may be making a sample, so the wait has a limit.
         if not _alone.acquire(timeout=_LOCK_TIMEOUT_S):
             return
         try:
-            if self._is_making:
+            if self._is_making:  # by this thread: the user's function closes its own loader
                 return
             with InterruptsAllowed(), SavedGlobals(), self.captured_kept():
                 self.work.items.close()
@@ -263,8 +274,8 @@ class LocalEngine:
             _alone.release()
 
     def close(self) -> None:
-        """Let go of the cache; nothing else is to end."""
-        # Another thread may be making a sample; a finalizer must not wait for that for ever.
+        """Close the cache. Nothing else needs to end. Called by any thread, and by finalizers."""
+        # Another thread may be making a sample, and a finalizer must not wait for that forever.
         if self.cache is not None and _alone.acquire(timeout=_LOCK_TIMEOUT_S):
             try:
                 self.cache.close()
@@ -279,9 +290,17 @@ class LocalEngine:
         plan: Plan,
         items: tuple[int, list[Any]] | None = None,
     ) -> Delivery | None:
-        """One batch in memory of its own; None: the generator whose turn it was has no more.
+        """Make one batch, in its own memory.
 
-        Of a stream it is made of these items, the first of which has this position.
+        Args:
+            epoch: Epoch of the batch.
+            batch: Index in the epoch, or in its remainder.
+            number: Number of the batch, counted through all epochs.
+            plan: Plan of the epoch, or of its remainder.
+            items: Position of the first item and the items, if the source is a stream.
+
+        Returns:
+            The batch; None: its generator has ended.
         """
         form = self._form
         assert form is not None, "a batch before `begin`"
@@ -292,12 +311,13 @@ class LocalEngine:
                     self.work.items.forget(self._forgotten.pop())
         size = form.slot_bytes
         anchor = aligned_empty(size) if size >= _ALIGNED_FROM_BYTES else np.empty(size, np.uint8)
-        # In the middle of a batch the function itself has asked for one: what is kept is of the batch around it.
+        # While a batch is made, the function may request another one. `_globals` has saved the
+        # state before the outer batch, and must not be entered again.
         globals_kept = SavedGlobals() if self._is_making else self._globals
         with InterruptsAllowed(), _alone, globals_kept, self.captured_kept():
             if items is not None:
                 self._put(items)
-            if plan.lanes:  # generators draw before calls are watched
+            if plan.lanes:  # Generators draw before the watch of calls starts.
                 self._globals.seen = None
             self._is_making, was_making = True, self._is_making
             try:
@@ -341,18 +361,29 @@ def _restored(captured: CapturedGenerators) -> Iterator[None]:
 
 
 class StreamReading:
-    """One pass over a stream, batch by batch: positions of first items, and the items."""
+    """One pass over a stream, batch by batch. A batch is the position of its first item, and items.
+
+    Args:
+        batches: The batches, as `read_batches` yields them.
+        epoch: Epoch of the pass.
+        plan: Plan of the pass.
+    """
 
     def __init__(
         self, batches: Generator[tuple[int, list[Any]], None, None], epoch: int, plan: Plan
     ) -> None:
         self._batches, self.epoch, self._plan = batches, epoch, plan
-        self._next: tuple[int, list[Any]] | None = None  # read, and not taken
+        # the batch that `peek` has read, and that was not taken
+        self._next: tuple[int, list[Any]] | None = None
         self._taken = 0
         self.is_over = False
 
     def peek(self) -> tuple[int, list[Any]] | None:
-        """What `take` will give."""
+        """Return the batch that `take` will return.
+
+        Raises:
+            SourceError: Reading the stream raised.
+        """
         if self._next is None and not self.is_over:
             try:
                 self._next = next(self._batches, None)
@@ -366,23 +397,24 @@ class StreamReading:
         return self._next
 
     def close(self) -> None:
-        """Read no more. Does nothing while a thread reads: what it reads is not taken any more."""
+        """Stop reading. If a thread is reading, its batch is dropped, and the stream stays open."""
         self.is_over = True
-        with FailuresIgnored():  # of a `finally` of the user's; and that another thread is reading
+        # The user's `finally` may fail. `close` also fails while another thread is reading.
+        with FailuresIgnored():
             self._batches.close()
 
     def take(self) -> tuple[int, list[Any]] | None:
-        """The next batch; None: the stream is at its end. SourceError: reading it raised."""
+        """Return the next batch; None: the stream has ended. Raises as `peek`."""
         batch, self._next = self.peek(), None
         self._taken += 1
         return batch
 
 
 class LocalRun:
-    """Batches of consecutive epochs, or of one that tells its end itself, with the methods that `PoolRun` has."""
+    """Batches from one position on. Has the methods of `contracts.Run`."""
 
-    outlives_interrupts = False  # they come in the user's code, in a generator's, say
-    is_ready = False  # they are made when they are taken
+    outlives_interrupts = False  # an interrupt may stop the user's code, such as a generator
+    is_ready = False  # `take` makes the batch
     is_current = True
 
     def __init__(
@@ -390,16 +422,19 @@ class LocalRun:
     ) -> None:
         self._plan = plan = engine.plan.after(place.start)
         self._engine, self._epoch, self.limit = engine, place.epoch, limit
+        # Number of the first batch. `_taken`, `_places` and `_next` count from this number, or for
+        # generators from the epoch's start.
         self._first = first_number(engine.plan, place)
         self._taken, self._reading = place.taken, reading
         self._places = place.lanes or LanePlaces((0,) * plan.lanes)
         self.ended_lanes = {lane: self._places.taken[lane] for lane in self._places.over}
         self._next = self._places.begin_at if plan.lanes else 0
-        self._tells_end = reading is not None or plan.lanes > 0  # then `limit` says nothing
+        # The end shows only when it is reached, and `limit` has no effect.
+        self._tells_end = reading is not None or plan.lanes > 0
         self.is_over = False
 
     def take(self) -> Delivery:
-        """The next batch, which is made now."""
+        """Make the next batch and return it."""
         plan, items = self._plan, None
         if self._engine.is_closed:
             raise closed_error()
@@ -434,10 +469,10 @@ class LocalRun:
         return self._plan.lanes > 0 and len(self.ended_lanes) == self._plan.lanes
 
     def extend(self, limit: int) -> None:
-        """More batches are wanted."""
+        """Allow batches before the number `limit` to be made."""
         self.limit = limit
 
     def end(self) -> None:
-        """The consumer abandoned the rest."""
+        """Abandon the remaining batches."""
         self.is_over = True
         self._engine.forget(self._epoch)

@@ -1,4 +1,7 @@
-"""A run as the main process has it: batches in their order, lent or copied. In the consumer's process."""
+"""`PoolRun`: a run whose batches workers make. Batches are delivered in order, lent or copied.
+
+Called in the main process. "Under the lock" refers to the pool's lock.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +34,13 @@ if TYPE_CHECKING:
 
 
 class Runs:
-    """Runs of a loader. All methods are called under the pool's lock.
+    """Runs of a loader. All methods are called under the lock.
 
     Attributes:
         by_number: Runs that the present supervisor knows.
         counts: Counts of deliveries, over all runs.
         lent: Slots with views, per run.
-        have_started: One run was started.
+        have_started: At least one run was started.
     """
 
     def __init__(self) -> None:
@@ -76,7 +79,7 @@ class Runs:
 
 
 class RunOwner(Protocol):
-    """A loader's engine, as its runs use it. Under the lock, but for `name_variable`."""
+    """A loader's engine, as its runs use it. Called under the lock, except `name_variable`."""
 
     plan: Plan
     config: LoaderConfig
@@ -86,39 +89,40 @@ class RunOwner(Protocol):
 
     @property
     def version(self) -> Version:
-        """Present version of the loader."""
+        """The present version of the loader."""
 
     def on_run_ended(self, number: int) -> None:
-        """Release what a run holds: no worker reads it any more."""
+        """Release the resources of a run, because no worker reads them any more."""
 
     def check(self, version: Version) -> None:
-        """Raise if no batch can be made of this version of the loader.
+        """Raise an error if no batch can be made from this version of the loader.
 
         Raises:
-            LoaderpoolError: The loader or its pool is closed, or loading the version has failed.
+            LoaderpoolError: The loader or its pool is closed, loading the version has failed, or
+                its stream has no item.
         """
 
     def name_variable(self, error: SetupError) -> None:
-        """Name the variable that could not be loaded in the error's message. Without the lock."""
+        """Add the name of the variable that cannot be loaded to the error. Without the lock."""
 
 
 class PoolRun:
-    """Batches that workers make. One thread at a time takes from it.
+    """Batches that workers make, from one position on.
 
-    Made, and then begun, with the pool's lock held.
+    One thread at a time takes from the run. It is created, and started by `begin`, under the lock.
+    Its batches are numbered through all epochs (`core.messages`).
 
     Args:
-        engine: of the loader.
-        version: whose function and objects make the batches.
-        pool: whose workers make them.
-        place: where it begins.
-        limit: batches before this number are wanted, or may be made ahead.
-        feed: where items come from, if the source is a stream.
+        engine: The loader's engine.
+        version: Version of the loader whose function and objects make the batches.
+        pool: Pool whose workers make the batches.
+        place: Position of the first batch.
+        limit: Number after the last batch that may be made.
+        feed: Items of the stream; None: the source is no stream.
     """
 
-    outlives_interrupts = (
-        True  # KeyboardInterrupt leaves `take` between two batches, and it may be called again
-    )
+    # After a KeyboardInterrupt `take` can be called again, and returns the next batch.
+    outlives_interrupts = True
 
     def __init__(
         self,
@@ -137,16 +141,15 @@ class PoolRun:
         self._epoch, self.limit = place.epoch, limit
         self.feed = feed
         self.is_over = False
-        self._is_torn = False  # an interrupt fell where batches are taken: it begins again
+        # An interrupt may have split a delivery or a start, so the run must start again.
+        self._is_torn = False
         self.lent: dict[int, None] = {}
         self._first = first = first_number(engine.plan, place)
         self._per_epoch = engine.plan.batches_per_epoch
         self.buffer = OrderedBuffer(first)
         if plan.lanes or not engine.config.deterministic:
-            from loaderpool.core.buffers import (
-                LaneBuffer,
-                UnorderedBuffer,
-            )  # which few loaders need
+            # Imported here, because few loaders need it.
+            from loaderpool.core.buffers import LaneBuffer, UnorderedBuffer
 
             if plan.lanes:
                 self.buffer = LaneBuffer(
@@ -156,18 +159,22 @@ class PoolRun:
                 self.buffer = UnorderedBuffer(
                     first, self._per_epoch, {first + each for each in place.taken}
                 )
-        self._can_end = feed is not None or plan.lanes > 0  # before its last batch
+        self._can_end = feed is not None or plan.lanes > 0  # the end may precede the last number
         self.number = 0
-        self._failure: bytes | None = None  # of the whole run; empty: it has no slot
+        # pickled error that ends the run; empty: the run cannot get a slot
+        self._failure: bytes | None = None
+        # garbage was collected to free slots since the last delivery
         self._has_collected = False
         self._session = pool.session
 
     def take(self) -> Delivery:
-        """Return the next batches. Blocks until they are there.
+        """Return the next batches. Blocks until they have arrived.
+
+        Called by the consumer's thread, without the lock.
 
         Raises:
-            StopIteration: the run was ended, or the generators have.
-            LoaderpoolError: what the user's function raised, or what ended the pool.
+            StopIteration: The run was ended, or the stream or the generators have ended.
+            LoaderpoolError: The user's function raised, or the pool is broken or closed.
         """
         try:
             return self._take()
@@ -195,25 +202,26 @@ class PoolRun:
                 elif (delivery := self.buffer.front) is not None:
                     if delivery.make_error is not None:
                         raise delivery.make_error()
-                    self._is_torn = True  # until it is done
+                    self._is_torn = True  # until the delivery is complete
                     self._deliver(delivery)
                     self._is_torn = self._has_collected = False
                     delivery.waited_ns = waited_ns
                     return delivery
                 elif self._can_end or self._failure is not None or self.version.failure is not None:
                     self._check_end()
-            if self._is_torn:  # to begin again: without the lock, as it runs code of the user's
+            # `_check_end` requests this. It runs the user's code, so the lock is released first.
+            if self._is_torn:
                 gc.collect()
             began_ns = clock.monotonic_ns()
             self._session.wait(self._has_news)
             waited_ns += clock.monotonic_ns() - began_ns
 
     def _check_end(self) -> None:
-        """Raise if no batch will come any more."""
+        """Raise an error if no batch will arrive any more."""
         self._engine.check(self.version)
-        if (
-            self._failure == b"" and not self._has_collected
-        ):  # iterators that were dropped in a cycle have all slots
+        # Iterators that were dropped in a reference cycle may hold all slots. A collection frees
+        # these slots. The run then starts again.
+        if self._failure == b"" and not self._has_collected:
             self._has_collected = self._is_torn = True
         elif self._failure is not None:
             raise self._error()
@@ -224,19 +232,19 @@ class PoolRun:
 
     @property
     def is_current(self) -> bool:
-        """Return whether its batches are made of the present version of the loader."""
+        """True if the run's batches are made from the present version of the loader."""
         return self.version is self._engine.version
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` has a delivery, without waiting."""
+        """True if `take` returns a delivery without waiting. Reads messages that have arrived."""
         if self.buffer.front is None:
             self._pool.catch_up()
         return self.buffer.front is not None
 
     @property
     def is_at_end(self) -> bool:
-        """Whether all batches were taken that the stream has, or the generators have."""
+        """True if all batches of the stream or of the generators were taken."""
         feed = self.feed
         if feed is not None:
             return feed.end is not None and self.buffer.taken >= self._first + feed.end
@@ -244,21 +252,20 @@ class PoolRun:
 
     @property
     def ended_lanes(self) -> Mapping[int, int]:
-        """Generators that are through: how many batches each lane had that has ended."""
+        """Number of batches of each lane that has ended."""
         return self.buffer.ended
 
     def extend(self, limit: int) -> None:
-        """More batches are wanted, or may be made ahead."""
+        """Allow batches before the number `limit` to be made. Called without the lock."""
         self._pool.check_owner()
-        with (
-            self._pool.lock
-        ):  # or a run that begins again on another thread might be told of the old limit
+        # The lock keeps a restart on another thread from sending the old limit after the new one.
+        with self._pool.lock:
             self.limit = limit
             if self.feed is None:
                 self._session.send(Extend(self.number, self._stop, 0))
 
     def end(self) -> None:
-        """The consumer abandoned the rest. Never blocks; may run in a finalizer, and twice."""
+        """Abandon the remaining batches. Idempotent and non-blocking; also called by finalizers."""
         if self.is_over:
             return
         self.is_over = True
@@ -266,10 +273,10 @@ class PoolRun:
             self.feed.stop()
         self._end()
 
-    # ---- session.Listener; the pool's lock is held
+    # ---- session.Listener, called under the lock ----
 
     def hear(self, received: Received) -> None:
-        """Keep what has come until its turn."""
+        """Store batches until their turn, or a failure or end that the supervisor reports."""
         message: Any = received.message
         if type(message) is not Filled or self.is_over or message.run != self.number:
             self._hear_other(message, received.descriptors)
@@ -301,7 +308,8 @@ class PoolRun:
             self._session.send(Release(self.number, message.offset, message.ticket))
         elif not self.buffer.put(arrived):
             self._release(arrived)
-        if message.is_last:  # where its lane's next batch would be, there is none
+        # The next batch of the lane does not exist. A delivery without a slot takes its place.
+        if message.is_last:
             self.buffer.put(
                 Delivery(arrived.first + self._plan.lanes * bool(message.rows), 1, 0, None)
             )
@@ -309,9 +317,8 @@ class PoolRun:
     def _hear_other(self, message: Any, descriptors: Sequence[int]) -> None:
         if isinstance(message, Ended):
             self._engine.on_run_ended(message.number)
-        elif (
-            self.is_over or message.run != self.number
-        ):  # it has begun again since: those slots are free
+        # A run that has started again has other slots. Its earlier slots are free already.
+        elif self.is_over or message.run != self.number:
             for descriptor in descriptors:
                 os.close(descriptor)
         elif message.offset < 0:
@@ -323,16 +330,16 @@ class PoolRun:
                 self._release(failed)
 
     def _release(self, arrived: Delivery) -> None:
-        """All of it was taken before the run began again."""
+        """Release the slot of batches that were all taken before the run started again."""
         assert arrived.slot is not None
         self._session.send(Release(self.number, arrived.slot, arrived.ticket))
         if self.feed is not None:
             self._note_taken(arrived.first, arrived.count)
 
-    # ---- the pool's lock is held
+    # ---- called under the lock ----
 
     def _has_news(self) -> bool:
-        """Whether `take` has nothing to wait for."""
+        """Return True if `take` need not wait any longer."""
         pool = self._pool
         if (
             self.buffer.front is not None
@@ -345,14 +352,15 @@ class PoolRun:
         return has_failed or pool.is_closed or (self._can_end and self.is_at_end)
 
     def begin(self) -> None:
-        """Have the supervisor make what was not taken."""
-        self._is_torn, self._failure = True, None  # torn until it is done
+        """Request all batches that were not taken. `end` pairs with it."""
+        self._is_torn, self._failure = True, None  # torn until the request is complete
         pool, buffer = self._pool, self.buffer
         self._session = pool.session
-        self.number = (
-            pool.take_number()
-        )  # first: what is still said of its last number is not meant
-        self._session.catch_up()  # what was said of a run that has ended is taken in before its slots are said again
+        # The new number comes first, so that late messages for the old one are ignored.
+        self.number = pool.take_number()
+        # The channel has room for one message per slot. So messages about ended runs are read
+        # before the supervisor can fill their slots again.
+        self._session.catch_up()
         self.lent = {}
         self._engine.runs.lent.append(self.lent)
         self._session.listeners[self.number] = self
@@ -363,9 +371,9 @@ class PoolRun:
             self._engine.config.deterministic,
         )
         (had, over), stop, feed = map(tuple, buffer.had()), self._stop, 0
-        if (
-            self.feed is not None
-        ):  # of a stream all are made again: items are let go of as their batches come
+        # Batches of a stream that were taken out of order are made again, because their items are
+        # released when these batches arrive.
+        if self.feed is not None:
             had, over, stop, feed = (), (), self._first, self.feed.offset
         self._session.send(
             Begin(self.number, self.version.number, first, stop, rest, had, over, in_order, feed)
@@ -373,17 +381,18 @@ class PoolRun:
         if self.feed is not None:
             self.fed(self.feed)
         self._is_torn = False
-        if self.is_over:  # it was ended meanwhile, by another thread or a finalizer, which could not end what begins
+        # `end` was called meanwhile, by another thread or a finalizer, and missed the new number.
+        if self.is_over:
             self._end()
 
     def fed(self, feed: Feed) -> None:
-        """More of the stream's batches may be made."""
+        """Allow the batches of a stream to be made whose items are in the arena."""
         if feed.made:
             self._session.send(Extend(self.number, self._first + feed.made, feed.latest_rows))
 
     @property
     def _stop(self) -> int:
-        """The number after the last batch that may be made; of generators, -1: there is none."""
+        """Number after the last batch that may be made; -1: generators have no such number."""
         return -1 if self._plan.lanes else self.limit
 
     def _begin_again(self) -> None:
@@ -400,12 +409,11 @@ class PoolRun:
             session.listeners.pop(number, None)
             self._engine.on_run_ended(number)
         try:
-            session.send(
-                End(number, tuple(self.lent.copy()))
-            )  # a copy: another one may die while this is built
-        except (
-            OSError
-        ):  # no descriptor for a long message: another supervisor knows nothing of the run
+            # A copy, because a view may die while the tuple is built.
+            session.send(End(number, tuple(self.lent.copy())))
+        # A long message needs a file descriptor. Without one, the session is marked as torn: the
+        # supervisor that replaces this one does not know the run.
+        except OSError:
             session.tear()
 
     def _error(self) -> LoaderpoolError:
@@ -414,19 +422,19 @@ class PoolRun:
             return made_of(self._failure)
         active = self._engine.runs.active - 1
         return MemoryLimitError(
-            f"{counted(active, 'iterator')} of this loader {'is' if active == 1 else 'are'} active, and there is no "
-            "batch buffer for another one. "
+            f"{counted(active, 'iterator')} of this loader {'is' if active == 1 else 'are'} "
+            "active, and there is no batch buffer for another one. "
             "Close some of them, or set a larger Limits.memory."
         )
 
     def _note_taken(self, first: int, count: int) -> None:
-        """Note that the consumer has the items of these batches, which the feed counts from its own first on."""
+        """Report taken batches to the feed, which numbers its batches from 0."""
         assert self.feed is not None
         first -= self._first
         self.feed.take(range(first, first + count), self.buffer.done_before - self._first)
 
     def _deliver(self, delivery: Delivery) -> None:
-        """Have what is in front of the buffer be handed out, in its slot or in a copy."""
+        """Complete the delivery in front of the buffer: lend its slot, or copy its batches."""
         engine, offset, stored = self._engine, delivery.slot, delivery.stored or delivery.count
         form = engine.known.form
         assert form is not None and offset is not None
@@ -435,7 +443,7 @@ class PoolRun:
         if self.feed is not None:
             engine.runs.counts.largest_chunk = max(engine.runs.counts.largest_chunk, stored)
             self._note_taken(delivery.first, stored)
-        if fault_points.directory is not None:  # each batch passes here
+        if fault_points.directory is not None:  # checked first, because each batch comes here
             fault_points.reach("trainer.delivering")
         way, counts = DeliveryKind.LENT, engine.runs.counts
         if delivery.oversize is not None:
@@ -452,7 +460,8 @@ class PoolRun:
             )
             counts.lent += stored
         else:
-            # The consumer keeps batches: it pays with memory of its own, and workers keep their slots.
+            # The consumer keeps many batches. A copy costs memory of the main process, but the
+            # workers keep their slots.
             begun_ns = clock.monotonic_ns()
             shown = self._session.slots.slot(offset, delivery.slot_bytes)
             nbytes = form.used_bytes(shown, delivery.rows * stored)
@@ -464,7 +473,8 @@ class PoolRun:
             counts.copied += stored
             counts.copied_ns += clock.monotonic_ns() - begun_ns
         delivery.form = form
+        # As in a ticket, a batch of the first epoch is counted from the run's position.
         epoch, batch = divmod(delivery.first, self._per_epoch)
-        if epoch == self._epoch:  # as tickets count, from where the epoch was resumed
+        if epoch == self._epoch:
             batch = delivery.first - self._first
         delivery.origin = self.number, epoch, batch, stored, way

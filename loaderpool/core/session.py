@@ -1,6 +1,7 @@
-"""One running supervisor as the main process has it: its process, its channel, its memory, and who reads for all.
+"""`Session`: one running supervisor, as the main process uses it. `Lender`: slots with views.
 
-No thread receives in the background. Of the threads that wait for batches one reads, and wakes the others.
+No thread receives messages in the background. Of the threads that wait for batches, one reads the
+channel and wakes the others. "The lock" is the pool's lock.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from loaderpool.system.capacity import START_ADVICE
 from loaderpool.system.interrupts import InterruptsAllowed
 from loaderpool.system.machine import StopWatch
 
-_CLOSE_S = 1.0  # how long a close waits for the supervisor to end by itself
-_LOOK_MS = 200
+_CLOSE_S = 1.0  # time that `close` gives the supervisor to exit by itself
+_LOOK_MS = 200  # maximum sleep of a thread that waits for the reader
 _BYTE = np.dtype(np.uint8)
 
 
 class Listener(Protocol):
-    """A run, or a version of a loader: the receiver of the messages that carry its number."""
+    """A run, or a version of a loader. It receives the messages that carry its number."""
 
     def hear(self, received: Received) -> None:
         """Process a message from the supervisor, and close its descriptors.
@@ -51,54 +52,58 @@ class SessionOwner(Protocol):
     """A pool, as its session uses it."""
 
     def turn(self, came: bool) -> None:
-        """Do what is due now and then. Called by threads that wait, without a lock, after each look.
+        """Do periodic work. Called by waiting threads after each poll or sleep, without a lock.
 
         Args:
             came: A message has arrived since the last call.
         """
 
     def replace(self, lost: Session) -> None:
-        """Start another supervisor in place of the lost one. Called by a thread that waits, without a lock.
+        """Start another supervisor in place of the lost one.
+
+        Called by a waiting thread, without a lock.
 
         Raises:
             PoolBrokenError: Supervisors have crashed too often.
         """
 
     def hear(self, message: NodeIs | Warn) -> None:
-        """Process a message about the pool itself. Under the lock."""
+        """Process a message about the pool itself. Called under the lock."""
 
 
 class Session:
-    """A supervisor that is running, or has been.
+    """A supervisor process that runs, or that has run.
 
     Attributes:
-        is_lost: it is gone.
-        lacks_descriptors: a file that it sent could not be received.
-        lender: its slots that have views.
-        owner: the `WorkerPool`; None: there is none, or it was closed.
+        is_lost: True once the supervisor is gone, or was closed.
+        lacks_descriptors: True if this process had no descriptor for a file that was sent to it.
+        lender: Slots with views.
+        owner: The `WorkerPool`; None: there is none, or it was closed.
+        exit_code: Exit code of the supervisor; negative: minus the number of the signal that killed
+            it. None until it is reaped.
+        listeners: Runs and versions, by number.
 
     Args:
-        arena: what the pool's processes share beside slots.
-        around: what its processes find around them.
-        news: the pool's lock, on which threads wait for what another one reads.
-        program: what is executed in the supervisor's place, with settings as `Pool` makes them.
+        arena: Shared memory of the pool's processes, besides the slots.
+        around: Environment of the new processes.
+        news: Condition on the lock. The reader notifies it when it has read messages.
+        program: Program of the supervisor, with its settings.
 
     Raises:
-        PoolBrokenError: no process could be started.
+        PoolBrokenError: No process could be started.
     """
 
     def __init__(
         self, arena: Arena, around: Surroundings, news: threading.Condition, program: Program
     ) -> None:
         self.is_lost = self.lacks_descriptors = self._is_torn = False
-        self.exit_code: int | None = (
-            None  # of the supervisor, once it is reaped; minus the number of a signal
-        )
-        self.listeners: dict[int, Listener] = {}  # by their numbers
+        self.exit_code: int | None = None
+        self.listeners: dict[int, Listener] = {}
         self.owner: SessionOwner | None = None
         self.news = news
-        self._reader: int | None = None  # the thread that reads for all
-        self._sleepers = 0  # threads that wait for it; an interrupt may leave one too many
+        self._reader: int | None = None  # ident of the thread that reads the channel
+        # number of threads that sleep until the reader notifies; after an interrupt, maybe too high
+        self._sleepers = 0
         child_process.check_executable()
         try:
             self._open(arena, around, program)
@@ -114,7 +119,7 @@ class Session:
             ) from error
 
     def _open(self, arena: Arena, around: Surroundings, program: Program) -> None:
-        """Start a clean interpreter, never a fork: the main process has threads of its frameworks."""
+        """Start a new interpreter. A fork could deadlock, because frameworks have threads here."""
         self._wake_ends = os.pipe()
         for end in self._wake_ends:
             os.set_blocking(end, False)
@@ -130,28 +135,28 @@ class Session:
                 undo.pop_all()
         finally:
             self.slots.close_descriptor()  # the mapping stays
-        # Not a method: that would be a cycle, and a closed session would stay until a collection.
+        # Not a method, which would make a reference cycle. Closed sessions must be freed at once.
         self._channel = Channel(ours, functools.partial(_wait_for_room, self.pid))
         self._stop_watch = StopWatch()
         self._descriptors = self._channel.fileno(), self._wake_ends[0]
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send the supervisor a message; see `Channel.send`."""
+        """Send a message to the supervisor. Called by any thread; see `Channel.send`."""
         self._channel.send(message, descriptors)
 
     @property
     def pid(self) -> int:
-        """The supervisor's pid; also the number of its process group."""
+        """Process ID of the supervisor, and ID of its process group."""
         return self._process.pid
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Name of the supervisor in errors."""
         return f"the supervisor process (pid {self.pid})"
 
     @property
     def is_usable(self) -> bool:
-        """Whether it may still say something."""
+        """True if the supervisor may still send messages, and none was lost."""
         return not (self.is_lost or self._is_torn)
 
     def wait(self, is_ready: Callable[[], bool]) -> None:
@@ -166,7 +171,7 @@ class Session:
             PoolBrokenError: This supervisor is lost, and the owner could not replace it.
             KeyboardInterrupt: It came in the wait.
         """
-        owner = self.owner  # once: another thread may close the session
+        owner = self.owner  # read once, because another thread may close the session
         patience = interrupts.waits_told_by
         before = None if patience is None else patience.note_signals()
         while True:
@@ -189,11 +194,13 @@ class Session:
             owner.replace(self)
 
     def _elect(self) -> tuple[bool, int | None]:
-        """Make this thread the reader if there is none; otherwise sleep until the reader notifies. Under the lock.
+        """Make this thread the reader if there is none; otherwise sleep until the reader notifies.
+
+        Under the lock.
 
         Returns:
-            True if this thread is the reader, and the reader before it. That is this thread as well if a signal's
-            handler waits while the thread reads.
+            True if this thread is the reader; and the reader before it. Both are the same thread if
+            a signal handler waits on a thread that reads.
         """
         me, before = threading.get_ident(), self._reader
         if before in (None, me):
@@ -207,14 +214,14 @@ class Session:
     def _read_for_all(
         self, is_ready: Callable[[], bool], reader_before: int | None
     ) -> tuple[bool, bool]:
-        """Wait for messages once, process them, and leave the reader's role. Without the lock.
+        """Wait for messages once, process them, and give up the reader's role. Without the lock.
 
         Returns:
-            True if a message has come, and True if `is_ready()` since then.
+            True if a message has arrived; and True if `is_ready()` returned True after that.
         """
         came = is_done = False
         try:
-            if fault_points.directory is not None:  # each batch passes here
+            if fault_points.directory is not None:  # checked first, because each batch comes here
                 fault_points.reach("trainer.waiting")
             with InterruptsAllowed():
                 came = self._wait_once()
@@ -224,30 +231,32 @@ class Session:
                 if came:
                     self._take_in()
                     is_done = is_ready()
-                if self._sleepers:  # one of them may have to read now
+                if self._sleepers:  # one of them may have to become the reader
                     self.news.notify_all()
         return came, is_done
 
     def wake(self) -> None:
-        """Have all who wait look again. The lock is held."""
+        """Wake all waiting threads, so that they check their conditions. Under the lock."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_ends[1], b"\0")
         self.news.notify_all()
 
     def tear(self) -> None:
-        """Something could not be said: who waits next has another supervisor begin in this one's place."""
+        """Mark the session as unusable, because a message could not be sent.
+
+        The next thread that waits then requests another supervisor.
+        """
         self._is_torn = True
 
     def catch_up(self) -> None:
-        """Take in what has arrived, without waiting."""
+        """Process the messages that have arrived, without waiting. Called by any thread."""
         with self.news:
             self._take_in()
 
     def _take_in(self) -> None:
         if not self.is_lost:
-            self._is_torn = (
-                True  # until it is done: an interrupt that falls into it may lose messages
-            )
+            # Torn until all are processed, because an interrupt in between may lose messages.
+            self._is_torn = True
             try:
                 while (received := self._channel.receive()) is not None:
                     message: Any = received.message
@@ -255,13 +264,13 @@ class Session:
                         if self.owner is not None:
                             self.owner.hear(message)
                         continue
-                    # The number of a run or loader comes first in all others but `Found`.
+                    # All other messages except `Found` begin with the number of a run or loader.
                     listener = self.listeners.get(
                         message.loader if type(message) is Found else message[0]
                     )
                     if listener is not None:
                         listener.hear(received)
-                    else:  # of a run that was ended meanwhile: its slots are free
+                    else:  # The run has ended, so its slots are free.
                         for descriptor in received.descriptors:
                             os.close(descriptor)
             except ChannelClosed:
@@ -273,10 +282,17 @@ class Session:
                 self.news.notify_all()
 
     def _wait_once(self) -> bool:
-        """Return whether anything came."""
+        """Wait for a message, a wake-up or a signal, or for `StopWatch.look_ms`.
+
+        Kills a supervisor that has been stopped too long (SIGSTOP).
+
+        Returns:
+            True if something has arrived.
+        """
         ctrl_c = interrupts.waits_told_by
         signals = None if ctrl_c is None else ctrl_c.descriptor
-        poll = select.poll()  # one for each wait: a signal's handler may wait while its thread does
+        # A new object for each wait, because a signal handler may wait on a thread that waits.
+        poll = select.poll()
         for descriptor in self._descriptors if signals is None else (*self._descriptors, signals):
             poll.register(descriptor, select.POLLIN)
         watch = self._stop_watch
@@ -284,7 +300,7 @@ class Session:
         if found or not machine.is_stopped(self.pid):
             if watch.since_ns:
                 watch.runs()
-        elif watch.is_too_long():  # its death is met as any other
+        elif watch.is_too_long():  # Its end is then handled like that of any lost supervisor.
             self.kill()
         for descriptor, _ in found:
             if descriptor == self._wake_ends[0]:
@@ -295,71 +311,79 @@ class Session:
         return bool(found)
 
     def kill(self) -> None:
-        """Kill the supervisor and its process group; safe while it is not reaped."""
+        """Kill the supervisor and its process group. Only before the supervisor is reaped."""
         child_process.kill_group(self.pid)
 
     def reap(self) -> str:
-        """End what is left of a supervisor that is lost; returns how it ended."""
+        """End what remains of a lost supervisor, and return how it ended, for errors."""
         self._channel.close()
         code = self.exit_code = child_process.end(self._process, _CLOSE_S)
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
-    def __del__(
-        self, close: Callable[[int], None] = os.close
-    ) -> None:  # by then the module may be gone
+    # A default argument, because the module's globals may be gone when this is called.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         for end in self.__dict__.pop("_wake_ends", ()):
             close(end)
 
     def close(self) -> None:
-        """End the supervisor and its workers, and wait until it is gone. What has views stays valid."""
+        """End the supervisor and its workers, and wait for that. Slots with views stay valid."""
         self.is_lost = True
         self.reap()
-        # These refer to the pool: what is closed, and its descriptors, shall go without the collector of garbage.
+        # These refer to the pool. Without them, a closed pool and its descriptors are freed without
+        # a garbage collection.
         self.owner, self.listeners = None, {}
 
 
 def _wait_for_room(supervisor: int, room: Any) -> None:
-    """Return when a supervisor has read something, or was killed because it was stopped."""
+    """Return when a supervisor has read something, or was killed because it was stopped.
+
+    `Channel.send` calls it while the channel is full.
+
+    Args:
+        supervisor: Process ID of the supervisor.
+        room: Poll object that reports room in the channel.
+    """
     watch = StopWatch()
     while not room.poll(watch.look_ms):
         if not machine.is_stopped(supervisor):
             watch.runs()
-        elif watch.is_too_long():  # its death is met as any other
+        elif watch.is_too_long():  # Its end is then handled like that of any lost supervisor.
             child_process.kill_group(supervisor)
 
 
-# ---- slots that consumers have views of: each is released when its last view dies
+# ---- slots with views: each is released when its last view dies ----
 #
-# A finalizer may run inside any garbage collection, on any thread, in the middle of anything. The news of a death goes
-# into a deque by a call in C, which no Ctrl-C can come between. What follows is done at once in Python, or with the
-# next batch where a Ctrl-C came first.
+# A finalizer may run inside any garbage collection, on any thread, at any point of the code. When a
+# slot's last view dies, a function in C appends its lease to a deque. A Ctrl-C cannot split that
+# call. Python code then releases the slot at once. If a Ctrl-C precedes this code, the next
+# `PoolRun.take` releases the slot.
 
 
 class _Lease(weakref.ref[Any]):
-    """A reference to a slot, which knows what to release when that dies."""
+    """Weak reference to a lent slot, with the data that its release needs."""
 
     __slots__ = ("lent", "nbytes", "offset", "run", "ticket")
 
     run: int
     nbytes: int
     ticket: int
-    offset: int
-    lent: dict[int, None]
+    offset: int  # of the slot in the memory file
+    lent: dict[int, None]  # offsets of the run's slots with views
 
 
 class Lender:
-    """The slots of one memory file that have views.
+    """Slots of a memory file that have views.
 
     Args:
-        slots: the file.
-        send: sends the supervisor a message. Never blocks; called in finalizers.
+        slots: The memory file.
+        send: Sends a message to the supervisor. Non-blocking; called by finalizers.
     """
 
     def __init__(self, slots: SlotFile, send: Callable[[Release], None]) -> None:
         self._slots, self._send = slots, send
-        self._leases: dict[
-            int, tuple[_Lease, weakref.ref[Any]]
-        ] = {}  # by offset; their callbacks release it
+        # by offset: the lease, and a reference whose callback releases returned slots
+        self._leases: dict[int, tuple[_Lease, weakref.ref[Any]]] = {}
+        # leases of slots without views, which are not released yet
         self.returned: collections.deque[_Lease] = collections.deque()
         self._is_lost = False
         forks.guard(self)
@@ -368,33 +392,34 @@ class Lender:
         return len(self._leases)
 
     def arrays(self) -> list[npt.NDArray[np.uint8]]:
-        """Return the slots that have views."""
+        """Return the slots with views. `memory.forks` calls it before a fork and in the child."""
         slots = [lease() for lease, _ in list(self._leases.values())]
         return [slot for slot in slots if slot is not None]
 
     def disown(self) -> None:
-        """Release nothing of what has views now: a forked child has it as its own."""
-        self._leases.clear()  # and with the references what their deaths would call
+        """Forget all leases, because a forked child has private copies. Called in the child."""
+        self._leases.clear()  # without the weak references, their callbacks are not called
         self.returned.clear()
 
     def lend(
         self, run: int, ticket: int, offset: int, nbytes: int, lent: dict[int, None]
     ) -> npt.NDArray[np.uint8]:
-        """Return a slot as `uint8[nbytes]`; when it and all views of it are dead the slot is released.
+        """Return a slot as `uint8[nbytes]`. It is released when all views of it are dead.
+
+        Called under the lock.
 
         Args:
-            run: whose slot.
-            ticket: of those whose work it holds.
-            offset: its name.
-            nbytes: that are shown.
-            lent: notes the offset for as long as it has views.
+            run: Number of the slot's run.
+            ticket: Ticket that the slot's `Release` must name.
+            offset: Offset of the slot in the memory file, which identifies it.
+            nbytes: Number of bytes to show.
+            lent: Offsets of the run's slots with views; contains this offset until the release.
         """
-        slot: npt.NDArray[np.uint8] = np.ndarray(
-            (nbytes,), _BYTE, self._slots.map, offset
-        )  # as `SlotFile.slot`
-        follower = weakref.ref(
-            slot, self._on_death
-        )  # of two references the younger is called first
+        # as `SlotFile.slot`
+        slot: npt.NDArray[np.uint8] = np.ndarray((nbytes,), _BYTE, self._slots.map, offset)
+        # Of two weak references, Python calls the callback of the newer one first. So the lease is
+        # in `returned` before `_on_death` is called.
+        follower = weakref.ref(slot, self._on_death)
         lease = _Lease(slot, self.returned.append)
         lease.run, lease.ticket, lease.offset, lease.nbytes, lease.lent = (
             run,
@@ -408,16 +433,16 @@ class Lender:
         return slot
 
     def settle(self) -> None:
-        """Release the slots whose last views have died."""
+        """Release the slots in `returned`. Called by any thread, and by finalizers."""
         while self.returned:
             try:
                 lease = self.returned[0]
-            except IndexError:  # another thread has settled it
+            except IndexError:  # Another thread has released it.
                 return
-            self._settle(
-                lease
-            )  # of several threads, too: a release that is said twice is said once
-            with contextlib.suppress(ValueError):  # that other thread has taken it out
+            # Several threads may release the same slot. A second `Release` has no effect
+            # (RELEASE-1).
+            self._settle(lease)
+            with contextlib.suppress(ValueError):  # Another thread has removed the lease.
                 self.returned.remove(lease)
 
     def _settle(self, lease: _Lease) -> None:
@@ -431,7 +456,11 @@ class Lender:
             self._send(Release(lease.run, lease.offset, lease.ticket))
 
     def keep_only_lent(self) -> None:
-        """The supervisor is gone: give back all memory but that of slots with views, which give back their own."""
+        """Return all memory to the system except slots with views.
+
+        Called when the supervisor is gone. The memory of slots with views is returned when these
+        are released.
+        """
         self._is_lost, end = True, 0
         kept = sorted((lease.offset, lease.nbytes) for lease, _ in list(self._leases.values()))
         for offset, nbytes in [*kept, (self._slots.nbytes, 0)]:
@@ -440,9 +469,8 @@ class Lender:
 
     def _on_death(self, _: Any, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         try:
-            if (
-                not is_finalizing()
-            ):  # else modules may be gone already, and no slot is wanted any more
+            # During finalization, modules may be gone already, and no process needs the slot.
+            if not is_finalizing():
                 self.settle()
-        except KeyboardInterrupt:  # Python drops what a finalizer raises
+        except KeyboardInterrupt:  # Python drops exceptions of finalizers.
             interrupts.send_again()

@@ -1,4 +1,4 @@
-"""`EpochHooks`: the user's hooks between the epochs of one loader, each called in its turn."""
+"""`EpochHooks`: calls the user's hooks between the epochs of one loader. In the main process."""
 
 from __future__ import annotations
 
@@ -9,43 +9,49 @@ from loaderpool.system.interrupts import InterruptsAllowed
 
 
 class UserHooks(Protocol):
-    """Hooks of a Keras sequence, as `adapters.sequence_hooks.SequenceHooks` has them."""
+    """Hooks of a Keras sequence; see `adapters.sequence_hooks.SequenceHooks`.
 
-    has_run: bool  # one has run since the workers got the sequence as it is
+    Attributes:
+        has_run: True if a hook has run since the workers got the sequence.
+    """
+
+    has_run: bool
 
     def call(self, name: str) -> None:
-        """Call the hook of this name, and keep its changes for the workers.
+        """Call the hook with this name, and record its changes for the workers.
 
         Raises:
-            BaseException: The hook raised.
+            BaseException: The hook has raised this error.
         """
 
     def anew(self) -> UserHooks:
-        """Return the hooks of a copy of the loader, none of which has run."""
+        """Return the hooks of a copy of the loader. None of them has run."""
 
 
 class EpochHooks:
     """Calls `on_epoch_begin` and `on_epoch_end` of a Keras sequence.
 
-    Each epoch that was delivered whole owes one call of `on_epoch_end`, which is made before the next epoch starts.
+    After each epoch that was delivered whole, `on_epoch_end` is due. It is called before the next
+    epoch starts.
 
     Attributes:
         hooks: The user's hooks; None: there are none.
-        turn: Held while a hook runs, and while the user's objects are compared with those of the workers. A pass may
-            start on one thread while another one, such as the prefetch of `tf.data`, still runs the hook of the epoch
-            before. Its batches must not be made of objects that this hook is about to change.
+        turn: Held while a hook runs, and while the user's objects are compared with those of the
+            workers. A pass may start on one thread while another thread, such as the prefetch of
+            `tf.data`, still runs the hook of the previous epoch. The pass's batches must not be
+            made of objects that this hook is about to change.
     """
 
     def __init__(self, hooks: UserHooks | None) -> None:
         self.hooks = hooks
         self.turn = threading.RLock()  # reentrant, because a signal's handler may start a pass
-        self._ends_owed = 0
+        self._ends_owed = 0  # number of `on_epoch_end` calls that are due
 
     def __bool__(self) -> bool:
         return self.hooks is not None
 
     def start_epoch(self) -> None:
-        """Call the hooks that are due before an epoch. Called in `turn`."""
+        """Call the hooks that are due before an epoch. The caller holds `turn`."""
         if self.hooks is not None:
             self.settle_ends()
             with InterruptsAllowed():
@@ -57,21 +63,22 @@ class EpochHooks:
         return self.hooks is not None and self.hooks.has_run
 
     def note_refreshed(self) -> None:
-        """Note that the workers get the objects as the hooks have left them. Called in `turn`."""
+        """Note that the workers get the objects as the hooks left them. The caller holds `turn`."""
         if self.hooks is not None:
             self.hooks.has_run = False
 
     def owe_end(self) -> None:
-        """Note that an epoch was delivered whole."""
+        """Note that an epoch was delivered whole, so that `on_epoch_end` is due."""
         with self.turn:
             self._ends_owed += 1
 
     def settle_ends(self) -> None:
-        """Call `on_epoch_end` for each epoch that owes it. Blocks while another thread runs a hook."""
+        """Make all due calls of `on_epoch_end`. Blocks while another thread runs a hook."""
         if self.hooks is None:
             return
         with self.turn:
             while self._ends_owed:
                 with InterruptsAllowed():
-                    self._ends_owed -= 1  # here: handlers that were held run first
+                    # In this block, because handlers of recorded signals run first, and may raise.
+                    self._ends_owed -= 1
                     self.hooks.call("on_epoch_end")

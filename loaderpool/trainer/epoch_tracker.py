@@ -1,10 +1,14 @@
-"""`EpochTracker`: what the passes over one loader share: the next epoch's number, and the run that is ahead of it.
+"""`EpochTracker`: state that the passes over one loader share, such as the next epoch's number.
 
-A run makes batches beyond the end of its epoch. After the last delivery of a pass its run is parked. The next pass
-continues the run if it is of the next epoch, so its first batches have been made already.
+A run makes batches beyond the end of its epoch. After the last delivery of a pass, its run is
+parked. If the next pass is of the next epoch, it continues the run, whose first batches have been
+made already.
 
-A prediction is one pass, and its calls shall not be made twice. So until one pass has followed another, only a few
-batches of the next epoch are made ahead: enough that a training's second epoch finds its first batches.
+A prediction is a single pass, and calls for a second one would be wasted. So only a few batches of
+the next epoch are made ahead until one pass has followed another. They suffice as first batches of
+a training's second epoch.
+
+Called in the main process.
 """
 
 from __future__ import annotations
@@ -26,8 +30,9 @@ from loaderpool.trainer.pass_log import Iterations, PassLog
 if TYPE_CHECKING:
     from loaderpool.core.contracts import Engine, Run
 
-# Until a second epoch has started, at most this part of it is made ahead, and at least one batch. Smaller: many workers
-# are idle while the last batches of a first epoch are made. Larger: more calls are made in vain if it is the only pass.
+# Until one pass has followed another, at most this part (1/8) of the next epoch is made ahead, and
+# at least one batch. A smaller part: many workers are idle while the last batches of a first epoch
+# are made. A larger part: more calls are wasted if no other pass follows.
 _FEW = 8
 
 
@@ -36,8 +41,8 @@ class NextPlace:
 
     Attributes:
         position: The position.
-        times_set: Number of calls of `set`, by which passes that started before can tell.
-        lost_at: Position of the iterator that has reported that the cluster is lost; None: none has.
+        times_set: Number of calls of `set`. A pass that started before a call sees it change.
+        lost_at: Position of the iterator that has reported the loss of the cluster; None: none has.
     """
 
     def __init__(self) -> None:
@@ -47,27 +52,30 @@ class NextPlace:
         self._lock = threading.RLock()  # reentrant, because a signal's handler may start a pass
 
     def take(self) -> Position:
-        """Return the position of a pass that starts now. `give_back` pairs with it if the pass delivers nothing."""
+        """Return the position of a pass that starts now, and advance to the next epoch.
+
+        `give_back` pairs with it if the pass delivers nothing.
+        """
         with self._lock:
             position = self.position
             self.position = Position(position.epoch + 1)
         return position
 
     def give_back(self, position: Position) -> None:
-        """Take back a start, because the pass has delivered nothing and does not count."""
+        """Undo a `take` whose pass has delivered nothing. Does nothing after a later call."""
         with self._lock:
             if self.position == Position(position.epoch + 1):
                 self.position = position
 
     def set(self, position: Position) -> None:
-        """Have the next pass start at a position."""
+        """Start the next pass at a position."""
         with self._lock:
             self.position, self.lost_at = position, None
             self.times_set += 1
 
 
 class ParkedRun:
-    """At most one run whose epoch was delivered, kept for the pass of the next epoch."""
+    """At most one run, kept for the pass of the next epoch. Its own epoch was delivered."""
 
     def __init__(self) -> None:
         self._parked: tuple[Run, Position] | None = None
@@ -77,7 +85,7 @@ class ParkedRun:
         return self._parked is not None
 
     def put(self, run: Run, position: Position) -> bool:
-        """Park a run that is at this position; return False if there is another one."""
+        """Park a run that is at this position. Return False if another run is parked."""
         with self._lock:
             if self._parked is not None:
                 return False
@@ -85,7 +93,7 @@ class ParkedRun:
             return True
 
     def take(self, position: Position) -> Run | None:
-        """Return the run that is at this position; end one that is elsewhere. None: there is none."""
+        """Return the run if it is at this position. Otherwise end it, and return None."""
         with self._lock:
             parked, self._parked = self._parked, None
         if parked is None or parked[1] == position:
@@ -101,13 +109,13 @@ class ParkedRun:
             parked[0].end()
 
     def drop_unless(self, position: Position) -> None:
-        """End the run unless it is at this position."""
+        """End the run, unless it is at this position."""
         parked = self._parked
         if parked is not None and parked[1] != position:
             self.drop()
 
     def drop_outdated(self) -> None:
-        """End a run whose batches are made by objects that have changed since."""
+        """End the run if the objects that make its batches have changed."""
         parked = self._parked
         if parked is not None and not parked[0].is_current:
             self.drop()
@@ -117,15 +125,17 @@ class EpochTracker:
     """State that the passes over one loader share.
 
     Attributes:
-        refusal: Makes the error that any pass of any loader starts with; None: passes may start.
-        engine: Returns the loader's engine, or raises if the loader is closed.
+        refusal: Makes the error that all passes of all loaders raise at their start; None: passes
+            may start.
+        engine: Returns the loader's engine. Raises an error if the loader is closed.
         next: Position at which the next pass starts.
         parked: Run that is ahead of the next pass.
         iterations: Iterators over the loader.
         hooks: The user's hooks between epochs.
-        last_error: Copy of the error that ended a pass, which keeps no frames alive.
+        last_error: Copy of the error that ended a pass. It keeps no frames alive.
         at_end: Called when a pass is over; may warn.
-        is_backed_up: A Keras backup is restored, so the first epoch of a dataset may be shorter than its others.
+        is_backed_up: True if a Keras backup is restored. Then the first epoch of a dataset may be
+            shorter than its other epochs.
     """
 
     refusal: ClassVar[Callable[[], Exception] | None] = None
@@ -144,19 +154,19 @@ class EpochTracker:
         self.last_error: BaseException | None = None
         self.at_end: Callable[[], None] | None = None
         self.is_backed_up = False
-        self._was_whole = False  # one pass was, so the next ones may be followed by others, too
+        self._was_whole = False  # a pass was delivered whole, so more passes may follow
 
     def note_error(self, error: BaseException) -> None:
-        """Remember the error that has ended a pass."""
+        """Store a copy of the error that has ended a pass."""
         self.last_error = _without_frames(error)
 
     @property
     def epoch(self) -> int:
-        """Epoch of the next pass."""
+        """Epoch number of the next pass."""
         return self.next.position.epoch
 
     def resume_at(self, position: Position) -> None:
-        """Start the next pass at a position, or with the next epoch if none of this one is left."""
+        """Start the next pass at a position; or with the next epoch, if nothing of this is left."""
         if position.is_rest and not self.log_at(position).batches:
             position = Position(position.epoch + 1)
         with InterruptsHeld():
@@ -174,7 +184,8 @@ class EpochTracker:
     def second_shapes(self) -> list[tuple[int, ...]] | None:
         """Make the second batch of the next pass, and return the shapes of its components.
 
-        None if there is no such batch, or if it cannot be made: the pass will report why.
+        Returns None if there is no such batch, or if making it fails. The pass will then report
+        the error.
         """
         log = self.next_log()
         is_stream = self.plan.lanes or (self.plan.is_open and not self.plan.is_endless)
@@ -191,9 +202,9 @@ class EpochTracker:
             run.end()
 
     def open_run(self) -> tuple[Run, PassLog]:
-        """Claim the next epoch number, and return a run that is at its start, with an empty log.
+        """Claim the next epoch number. Return a run at the epoch's start, and an empty log.
 
-        Called by the thread on which a pass starts. `park` pairs with it, or the run's `end`.
+        Called by the thread on which a pass starts. `park` or the run's `end` pairs with it.
 
         Raises:
             LoaderpoolError: No batch can be made.
@@ -211,13 +222,14 @@ class EpochTracker:
     def _open(self) -> tuple[Run, PassLog]:
         self.parked.drop_outdated()
         if not self.parked:
-            self.engine().form()  # before the number is taken: it waits for the first sample
+            # Before the number is claimed, because this waits for the first sample.
+            self.engine().form()
         place = self.next.take()
         run = self.parked.take(place)
         try:
             log = self.log_at(place)
-            # The rest of an epoch has another number of batches than the epochs after it, so it is a run of its own.
-            # So is an epoch whose end shows when it comes, or never does.
+            # The remainder of an epoch has fewer batches than later epochs, so it needs its own
+            # run. So does an epoch without a known end.
             ahead = 0 if place.is_rest or log.plan.is_open else self._ahead()
             limit = log.first + log.plan.batches_per_epoch + ahead
             if run is not None:
@@ -240,24 +252,24 @@ class EpochTracker:
         return min(max(1, batches // _FEW), self.engine().read_ahead())
 
     def park(self, run: Run, log: PassLog) -> None:
-        """Keep a run, whose epoch this pass has delivered, for the next pass."""
+        """Park a run whose epoch this pass has delivered, or end it if no pass can continue it."""
         place = Position(log.epoch + 1)
         self._was_whole = True
-        goes_on = (
-            not log.plan.is_open and log.plan is self.plan
-        )  # generators make one epoch at a time
+        # A run of generators has a single epoch.
+        goes_on = not log.plan.is_open and log.plan is self.plan
         if not (goes_on and self.next.position == place and self.parked.put(run, place)):
             run.end()
 
 
 def _without_frames(error: BaseException) -> BaseException:
-    """Return a copy of an error: same class, arguments, text and attributes, or a plain error if that fails."""
-    from loaderpool.transport.reports import (  # which `import loaderpool` shall not wait for
-        original_of,
-        rebuild,
-    )
+    """Return a copy of an error, without the frames of its traceback.
 
-    with FailuresIgnored():  # of the user's class
+    The copy has the same class, arguments, text and attributes. If that fails, it is a plain error.
+    """
+    # Imported here, so that `import loaderpool` does not load it.
+    from loaderpool.transport.reports import original_of, rebuild
+
+    with FailuresIgnored():  # the user's class may raise
         copy = rebuild(type(error), original_of(error))
         vars(copy).update(vars(error))
         if str(copy) == str(error):

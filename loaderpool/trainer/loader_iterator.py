@@ -1,4 +1,7 @@
-"""`LoaderIterator`: the batches of one pass, from the run that makes them to a loop, `tf.data` or Keras."""
+"""`LoaderIterator`: iterator over the batches of one pass. `Pass`: its batches, for all consumers.
+
+Consumers are loops, `tf.data` and Keras. Called in the main process.
+"""
 
 from __future__ import annotations
 
@@ -31,38 +34,42 @@ if TYPE_CHECKING:
     from loaderpool.core.contracts import Run
 
 
-# Rows and components of each batch of a delivery, and what makes of a batch's components what the consumer gets. It is
-# asked again for the same delivery where a Ctrl-C broke off a step of the first answer.
+# Result of a conversion: an iterator over rows and components of each batch of a delivery, and a
+# function that makes the consumer's batch from components.
 Opened = tuple[Iterator[tuple[int, Sequence[Any]]], Callable[[Sequence[Any]], Any]]
+# Called again for the same delivery if a Ctrl-C has interrupted the iteration.
 Conversion = Callable[[Delivery], Opened]
 
 _NONE: Iterator[tuple[int, Sequence[Any]]] = iter(())
 
 
 def as_arrays(delivery: Delivery) -> Opened:
-    """Batches as nested structures of NumPy arrays."""
+    """Convert batches to nested structures of NumPy arrays."""
     return delivery.batches(), delivery.form.rebuild
 
 
 class Pass:
-    """The batches of one epoch, each handed over once.
+    """The batches of one epoch. Each batch is delivered once.
 
-    Used by one thread at a time. It may be asked again after a KeyboardInterrupt, and goes on with the batch that was
-    awaited: until a batch counts as taken, it is still in front. What was handed over is in no variable of it any more,
-    so that a slot comes back with the consumer's own arrays.
+    Used by one thread at a time. After a KeyboardInterrupt, the pass continues with the batch that
+    was requested, because a batch stays current until it is counted. The pass keeps no reference to
+    delivered batches, so a slot is released with the consumer's own arrays.
 
-    Ownership: `close` (or the end, or an error) lets go of the run; a pass that is dropped must be closed.
+    Ownership: The pass owns its run, and releases it at its end, after an error, or in `close`. A
+    pass that is dropped must be closed.
 
     Attributes:
-        is_over: it was closed, or is at its end: this shows with the last delivery, if the end has nothing to do.
-        log: what it has handed out; None before the first delivery was asked for.
-        consumed: batches of the plan that the consumer is past: those left out, too.
-        left: batches of the delivery that was fetched last, which are still in front.
+        is_over: True if the pass was closed or has ended. With the last delivery it becomes True,
+            unless hooks or `EpochTracker.at_end` must still be called.
+        log: Record of delivered batches; None before the first request.
+        consumed: Number of the plan's batches that the consumer is past, including batches that
+            were left out.
+        left: Number of batches of the latest delivery that were not consumed.
 
     Args:
-        tracker: of the loader.
-        iteration: the passes of one iterator; this one will be among them.
-        convert: opens a delivery: what the consumer gets.
+        tracker: Tracker of the loader.
+        iteration: Passes of one iterator, to which this pass is added.
+        convert: Makes the consumer's batches from a delivery.
     """
 
     def __init__(
@@ -73,35 +80,34 @@ class Pass:
         self._run: Run | None = None
         self.log: PassLog | None = None
         self.consumed = self.left = 0
-        self._is_end_owed = False  # hooks were told that the last batch is handed over
-        self._errors = 0  # samples that failed
-        # Makes a new error each time: a kept exception would keep, through its traceback, all its frames.
-        self._make_error: Callable[[], LoaderpoolError] | None = (
-            None  # the next batch has one failure too many
-        )
+        self._is_end_owed = False  # hooks have a note that the last batch is delivered
+        self._errors = 0  # number of failed samples
+        # Error of the next batch, which exceeds the allowed failures. A new error is made each
+        # time, because a stored exception would keep all frames of its traceback.
+        self._make_error: Callable[[], LoaderpoolError] | None = None
         self.is_over = False
-        self._delivery: Delivery | None = None  # whose batches are in front
-        self._batches = _NONE  # of it
-        self._assemble: Callable[[Sequence[Any]], Any] | None = None  # as it was opened
-        self._batch_bytes: int | None = None  # of each; None: they differ
+        self._delivery: Delivery | None = None  # delivery of the remaining batches
+        self._batches = _NONE  # iterator over these
+        self._assemble: Callable[[Sequence[Any]], Any] | None = None  # from `_convert`
+        self._batch_bytes: int | None = None  # bytes of each batch; None: they differ
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` would return a batch without waiting for it."""
+        """True if `take` returns a batch without waiting."""
         return self.left > 0 or (not self.is_over and self._run is not None and self._run.is_ready)
 
-    # ---- what is handed over
+    # ---- delivery ----
 
     def take(self) -> Any:
-        """Return the next batch. Blocks until it is there.
+        """Return the next batch. Blocks until it has arrived.
 
         Raises:
-            StopIteration: the pass is over.
-            KeyboardInterrupt: it came in the wait; the pass may be asked again.
-            LoaderpoolError: what ended the pass.
+            StopIteration: The pass is over.
+            KeyboardInterrupt: It came while the call waited. `take` may be called again.
+            LoaderpoolError: The pass has failed.
         """
         while True:
-            if self.left < 1:  # below 0: it was closed in the middle of the last one
+            if self.left < 1:  # less than 0 if the pass was closed during the last batch
                 with InterruptsHeld():
                     delivery = self.next_delivery()
                     self._batches, self._assemble = self._convert(delivery)
@@ -111,7 +117,8 @@ class Pass:
                         None if fixed is None else delivery.rows * sum(fixed.row_bytes)
                     )
                     del delivery
-            elif self._batches is _NONE and self._delivery is not None:  # a step was broken off
+            # An interrupt has ended the iteration over this delivery.
+            elif self._batches is _NONE and self._delivery is not None:
                 with InterruptsHeld():
                     batches, self._assemble = self._convert(self._delivery)
                     self._batches = itertools.islice(
@@ -125,7 +132,8 @@ class Pass:
                     if not rows and self._tracker.config.on_error.action == "skip":
                         self._leave_out()
                         continue
-                    batch = self._assemble(parts)  # type: ignore[misc]  # there is one since the first delivery
+                    # `_assemble` is set since the first delivery.
+                    batch = self._assemble(parts)  # type: ignore[misc]
                     nbytes = self._batch_bytes
                     if nbytes is None:
                         nbytes = data_bytes(parts)
@@ -135,9 +143,8 @@ class Pass:
                     counters.nbytes += nbytes
                     self.consumed += 1
                     self.left -= 1
-                    if (
-                        self.left < 1
-                    ):  # else the last batch's slot would be lent until the next one is asked for
+                    # Otherwise the last batch's slot would be lent until the next request.
+                    if self.left < 1:
                         self._delivery, self._batches = None, _NONE
                     return batch
             except BaseException:
@@ -145,9 +152,9 @@ class Pass:
                 raise
 
     def take_joined(self, assemble: Callable[[Sequence[Any]], Any]) -> Any:
-        """Return all batches of the next delivery, each component as `dtype[count, rows, ...]`; for fixed forms only.
+        """Return all batches of the next delivery, each component as `dtype[count, rows, ...]`.
 
-        Blocks and raises as `take`; it is not called beside that.
+        Only for fixed forms. Blocks and raises as `take`. A pass uses either this method or `take`.
         """
         with InterruptsHeld():
             delivery = self.next_delivery()
@@ -162,14 +169,15 @@ class Pass:
             return assemble(parts)
 
     def next_delivery(self) -> Delivery:
-        """Return the next batches of the epoch, for who hands them over itself. Blocks until they are there.
+        """Return the next batches of the epoch, for callers that unpack them.
 
-        Runs in: any thread; on the main one in a block of `InterruptsHeld`, in which the caller stores what it gets.
+        Blocks until they have arrived. Called by any thread. On the main thread, the caller enters
+        `InterruptsHeld`, and stores the result in that block.
 
         Raises:
-            StopIteration: the epoch is over.
-            KeyboardInterrupt: it came in the wait; the pass may be asked again.
-            LoaderpoolError: what ended the pass; the next pass starts again.
+            StopIteration: The epoch is over.
+            KeyboardInterrupt: It came while the call waited. The method may be called again.
+            LoaderpoolError: The pass has failed. The next pass starts again.
         """
         if self.is_over:
             raise StopIteration
@@ -191,7 +199,8 @@ class Pass:
         log.delivered += delivery.count
         if log.keeps_places:
             log.note_places(delivery, self._run)
-        if log.delivered >= log.batches:  # consumers that count take no more, and ask for no end
+        # Consumers that count batches never request the end.
+        if log.delivered >= log.batches:
             run, self._run = self._run, None
             if run is not None:
                 tracker.park(run, log)
@@ -199,12 +208,12 @@ class Pass:
         return delivery
 
     def _take(self) -> Delivery | None:
-        """Return the run's next delivery; None: the epoch is over, or this pass was closed."""
+        """Return the run's next delivery; None: the epoch is over, or the pass was closed."""
         tracker, log = self._tracker, self.log
         if log is None:
             self._run, self.log = _, log = tracker.open_run()
             self._iteration.add(log)
-            if self.is_over:  # closed meanwhile, on another thread or by a signal's handler
+            if self.is_over:  # closed meanwhile, by another thread or a signal handler
                 tracker.next.give_back(log.place)
                 self._end_run()
                 return None
@@ -214,40 +223,43 @@ class Pass:
             self._finish()
             return None
         run = self._run
-        if run is None:  # closed on another thread
+        if run is None:  # closed by another thread
             return None
         try:
             delivery = run.take()
         except StopIteration:
-            if self.is_over:  # closed on another thread
+            if self.is_over:  # closed by another thread
                 return None
             if not run.is_at_end:
                 raise LoaderpoolError(
-                    f"Epoch {log.epoch} ended after {log.delivered} of {log.batches} batches. This is a bug in "
-                    "loaderpool; please report it."
+                    f"Epoch {log.epoch} ended after {log.delivered} of {log.batches} batches. This "
+                    "is a bug in loaderpool; please report it."
                 ) from None
             return self._end_of_stream(log)
         return self._admitted(delivery) if delivery.row_failures else delivery
 
     def _admitted(self, delivery: Delivery) -> Delivery:
-        """Return the delivery, or as many of its batches as come before the one that has one failure too many.
+        """Return the delivery, or its batches before the one that exceeds the allowed failures.
 
-        How many batches come in one delivery depends on how fast the workers are. So that this decides neither what
-        arrives before the error nor which one it is, the error comes in that batch's place.
+        The number of batches in a delivery depends on the workers' speed. The error replaces the
+        batch that exceeds the limit. So the speed affects neither the batches before the error nor
+        the error itself.
 
         Raises:
-            LoaderpoolError: it is the first one.
+            LoaderpoolError: The delivery's first batch exceeds the limit.
         """
         policy = self._tracker.config.on_error
         for number, failures in enumerate(delivery.failures()):
             self._errors += sum(len(failed_indices(failure)) for failure in failures)
             if failures and not policy.allows(self._errors, self._tracker.plan.rows_per_epoch):
-                from loaderpool.core.failures import (
-                    sample_error,
-                )  # which `import loaderpool` shall not wait for
+                # Imported here, so that `import loaderpool` does not load it.
+                from loaderpool.core.failures import sample_error
 
                 allowed = f"more than on_error=({policy.action!r}, {policy.budget}) allows"
-                preface = f"{counted(self._errors, 'sample')} failed in this epoch, {allowed}. The last one:\n"
+                preface = (
+                    f"{counted(self._errors, 'sample')} failed in this epoch, {allowed}. "
+                    "The last one:\n"
+                )
                 self._make_error = functools.partial(sample_error, failures[-1], preface=preface)
                 if not number:
                     raise self._make_error()
@@ -256,7 +268,7 @@ class Pass:
         return delivery
 
     def _on_error(self, error: BaseException) -> None:
-        """Let go of the run, unless it may be asked again."""
+        """Handle an error of a request: end the run, unless it can be continued."""
         if isinstance(error, ClosedError):
             wait_for_the_end()
         log, run = self.log, self._run
@@ -268,10 +280,10 @@ class Pass:
                 self._tracker.next.give_back(log.place)
             self._end_run()
 
-    # ---- what hooks are told, and which batches are left out
+    # ---- the end of an epoch for hooks, and batches that are left out ----
 
     def _owe_end(self, count: int) -> None:
-        """Note, once, that an epoch's end is due where so many batches in front are its last: they are handed over."""
+        """Note, once, that the epoch is delivered, if the next `count` batches are its last."""
         with InterruptsHeld():
             if (
                 self.log is not None
@@ -282,7 +294,7 @@ class Pass:
                 self._tracker.hooks.owe_end()
 
     def _leave_out(self) -> None:
-        """Pass over the batch in front, of which no row is left."""
+        """Skip the current batch, because it has no rows left."""
         with InterruptsHeld():
             assert self.log is not None
             self.log.omitted.append(self.consumed)
@@ -291,10 +303,10 @@ class Pass:
             if self.left < 1:
                 self._delivery, self._batches = None, _NONE
 
-    # ---- the end
+    # ---- the end ----
 
     def _end_of_stream(self, log: PassLog) -> Delivery | None:
-        """The stream has no more; where nothing was left of its epoch, go on with the next one."""
+        """Handle the end of a stream. If nothing of its epoch was left, start the next epoch."""
         log.batches = log.delivered
         self._end_run()
         if log.delivered:
@@ -308,7 +320,7 @@ class Pass:
     def _finish(self) -> None:
         self._end_run()
         if self._has_hooks:
-            self._owe_end(0)  # of an epoch without batches
+            self._owe_end(0)  # for an epoch without batches
             self._tracker.hooks.settle_ends()
         if self._tracker.at_end is not None:
             self._tracker.at_end()
@@ -320,7 +332,7 @@ class Pass:
             run.end()
 
     def close(self) -> None:
-        """Let go; the next pass is whole. Never blocks; may run in a finalizer, and twice."""
+        """Abandon the pass. Idempotent and non-blocking; also called by finalizers."""
         self._delivery, self._batches, self.left = None, _NONE, 0
         self._end_run()
 
@@ -328,8 +340,9 @@ class Pass:
 class LoaderIterator(Iterator[Any]):
     """Iterator over the batches of one epoch, as NumPy arrays; returned by `iter(loader)`.
 
-    `tensors()`, `as_torch()` and `as_jax()` have iterators with the same methods. Threads may share one. After a
-    `KeyboardInterrupt` you can continue with the next batch, except with `workers=0`, where the iteration ends.
+    `tensors()`, `as_torch()` and `as_jax()` have iterators with the same methods. Threads may share
+    one. After a `KeyboardInterrupt` you can continue with the next batch, except with `workers=0`,
+    where the iteration ends.
     """
 
     def __init__(
@@ -338,11 +351,11 @@ class LoaderIterator(Iterator[Any]):
         convert: Conversion | None = None,
         iteration: IterationLog | None = None,
     ) -> None:
-        self._core = core  # keeps the pool alive
+        self._core = core  # so that the pool is kept
         self._turn = threading.RLock()
         self.iteration = IterationLog() if iteration is None else iteration
         self._pass = Pass(core.tracker, self.iteration, convert or as_arrays)
-        self._undoing: Undoing | None = None  # of the pass, once it has begun
+        self._undoing: Undoing | None = None  # cleanup of the pass, once it has started
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -352,13 +365,14 @@ class LoaderIterator(Iterator[Any]):
         return self._core.batches_per_epoch()
 
     def __bool__(self) -> bool:
-        return True  # its length may be unknown
+        return True  # without it, `bool` would call `__len__`, and the length may be unknown
 
     def __repr__(self) -> str:
         return f"<an iterator over batches of {self._core.description}; {FOR_KERAS}>"
 
     def __next__(self) -> Any:
-        if self._turn._is_owned():  # type: ignore[attr-defined]  # as `threading.Condition` asks
+        # `_is_owned`, as in `threading.Condition`
+        if self._turn._is_owned():  # type: ignore[attr-defined]
             _refuse_reentry(self)
         with self._turn:
             return self._give()
@@ -371,7 +385,8 @@ class LoaderIterator(Iterator[Any]):
         try:
             return one_pass.take()
         except BaseException as error:
-            # No batch is ever made again; who saves the place next means this one, and not the next epoch.
+            # The cluster is lost, so no batch is made any more. A state that is saved next has this
+            # position, and not that of the next epoch.
             if isinstance(error, ClusterError) and self._core.tracker.next.lost_at is None:
                 self._core.tracker.next.lost_at = self.position
             if one_pass.left < 1 and one_pass.is_over:
@@ -379,14 +394,12 @@ class LoaderIterator(Iterator[Any]):
             raise
 
     def _begin(self) -> None:
-        """Note the pass, and what ends it. Runs in: a block of `InterruptsHeld`."""
-        gate_handlers()  # of signals that each batch does not look at
-        if "observer" not in vars(
-            self._core
-        ):  # the loader's first hand-over, which is awaited now, has use for it
-            with contextlib.suppress(
-                OSError
-            ):  # no descriptors are left: then it is imported when it is needed
+        """Register the pass and its cleanup. Called in a block of `InterruptsHeld`."""
+        gate_handlers()  # for all signals, because single batches only check SIGINT
+        # The first delivery needs this module, and has to be waited for anyway.
+        if "observer" not in vars(self._core):
+            # If no descriptors are left, the module is imported when it is needed.
+            with contextlib.suppress(OSError):
                 import loaderpool.trainer.observer  # noqa: F401
 
         tracker, one_pass = self._core.tracker, self._pass
@@ -396,13 +409,19 @@ class LoaderIterator(Iterator[Any]):
         tracker.iterations.start(self.iteration, self)
 
     def _end(self) -> None:
-        """The pass is over and holds nothing. This is in the gap between two epochs; a Ctrl-C may come anywhere."""
+        """Unregister the pass, which is over and holds nothing.
+
+        This takes place between two epochs. A Ctrl-C may come at any point.
+        """
         assert self._undoing is not None
         self._core.tracker.iterations.end(self.iteration)
         self._undoing.forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after this iterator's latest batch; otherwise like `Loader.state_dict`."""
+        """Return the position after this iterator's latest batch.
+
+        Otherwise like `Loader.state_dict`.
+        """
         return self._core.state_at(self.position)
 
     @property
@@ -428,17 +447,18 @@ class LoaderIterator(Iterator[Any]):
 
 
 def _refuse_reentry(iterator: Iterator[Any]) -> None:
-    """Raise where another call of the iterator's `__next__`, which asks, is under way on this thread.
+    """Raise an error if this thread is already in the iterator's `__next__`, which calls this.
 
-    That the thread owns its lock shows no such call: an interrupt may have left it owned.
+    The lock does not show that. After an interrupt, it may remain owned by the thread.
     """
     asking = sys._getframe(1)
     frame = asking.f_back
     while frame is not None:
         if frame.f_code is asking.f_code and frame.f_locals.get("self") is iterator:
             raise LoaderpoolError(
-                "next() was called while the same thread is inside next() of this iterator, as by a signal handler. "
-                "Iterate over the loader in the handler instead, which starts a separate iteration"
+                "next() was called while the same thread is inside next() of this iterator, as by "
+                "a signal handler. Iterate over the loader in the handler instead, which starts a "
+                "separate iteration"
             )
         frame = frame.f_back
 
@@ -449,20 +469,19 @@ def _abandon(tracker: EpochTracker, iteration: IterationLog, one_pass: Pass) -> 
 
 
 class AheadIterator(LoaderIterator):
-    """A pass whose batches are on their way to a device while the step before them is computed.
+    """Iterator whose next batches are sent to a device while the previous step is computed.
 
-    Up to `ahead` batches after the one that is asked for are taken, if they are there: none waits for a later one.
-    What was taken ahead does not count as given: `position` and `state_dict` follow the last batch that was.
+    With each batch, up to `ahead` further batches are taken, if they are ready. So no batch waits
+    for a later one. `position` and `state_dict` do not count batches that were taken ahead.
     """
 
     def __init__(self, core: LoaderCore, convert: Conversion, ahead: int) -> None:
         super().__init__(core, convert)
         self._ahead = ahead
-        self._taken: collections.deque[tuple[Any, int]] = (
-            collections.deque()
-        )  # and where the pass stands after it
-        self._given = 0
-        self._error: Exception | None = None  # that ended the pass, after what was taken
+        # batches that were taken ahead, and the pass's `consumed` after each
+        self._taken: collections.deque[tuple[Any, int]] = collections.deque()
+        self._given = 0  # `consumed` after the latest batch that was returned
+        self._error: Exception | None = None  # error of the pass, which follows these batches
 
     def _give(self) -> Any:
         if not self._taken:
@@ -488,11 +507,11 @@ class AheadIterator(LoaderIterator):
 
     @property
     def position(self) -> Position:
-        """Where this pass stands."""
+        """Position after the latest batch that was returned."""
         return self._position(self._given)
 
     def close(self) -> None:
-        """End the pass; the next one starts again."""
+        """End this iteration. The next one starts a new epoch."""
         super().close()
         self._taken.clear()
         self._error = None

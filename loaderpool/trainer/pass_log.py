@@ -1,8 +1,9 @@
-"""`PassLog` and `IterationLog`: the batches that passes have delivered, and the positions that follow from them.
+"""`PassLog` and `IterationLog`: counts of delivered batches, and positions that follow from them.
 
-Workers make batches ahead, `tf.data` fetches ahead, and a chunk brings several batches at once. A training that is to
-resume must count the batches that its consumer has taken. So each pass keeps a log, and a position is read from the
-passes of one iterator: one for a loop over a loader, several for a dataset of several epochs.
+Workers make batches ahead, `tf.data` fetches ahead, and a chunk has several batches. To resume a
+training, the batches that its consumer has taken must be counted. So each pass keeps a log. A
+position is computed from the passes of one iterator. A loop over a loader has one pass, and a
+dataset of several epochs has several.
 """
 
 from __future__ import annotations
@@ -21,36 +22,37 @@ if TYPE_CHECKING:
     from loaderpool.core.contracts import Run
     from loaderpool.core.delivery import Delivery
 
-# Of generators, for how many batches back it is known where each came from. Fewer: no consumer fetches so far ahead.
-# More: a pass without end would keep them all.
+# Number of latest batches of generators whose lanes are known one by one. Smaller: a consumer that
+# fetches far ahead cannot save its position. Larger: a pass without end uses more memory.
 _KEPT = 65_536
-_MOST_PASSES = 1000
+_MOST_PASSES = 1000  # passes that an iteration keeps
 
 
 class PassLog:
-    """What one pass has handed out.
+    """Record of the delivered batches of one pass.
 
     Attributes:
-        place: where the pass begins.
-        first: number of its first batch.
-        plan: of its batches: the loader's, or the rest of that epoch.
-        batches: how many the whole pass has; of a stream, until its end, more than there can be.
-        delivered: how many of these came from the engine.
-        omitted: which of these were left out, as no row of them was left: numbers from 0 on, rising.
-        keeps_places: which batches came is noted, and not only how many.
-        given_before: how many batches the same iterator's passes before it gave.
+        place: Position at which the pass starts.
+        first: Number of the pass's first batch, counted through all epochs.
+        plan: Plan of the epoch, or of its remainder.
+        batches: Number of batches of the whole pass. For a stream, an upper bound until its end.
+        delivered: Number of batches that the engine has delivered.
+        omitted: Delivered batches that were left out, because no row of them was left. Ascending
+            indices in the pass, from 0.
+        keeps_places: True if the numbers of delivered batches are stored, and not only their count.
+        given_before: Number of batches that earlier passes of the same iterator gave.
     """
 
     def __init__(self, place: Position, plan: Plan, in_order: bool) -> None:
         self.place, self.epoch, self.plan = place, place.epoch, plan.after(place.start)
         self.first = first_number(plan, place)
         self.keeps_places = bool(plan.lanes) or not in_order
-        self._numbers: collections.deque[int] = (
-            collections.deque()
-        )  # of batches after `first`, as they came
-        self._forgotten = 0  # how many came before these; only generators may go on without end
+        # numbers of delivered batches relative to `first`, in order of arrival
+        self._numbers: collections.deque[int] = collections.deque()
+        # number of batches delivered before these; only for generators, which may never end
+        self._forgotten = 0
         before = place.lanes or LanePlaces((0,) * plan.lanes)
-        self._lanes = list(before.taken)  # how many batches of each lane came before these
+        self._lanes = list(before.taken)  # batches of each lane delivered before `_numbers`
         self._ended: Mapping[int, int] = {lane: before.taken[lane] for lane in before.over}
         self.batches = self.plan.batches_per_epoch - len(place.taken)
         if plan.stated_batches is not None:
@@ -60,15 +62,15 @@ class PassLog:
 
     @property
     def given(self) -> int:
-        """How many batches a consumer has got, or will get, of those that were delivered."""
+        """Number of delivered batches that the consumer gets, without those left out."""
         return self.delivered - len(self.omitted)
 
     def note_places(self, delivery: Delivery, run: Run | None) -> None:
-        """Note which batches were delivered.
+        """Store the numbers of delivered batches.
 
         Args:
             delivery: The batches.
-            run: The run that made them; None if it was ended since then.
+            run: The run that made them; None if the run was ended since then.
         """
         self._numbers.extend(number - self.first for number in delivery.numbers())
         while self._lanes and len(self._numbers) > _KEPT:
@@ -78,7 +80,11 @@ class PassLog:
             self._ended = dict(run.ended_lanes)
 
     def past(self, given: int) -> int:
-        """How many batches of the plan a consumer is past that was given so many: those left out count as well."""
+        """Return how many of the plan's batches precede a consumer, including those left out.
+
+        Args:
+            given: Number of batches that the consumer has got.
+        """
         for number in self.omitted:
             if number > given:
                 break
@@ -86,10 +92,13 @@ class PassLog:
         return given
 
     def position(self, consumed: int) -> Position:
-        """Return where a consumer stands that is past so many of its batches.
+        """Return the position of a consumer in this pass.
+
+        Args:
+            consumed: Number of the plan's batches that precede the consumer, as returned by `past`.
 
         Raises:
-            StateError: that was too long ago.
+            StateError: The log does not reach back so far.
         """
         if consumed >= self.batches:
             return Position(self.epoch + 1)
@@ -98,11 +107,12 @@ class PassLog:
         if consumed < self._forgotten:
             back = self.delivered - consumed
             raise StateError(
-                f"That is {back} batches back; for generators only the last {_KEPT} positions are kept."
+                f"That is {back} batches back; for generators only the last {_KEPT} positions are "
+                "kept."
             )
         taken = [*self._numbers][: consumed - self._forgotten]
         if not self._lanes:
-            had = self.place.taken.union(taken)  # in which there may be gaps
+            had = self.place.taken.union(taken)  # may have gaps
             first = next(number for number in itertools.count() if number not in had)
             start = self.plan.start_after(self.epoch, first)
             return Position(
@@ -116,26 +126,28 @@ class PassLog:
 
 
 class IterationLog:
-    """The passes of one iterator, in their order; of a stream without end the last thousand."""
+    """Passes of one iterator, in order. Only the latest _MOST_PASSES are kept."""
 
     def __init__(self) -> None:
         self.passes: collections.deque[PassLog] = collections.deque(maxlen=_MOST_PASSES)
-        self.reader: weakref.ref[Any] | None = (
-            None  # the `LoaderIterator` that has begun; None: there is none
-        )
-        self.is_dataset = False  # `tf.data` has begun to read it
+        # the active `LoaderIterator`; None: there is none
+        self.reader: weakref.ref[Any] | None = None
+        self.is_dataset = False  # True if a dataset of `tf.data` reads the iteration
 
     def add(self, log: PassLog) -> None:
-        """Note that another pass begins; the one before gives no more."""
+        """Add a pass that starts. The previous one gives no more batches."""
         if self.passes:
             log.given_before = self.passes[-1].given_before + self.passes[-1].given
         self.passes.append(log)
 
     def position(self, batches_taken: int) -> Position | None:
-        """Return where a consumer stands that has taken so many batches since it began; None: nothing was begun.
+        """Return the position of a consumer; None: no pass has started.
+
+        Args:
+            batches_taken: Number of batches that the consumer has taken since the iteration began.
 
         Raises:
-            StateError: so many were never handed out, or that was long ago.
+            StateError: Fewer batches were delivered, or the log does not reach back so far.
         """
         given = self.passes[-1].given_before + self.passes[-1].given if self.passes else 0
         if batches_taken > given:
@@ -146,13 +158,14 @@ class IterationLog:
                 return log.position(log.past(batches_taken - log.given_before))
         if self.passes:
             raise StateError(
-                f"batches_taken={batches_taken} is too long ago: only {_MOST_PASSES} iterations are kept."
+                f"batches_taken={batches_taken} is too long ago: only {_MOST_PASSES} iterations "
+                "are kept."
             )
         return None
 
 
 class Iterations:
-    """Iterators over one loader, by their logs. Any thread may start or end one.
+    """Iterators over one loader, identified by their logs. Called by any thread.
 
     Attributes:
         latest: Log of the iterator that was started last.
@@ -166,7 +179,7 @@ class Iterations:
         self.live: dict[int, IterationLog] = {}
 
     def start(self, log: IterationLog, reader: Any = None) -> None:
-        """Note that an iterator has started. `end` pairs with it.
+        """Register an iterator that has started. `end` pairs with it.
 
         Args:
             log: Log of its passes.
@@ -180,5 +193,5 @@ class Iterations:
         self.live[id(log)] = log
 
     def end(self, log: IterationLog) -> None:
-        """Note that an iterator is at its end, or was abandoned. Idempotent and finalizer-safe."""
+        """Remove an iterator that is at its end, or was abandoned. Idempotent, finalizer-safe."""
         self.live.pop(id(log), None)

@@ -1,4 +1,6 @@
-"""A stream's items on their way to the workers: read in a process of their own or on a thread, put into the arena.
+"""Items of a stream on their way to the workers.
+
+A reader process or a thread of the main process reads the stream. The items go into the arena.
 
 Open first: `reading`.
 """

@@ -1,14 +1,17 @@
-"""A feed: the items of one pass over a stream, on their way from where they are read to the workers; and all feeds.
+"""`Feed`: items of one pass over a stream, on their way to the workers. `StreamFeeds`: all feeds.
 
     stream ─▶ [reader] ──▶ the feed's thread ──▶ arena ──▶ workers
                                   ▲                │ taken by the consumer
                                   └────────────────┘
 
-A batch may be made once its items lie in the arena, and they stay until the consumer has taken the batch: so whatever
-dies in between, the items are still there, though the stream gave them only once. A feed takes in a bounded number of
-batches and bytes, and reads only one more: that is the back-pressure.
+A batch can be made once its items are in the arena. They stay there until the consumer has taken
+the batch. So if a process dies meanwhile, the items are still there, although the stream yields
+them only once. A feed holds a bounded number of batches and bytes, and reads only one batch more.
+This limits how far the reader is ahead of the consumer.
 
-FEED-2: every batch from the first that may have to be made (again) on, and below `made`, is entered.
+FEED-2: The feed's table has every batch below `made` that may have to be made, or made again.
+
+Called in the main process. "The lock" is the pool's lock.
 """
 
 from __future__ import annotations
@@ -43,19 +46,21 @@ if TYPE_CHECKING:
     from loaderpool.core.known_form import KnownForm
     from loaderpool.core.pool import WorkerPool
 
-# More than the workers need is read ahead only where it takes no more than this: chunks are for what is small, and
-# memory that is used again soon is in the cache. Smaller: chunks of middling items stay small.
+# Items beyond the workers' needs are read ahead only up to this size. Large chunks only help with
+# small items, and memory that is soon reused stays in the CPU's cache. Smaller: chunks of
+# middle-sized items stay small.
 _CHEAP_BYTES = 16 << 20
 _THREAD_NAME = "loaderpool-feed"
 _EMPTY_TABLE = bytes(FEED_TABLE_BYTES)
-# What items may take while they wait, of the budget for batches. Less: with large items workers idle while the next are
-# read. More: they may take most of it beside the batches.
+# Waiting items may use this part (1/4) of the memory limit for batches. A smaller part: with large
+# items, workers idle while the next ones are read. A larger part: waiting items use most of the
+# limit, in addition to the batches.
 _SHARE_OF_LIMIT = 4
-_LEAST_BYTES = 1 << 20  # at least
+_LEAST_BYTES = 1 << 20  # minimum of that part
 
 
 class FeedOwner(Protocol):
-    """A loader's engine, as the feeds of its stream use it. Under the lock."""
+    """A loader's engine, as the feeds of its stream use it. Called under the lock."""
 
     plan: Plan
     config: LoaderConfig
@@ -66,55 +71,59 @@ class FeedOwner(Protocol):
         """Counts of deliveries, over all runs."""
 
     def on_feed_news(self, feed: Feed) -> None:
-        """Tell the runs of a feed that it has another batch, or its end. Called by the feed's thread."""
+        """Report a new batch, or the end, to a feed's runs. Called by the feed's thread."""
 
 
 class Feed:
-    """Has a pass read into the arena until the end or `stop`.
+    """Reads a pass into the arena, until its end or `stop`. Batches are numbered from 0.
 
     Attributes:
-        made: how many batches' items are there, or were; with the pool's lock held.
-        latest_rows: of the latest of them.
-        end: how many batches there are in all; None: not known yet.
-        make_error: makes the error that stands after the last batch, if the stream ended with one.
-        offset: of the table in the arena.
-        is_over: the rest is not wanted.
-        is_gone: its thread has ended, and the reader with it.
+        made: Number of batches whose items are, or were, in the arena. Read under the lock.
+        latest_rows: Rows of the latest of these batches.
+        end: Number of batches of the whole pass; None: not known yet.
+        make_error: Makes the error that follows the last batch; None: the stream has no error.
+        offset: Offset of the feed's table in the arena.
+        process: Pass of a reader process; None: this process reads, on the feed's thread.
+        is_started: True after `start`.
+        is_over: True if the consumer has abandoned the rest.
+        is_gone: True once nothing reads the pass any more.
 
     Args:
-        feeds: of the loader, which say how much may wait, and where.
-        epoch: the pass.
-        plan: of its batches.
+        feeds: Feeds of the loader, which set the limits, and provide memory.
+        epoch: Epoch of the pass.
+        plan: Plan of the pass.
 
     Raises:
-        MemoryLimitError: no room for the table.
+        MemoryLimitError: There is too little shared memory for the table.
     """
 
     def __init__(self, feeds: StreamFeeds, epoch: int, plan: Plan) -> None:
         self._feeds, self._pool, self._rooms = feeds, feeds.pool, feeds.rooms
         self.epoch, self._plan = epoch, plan
-        self.process: ReaderPass | None = None  # None: this process reads, on the feed's thread
+        self.process: ReaderPass | None = None
         self.made = 0
         self.end: int | None = None
         self.make_error: Callable[[], LoaderpoolError] | None = None
         self.latest_rows = plan.most_rows
         self.is_over = self.is_started = self.is_gone = self._is_freed = False
-        # The consumer has taken something, or wants no more. Only such a queue may be put to in a finalizer.
+        # Wakes the feed's thread when the consumer has taken something, or has abandoned the rest.
+        # A `SimpleQueue`, because a finalizer can put to it without a deadlock.
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
         with self._pool.lock:
             self._extent = self._rooms.take(FEED_TABLE_BYTES)
         self.offset, self._shared = self._extent.offset, self._pool.arena.map
         self._shared[self.offset : self.offset + FEED_TABLE_BYTES] = _EMPTY_TABLE
         self._table = FeedTable(self._shared, self.offset)
-        self._held: dict[int, Extent] = {}  # by batch: all from the first one held on
+        self._held: dict[int, Extent] = {}  # extents of all batches since `_first_held`, by batch
         self._first_held = 0
-        self._taken: set[int] = set()  # of those that are held, or will be
-        self._bytes = 0  # of all that are held
-        self._size = 0  # of the latest
-        self._told = 0  # batches that were told of
+        # taken batches that are held, or that will be
+        self._taken: set[int] = set()
+        self._bytes = 0  # size of all held extents
+        self._size = 0  # size of the latest extent
+        self._told = 0  # number of batches that were reported to the engine
 
     def start(self) -> None:
-        """Begin to read; the listener for news knows this feed by now. The pool's lock is held."""
+        """Start to read. Called under the lock, once the engine can notify users of this feed."""
         thread = self._feeds.thread_for(self)
         if thread is None:
             threading.Thread(target=self._run, name=_THREAD_NAME, daemon=True).start()
@@ -124,9 +133,13 @@ class Feed:
         self.is_started = True
 
     def take(self, batches: range, before: int) -> None:
-        """The consumer has these batches, and all before that one, of which none is ever made again; others may be.
+        """Note taken batches, and release items that are not needed any more.
 
-        The pool's lock is held. An exception of a signal's handler may fall into it.
+        Called under the lock. A signal handler's exception may interrupt it.
+
+        Args:
+            batches: Batches that the consumer has taken. They may be made again.
+            before: All batches before this one are taken, and none is made again.
         """
         try:
             self._taken.update(batches)
@@ -138,8 +151,11 @@ class Feed:
                 self._news.put(None)
 
     def stop(self) -> None:
-        """The consumer abandoned the rest. Never blocks; may run in a finalizer, and twice."""
-        if self._pool.is_foreign:  # the reader is our parent's
+        """Stop reading, because the consumer has abandoned the rest. Idempotent and non-blocking.
+
+        Called by any thread, and by finalizers.
+        """
+        if self._pool.is_foreign:  # in a fork; the reader belongs to the parent
             return
         self.is_over = True
         self._news.put(None)
@@ -147,7 +163,7 @@ class Feed:
             self.process.stop()
 
     def free(self) -> None:
-        """Give back all memory: no worker looks at it any more. The pool's lock is held."""
+        """Release all memory, because no worker reads it any more. Idempotent. Under the lock."""
         self.stop()
         if self._is_freed:
             return
@@ -160,13 +176,13 @@ class Feed:
     def _drop(self, batch: int) -> None:
         self._taken.discard(batch)
         extent = self._held.pop(batch, None)
-        if extent is None:  # it was all given back
+        if extent is None:  # `free` has released it
             return
         self._table.clear(batch)
         self._bytes -= extent.nbytes
         self._rooms.give(extent)
 
-    # ---- Runs in: the feed's thread, which no signal interrupts
+    # ---- called by the feed's thread, which no signal interrupts ----
 
     def _run(self) -> None:
         make_error: Callable[[int], LoaderpoolError] | None = None
@@ -176,13 +192,12 @@ class Feed:
                     self._put(frame)
                     if self.is_over:
                         break
-                    del frame  # its items need not be held while the next ones are read
+                    del frame  # so that its items are freed before the next ones are read
             fault_points.reach("feed.at_end")
         except StreamEnded as ended:
             make_error = ended.make_error
-        except (
-            BaseException
-        ) as error:  # of the stream, or no memory, say: whatever it is, a consumer waits to be told
+        # An error of the stream, of memory or any other one: the consumer waits for a report.
+        except BaseException as error:
             make_error = functools.partial(reading_error, what_ended(error, self.epoch))
         try:
             with self._pool.lock:
@@ -205,7 +220,7 @@ class Feed:
         return frames(self._feeds.batches(self._plan, self.epoch))
 
     def _put(self, frame: Frame | Arriving) -> None:
-        """Put the items of a batch into the arena, when there is room, and enter it."""
+        """Store the items of a batch in the arena, once there is room, and publish the batch."""
         extent = self._room(frame.nbytes)
         if extent is None:
             return
@@ -235,9 +250,8 @@ class Feed:
         self._table.write(batch, Bundle(extent.offset, frame.nbytes, frame.buffers, frame.first))
         self.latest_rows = frame.rows
         self.made = batch + 1
-        if (
-            not batch or self.process is None or not self.process.has_more
-        ):  # else they are told of together
+        # If more batches are at hand, they are reported together.
+        if not batch or self.process is None or not self.process.has_more:
             self._tell()
 
     def _tell(self) -> None:
@@ -246,10 +260,12 @@ class Feed:
             self._feeds.engine.on_feed_news(self)
 
     def _room(self, nbytes: int) -> Extent | None:
-        """Return room for so many bytes, or None: no more is wanted. Blocks: until the consumer has taken enough.
+        """Return an extent for a batch; None: the consumer has abandoned the rest.
+
+        Blocks until the consumer has taken enough.
 
         Raises:
-            MemoryLimitError: nothing waits, and still there is no memory.
+            MemoryLimitError: There is too little memory although no items wait.
         """
         while True:
             with self._pool.lock:
@@ -261,56 +277,59 @@ class Feed:
                     except MemoryLimitError:
                         if not self._held:
                             raise
-                self._tell()  # or the consumer would wait for what was not told yet
+                self._tell()  # The consumer may wait for a batch that was not reported yet.
             self._news.get()
 
     def _wanted(self) -> int:
-        """Return how many batches like the latest one may be on their way from a reader."""
+        """Return the number of batches like the latest one that the reader may send now."""
         with self._pool.lock:
             return self._fitting(self._size) if self._size else 1
 
     def _fitting(self, size: int) -> int:
-        """Return how many more batches of this size may lie here."""
+        """Return the number of further batches of this size that the feed may hold."""
         (least, most, most_bytes), held = self._feeds.ahead(), len(self._held)
         waiting, left = held - len(self._taken), most_bytes - self._bytes
         needed = min(least - waiting, left // size)
         cheap = min(_CHEAP_BYTES - self._bytes, left) // size
-        most = min(
-            most - waiting, ENTRIES - held
-        )  # all that are held follow one another, and so have entries
-        return min(
-            most, max(needed, cheap, 2 - held)
-        )  # 2: one that the workers make, and one that waits
+        # Held batches are consecutive, so each has its own entry of the table.
+        most = min(most - waiting, ENTRIES - held)
+        # At least two: one that the workers make, and one that waits.
+        return min(most, max(needed, cheap, 2 - held))
 
 
 class ReaderThread:
-    """A thread that has a reader process read passes, one after another.
+    """Thread whose reader process reads passes, one after another.
 
-    It lives as long as its process: the kernel ends the process with the thread that started it.
+    It lives as long as the process. The kernel would kill the process when its starting thread
+    ends.
 
     Attributes:
-        latest: the feed whose pass is read, or was read last.
-        is_gone: the thread and its process have ended.
+        reader: The reader process.
+        latest: Feed of the pass that is read now, or was read last.
+        is_gone: True once the thread has finished and its process has exited.
     """
 
     def __init__(self, reader: ReaderProcess, feed: Feed) -> None:
         self.reader, self.latest = reader, feed
         self.is_gone = False
-        # Only such a queue may be put to in a finalizer.
+        # A `SimpleQueue`, because a finalizer can put to it without a deadlock.
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._serve, name=_THREAD_NAME, daemon=True).start()
 
     @property
     def is_free(self) -> bool:
-        """Return whether the next pass can be read: the latest one was read to its end, or abandoned."""
+        """True if another pass can be read, because the latest one has ended or was abandoned."""
         return self.latest.is_over or self.latest.end is not None
 
     def run(self, work: Callable[[], None]) -> None:
-        """Run this after what was to be run before."""
+        """Run `work` on the thread, after earlier work."""
         self._work.put(work)
 
     def end(self) -> None:
-        """End the thread and its process, after what was to be run. Never blocks; may run in a finalizer, and twice."""
+        """End the thread and its process, after earlier work. Idempotent and non-blocking.
+
+        Called by any thread, and by finalizers.
+        """
         self._work.put(None)
 
     def _serve(self) -> None:
@@ -322,22 +341,22 @@ class ReaderThread:
 
 
 class StreamFeeds:
-    """Opens, keeps and frees the feeds of one loader. All with the pool's lock held, but `stop`.
+    """Opens, stores and frees the feeds of one loader. Called under the lock, except `stop`.
 
     Attributes:
-        first: has the item for the probe, and waits for its pass.
-        sent: the stream, as its readers are sent it; None: it has none.
-        why_on_thread: why the stream is read on a thread of this process; empty: it is not.
+        first: Feed with the item for the probe, until the first pass takes the feed; None: none.
+        sent: The stream as its readers get it; None: there is no reader.
+        why_on_thread: Reason why a thread of this process reads the stream; empty: a reader reads.
 
     Args:
-        engine: of the loader, which is told when a feed has another batch, or its end.
-        pool: of the loader.
-        stream: what is read.
-        shipment: what its reader needs; or why there is none.
-        earlier: the stream as it was sent before.
+        engine: Engine of the loader. It gets a report of each new batch, and of the end.
+        pool: Pool of the loader.
+        stream: The source.
+        shipment: Shipment for the readers, or the reason why there are none.
+        earlier: The stream as it was sent before.
 
     Raises:
-        MemoryLimitError: no shared memory for what the stream holds.
+        MemoryLimitError: There is too little shared memory for the stream's data.
     """
 
     def __init__(
@@ -353,13 +372,14 @@ class StreamFeeds:
         self._config = engine.config
         self._most_bytes = max(_LEAST_BYTES, memory_limit(engine.config) // _SHARE_OF_LIMIT)
         self.rooms = ExtentPool(self.pool.arena)
-        self._feeds: list[Feed] = []  # whose memory is not given back
+        self._feeds: list[Feed] = []  # feeds whose memory is not released
         self.first: Feed | None = None
         self.why_on_thread = shipment if isinstance(shipment, str) else ""
         self.sent: Sent | None = None
         self._threads: list[ReaderThread] = []
-        self._ended: list[ReaderThread] = []
-        self._make_reader: Callable[[], ReaderProcess] | None = None  # None: this process reads
+        self._ended: list[ReaderThread] = []  # threads that get no more passes
+        # starts a reader process; None: this process reads the stream
+        self._make_reader: Callable[[], ReaderProcess] | None = None
         if isinstance(shipment, Shipment):
             self.sent = sent = Sent(self.pool.arena, shipment, place(shipment, earlier=earlier))
             files = sent.placement.descriptors
@@ -372,11 +392,11 @@ class StreamFeeds:
             self._make_reader = functools.partial(ReaderProcess, *own)
 
     def difference(self, shipment: Shipment) -> Difference | None:
-        """Return what differs in a shipment from the stream that readers are sent; None: nothing does."""
+        """Return the difference of a shipment from the stream that readers get, or None."""
         return Difference("") if self.sent is None else self.sent.difference(shipment)
 
     def retire(self) -> None:
-        """Read no more passes: the stream has changed. Those that are under way go on."""
+        """Read no more passes, because the stream has changed. Passes in progress continue."""
         first, self.first = self.first, None
         if first is not None:
             first.stop()
@@ -385,36 +405,42 @@ class StreamFeeds:
 
     @property
     def is_done(self) -> bool:
-        """Return whether all reading has ended and the memory of all passes was given back."""
+        """True if all reading has ended and all memory of the passes was released."""
         return not self._feeds and all(thread.is_gone for thread in [*self._threads, *self._ended])
 
     def ahead(self) -> tuple[int, int, int]:
-        """How far may be read ahead: batches without which workers would idle, the most batches, the most bytes."""
+        """Return the limits for reading ahead.
+
+        Returns:
+            Batches that are needed to keep all workers busy, maximum number of batches, and maximum
+            number of bytes.
+        """
         least, form = 2 * self.pool.workers_wanted + 1, self.engine.known.form
         if form is None:
             return least, least, _LEAST_BYTES
-        # Chunks can only grow where more is there than the workers are at; but items should not lie here long.
+        # Chunks can only grow if more batches wait than the workers need. But items should not wait
+        # for long, so chunks at most double each time.
         chunk = min(form.max_chunk, 2 * self.engine.counts.largest_chunk)
         return least, least * chunk, self._most_bytes
 
     def batches(self, plan: Plan, epoch: int) -> Iterator[tuple[int, list[Any]]]:
-        """Read the batches of a pass here."""
+        """Yield the batches of a pass, which this process reads."""
         window, seed = self._config.shuffle_window, self._config.seed
         return read_batches(self._stream, plan, window=window, seed=seed, epoch=epoch)
 
     def begin(self) -> None:
-        """Begin to read the first pass."""
+        """Start to read the first pass."""
         self.first = self._open(FIRST_EPOCH, self.engine.plan)
         self.first.start()
 
     def begin_again(self) -> None:
-        """Read the first pass again, which had no item, if it can be read again."""
+        """Read the first pass again, which had no item. Does nothing if that is impossible."""
         if self.first is not None and not self._stream.is_one_shot:
             self.first.free()
             self.begin()
 
     def of_pass(self, epoch: int, plan: Plan) -> Feed:
-        """The feed of a pass: the one that has been read ahead, if it is of this epoch."""
+        """Return the feed of a pass: the first one if it can serve the pass, or a new one."""
         feed, self.first = self.first, None
         if feed is not None:
             if self._stream.serves(feed.epoch, epoch, plan, self._config.shuffle_window):
@@ -428,10 +454,10 @@ class StreamFeeds:
         return feed
 
     def thread_for(self, feed: Feed) -> ReaderThread | None:
-        """Return the thread that has a process read a feed; None: this process reads the stream.
+        """Return the thread whose process reads a feed; None: this process reads the stream.
 
-        One process reads the passes that follow one another, so that the stream goes on with its own state. Passes side
-        by side have a process each.
+        Consecutive passes are read by one process, so that the stream keeps its state. Passes at
+        the same time have a process each.
         """
         if self._make_reader is None:
             return None
@@ -447,15 +473,15 @@ class StreamFeeds:
         return free[0]
 
     def free(self, in_use: Collection[int]) -> None:
-        """Give back the memory of feeds that are over, but of those with these ids."""
+        """Release the memory of feeds that are over, except those with these ids."""
         for feed in list(self._feeds):
             if feed.is_over and id(feed) not in in_use:
                 feed.free()
-                if feed.is_gone:  # else there is a process yet, whose end `stop` waits for
+                if feed.is_gone:  # Otherwise `stop` must still wait for its thread.
                     self._feeds.remove(feed)
 
     def free_all(self) -> None:
-        """Give back all memory; it was stopped, and no worker is left."""
+        """Release all memory. Called after `stop`, when no worker is left."""
         for feed in self._feeds:
             feed.free()
         self._feeds.clear()
@@ -464,11 +490,14 @@ class StreamFeeds:
             self.sent.give_back()
 
     def stop(self) -> None:
-        """End all reading. Blocks: at most for a moment. In any thread, also in a finalizer; twice is fine."""
+        """Stop all reading, and wait up to 3 * GRACE_S seconds for that. Idempotent.
+
+        Called by any thread, and by finalizers, without the lock.
+        """
         feeds = list(self._feeds)
         for feed in feeds:
             feed.stop()
-        # No lock is waited for: a finalizer may have it.
+        # Threads may need the lock to end. A finalizer may hold it, so the wait has a limit.
         threads = [*self._threads, *self._ended]
         for thread in threads:
             thread.end()

@@ -1,4 +1,4 @@
-"""The process that reads a stream, as the main process has it: started, listened to, ended."""
+"""`ReaderProcess` and `ReaderPass`: the process that reads a stream, used by the main process."""
 
 from __future__ import annotations
 
@@ -29,32 +29,35 @@ from loaderpool.transport.payload.generators import Registry
 from loaderpool.transport.payload.ship import Shipment, ship
 from loaderpool.transport.reports import GivenUp, LostReport
 
-# Batches that a reader may send without being asked for each: more, and this process need not keep up with tiny ones.
+# Maximum number of batches that a reader may send without waiting. Smaller: with tiny batches, the
+# reader waits for this process.
 _MOST_ASKED = 16
-_SENT_BYTES = (
-    1 << 20
-)  # asked for, of which the kernel may grant less: the reader goes on while they are on their way
+# Size of the socket's send buffer, of which the kernel may grant less. The reader continues while
+# this much data is on its way.
+_SENT_BYTES = 1 << 20
 _PROGRAM = Program("loaderpool.core.stream.reading", "loaderpool-reader")
-_BUFFER_BYTES = 1 << 16  # what is smaller is received together
+_BUFFER_BYTES = 1 << 16  # smaller parts are received together, with one call
 
 
 class StreamEnded(Exception):
-    """The stream ended with an error, which `make_error` makes of the position of the first item that is not there."""
+    """A stream ended with an error.
+
+    `make_error` makes the error from the position of the first missing item.
+    """
 
     def __init__(self, make_error: Callable[[int], LoaderpoolError]) -> None:
         self.make_error = make_error
 
 
 class Arriving(NamedTuple):
-    """The items of one batch, as `pickling.Frame` has them, on their way from the reader."""
+    """The items of one batch, on their way from the reader. Has the fields of `bundles.Frame`."""
 
     nbytes: int
     buffers: int
     first: int
     rows: int
-    write_into: Callable[
-        [memoryview], None
-    ]  # fills `uint8[nbytes]`; raises `StreamEnded` where the reader died
+    # fills `uint8[nbytes]`; raises `StreamEnded` if the reader has died
+    write_into: Callable[[memoryview], None]
 
 
 def ship_beside(
@@ -66,13 +69,26 @@ def ship_beside(
     registry: Registry,
     like: tuple[Shipment, Any] | None = None,
 ) -> tuple[Shipment, Shipment | str]:
-    """What travels to the workers, and what to the reader of the stream; in its place why it has none.
+    """Pickle a loader for its workers, and its stream for the reader.
 
-    Code goes by value in both or by name in both: else items would not be of the classes that the function knows.
-    `like` is what travelled before, of the same loader.
+    Both shipments pickle code by value, or both by name. Otherwise the items' classes would differ
+    from those that the function knows.
+
+    Args:
+        payload: Objects for the workers.
+        stream: The source.
+        config: Settings of the loader.
+        plan: Plan of the loader.
+        reads_apart: True if a stream may be read in a separate process.
+        registry: Random generators of the loader's objects.
+        like: Earlier shipments of the same loader; None: these are the first.
+
+    Returns:
+        The shipment for the workers; and that for the reader, or the reason why there is no reader.
 
     Raises:
-        UnpicklableError: what the workers need cannot travel.
+        UnpicklableError: An object for the workers cannot be pickled. If `like` is given: or the
+            stream.
     """
     of_workers, of_reader = like or (None, None)
     why = of_reader if isinstance(of_reader, str) else ""
@@ -95,25 +111,24 @@ def ship_beside(
     except UnpicklableError as error:
         if like is not None:
             raise
-        return ship(dict(payload), registry=registry), str(
-            error
-        )  # where it is not the stream, the error comes again
+        # If the stream is not the cause, this raises the error again.
+        return ship(dict(payload), registry=registry), str(error)
     return for_workers, shipment
 
 
 class ReaderProcess:
-    """A process with the user's iterable in it, which reads one pass after another.
+    """A process with the user's iterable, which reads one pass after another.
 
-    So the iterable keeps its state from pass to pass, as it does with `workers=0`.
+    The iterable keeps its state from pass to pass, as with `workers=0`.
 
-    Runs in: one thread, which starts and reaps the process. The kernel ends the process with that
-    thread.
+    Called by one thread, which starts and reaps the process. The kernel kills the process when that
+    thread ends.
 
     Args:
-        arena: has the stream's shipment.
-        place: offset and length of that.
-        files: descriptors of its data files: the caller's.
-        around: what the process finds around it.
+        arena: Shared memory with the stream's shipment.
+        place: Offset and length of the shipment.
+        files: Descriptors of the shipment's data files. The caller owns them.
+        around: Environment of the process.
     """
 
     def __init__(
@@ -125,15 +140,20 @@ class ReaderProcess:
         self.process: subprocess.Popen[bytes] | None = None
 
     def begin(self, data: socket.socket, epoch: int, start: int) -> None:
-        """Order a pass over a socket; start the process if there is none.
+        """Request a pass. Starts the process if there is none.
+
+        Args:
+            data: The reader's end of the pass's socket.
+            epoch: Epoch of the pass.
+            start: First position of the pass.
 
         Raises:
-            ValueError: the arena's descriptor is closed.
-            OSError: no process could be started.
+            ValueError: The arena's descriptor is closed.
+            OSError: No process could be started.
         """
         command = COMMAND.pack(epoch, start)
         if self._control is not None:
-            with contextlib.suppress(OSError):  # it has died since its last pass
+            with contextlib.suppress(OSError):  # the process has died since its last pass
                 socket.send_fds(self._control, [command], [data.fileno()])
                 return
             self.end()
@@ -149,7 +169,7 @@ class ReaderProcess:
         socket.send_fds(self._control, [command], [data.fileno()])
 
     def is_done(self, grace_s: float) -> bool:
-        """Wait until the process has let go of its pass; return False if it does not within some seconds."""
+        """Wait until the process has closed its pass; return False after `grace_s` seconds."""
         if self._control is None:
             return False
         self._control.settimeout(grace_s)
@@ -158,7 +178,7 @@ class ReaderProcess:
         return False
 
     def end(self) -> None:
-        """End the process, for which it has a moment if it waits for a pass. Blocks: until it is gone."""
+        """End the process, and wait for that. A process between passes can exit by itself first."""
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -170,12 +190,12 @@ class ReaderProcess:
 class ReaderPass:
     """One pass that a reader process reads.
 
-    Runs in: the feed's thread; other threads may only `stop`.
+    Called by the feed's thread. Other threads may only call `stop`.
 
     Args:
-        reader: reads it.
-        epoch: the pass.
-        start: its first position.
+        reader: The reader process.
+        epoch: Epoch of the pass.
+        start: First position of the pass.
     """
 
     def __init__(self, reader: ReaderProcess, epoch: int, start: int) -> None:
@@ -183,19 +203,21 @@ class ReaderPass:
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
-        self._begun = self._buffer[:0]  # what was received and is not read
+        self._begun = self._buffer[:0]  # received bytes that were not processed
         self._watch = machine.StopWatch()
         self._oom_kills = capacity.oom_kill_count()
         self._was_stopped = self._is_over = self._has_ended = False
 
     def frames(self, wanted: Callable[[], int]) -> Generator[Arriving, None, None]:
-        """Begin the pass, and give each batch as it comes, which the reader sends when it is asked for.
+        """Start the pass, and yield each batch as it arrives. Requests batches from the reader.
 
         Args:
-            wanted: how many may be on their way now; one always may.
+            wanted: Returns the number of batches that the reader may send now. It may always send
+                at least one.
 
         Raises:
-            StreamEnded: the stream has an error, or the process died; after all whole batches.
+            StreamEnded: The stream has raised, or the process has died. All complete batches were
+                yielded before.
         """
         try:
             ends = (machine.above_standard(end.detach()) for end in socket.socketpair())
@@ -223,9 +245,8 @@ class ReaderPass:
             if not self.has_more:
                 most = max(1, min(_MOST_ASKED, wanted()))
                 if asked <= most // 2:
-                    with contextlib.suppress(
-                        OSError
-                    ):  # it is gone; what it sent is still to be read
+                    # The reader may be gone. The data that it has sent can still be read.
+                    with contextlib.suppress(OSError):
                         ours.send(bytes(most - asked))
                     asked = most
             self._fill(header)
@@ -242,23 +263,25 @@ class ReaderPass:
 
     @property
     def has_more(self) -> bool:
-        """Whether the next batch is here already. Runs in: the feed's thread."""
+        """True if the next batch has arrived completely. Called by the feed's thread."""
         begun = self._begun
         return (
             len(begun) >= HEADER.size and len(begun) >= HEADER.size + HEADER.unpack_from(begun)[0]
         )
 
     def stop(self) -> None:
-        """Have `frames` end, and the process let go of the stream. Never blocks; any thread, also in a finalizer."""
+        """End `frames`, and let the process close the stream. Idempotent and non-blocking.
+
+        Called by any thread, and by finalizers.
+        """
         self._is_over = True
-        if self._socket is not None:  # else `frames` has not looked yet
+        if self._socket is not None:  # Otherwise `frames` has not started the pass yet.
             with contextlib.suppress(OSError):
-                self._socket.shutdown(
-                    socket.SHUT_RDWR
-                )  # closing is not enough: a fork of ours may have it, too
+                # Closing is not enough, because a fork of this process may have the socket too.
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End the pass, and with it a process that does not let go of it within a moment."""
+        """End the pass. Also ends a process that does not close the pass within GRACE_S seconds."""
         self.stop()
         if self._process is not None and (self._has_ended or not self._reader.is_done(GRACE_S)):
             self._reader.end()
@@ -266,7 +289,11 @@ class ReaderPass:
             self._socket.close()
 
     def _fill(self, view: memoryview) -> None:
-        """Fill it with what comes next. Blocks: until it is there. Raises `StreamEnded`: it will not come."""
+        """Fill a view with the next bytes. Blocks until they have arrived.
+
+        Raises:
+            StreamEnded: The pass was stopped, or the process has died.
+        """
         at = 0
         while at < len(view):
             if self._begun:
@@ -275,7 +302,9 @@ class ReaderPass:
                 at += count
             elif len(view) - at < len(self._buffer):
                 self._begun = self._buffer[: self._received(self._buffer)]
-            else:  # a large one comes whole: between two calls this thread may wait for the interpreter's lock
+            # A large part is received with one call. Between calls, this thread may have to wait
+            # for the interpreter's lock.
+            else:
                 at += self._received(view[at:], socket.MSG_WAITALL)
 
     def _received(self, view: memoryview, flags: int = 0) -> int:
@@ -285,20 +314,20 @@ class ReaderPass:
                 count = self._socket.recv_into(view, 0, flags)
                 if count:
                     return count
-                if self._is_over:  # this side has ended the pass, and the process may go on
+                if self._is_over:  # `stop` was called here, and the process may continue
                     raise StreamEnded(lambda position: closed_error())
                 self._has_ended = True
             except ConnectionResetError:
-                continue  # it ended before it read all that we sent; what it sent is still to be read
-            except BlockingIOError:  # none have come for `look_ms`
+                # The reader ended before it had read all requests. Its data can still be read.
+                continue
+            except BlockingIOError:  # nothing has arrived for `look_ms`
                 pass
-            if self._has_ended:  # and what it sent was read
+            if self._has_ended:  # and all its data was read
                 self._reader.end()
                 raise StreamEnded(functools.partial(reader_lost_error, self._death(self._process)))
             pid = self._process.pid
-            self._has_ended = child_process.has_ended(
-                pid
-            )  # children of the user's may hold its end of the socket
+            # Checked, because the user's child processes may keep the reader's end of the socket.
+            self._has_ended = child_process.has_ended(pid)
             if not machine.is_stopped(pid):
                 self._watch.runs()
             elif self._watch.is_too_long():
@@ -314,7 +343,13 @@ class ReaderPass:
 
 
 def _error(ended: Any, advice: str | None, position: int) -> LoaderpoolError:
-    """Return the error for what the reader told of, in its stream or in loading it."""
+    """Return the error for a failure that the reader has reported: of reading, or of loading.
+
+    Args:
+        ended: The failure.
+        advice: Advice for a failure of loading; None: reading has failed.
+        position: Position of the first missing item.
+    """
     if advice is None:
         return reading_error(ended, position)
     return setup_error(

@@ -1,12 +1,14 @@
-"""The reader: a clean interpreter with the user's iterable in it, which reads one pass after another.
+"""The reader process: a new interpreter with the user's iterable, which reads pass after pass.
 
 main process ── COMMAND, with the pass's own socket ──▶ reader
-main process ◀── a byte, when it has let go of the pass ── reader
+main process ◀── one byte, when the reader has closed the pass ── reader
 
 On the pass's socket:
 
-feed ── a byte for each batch that it may send ──▶ reader
-feed ◀── HEADER, then the items of a batch; or an error; or the end ── reader
+feed ── one byte for each batch that the reader may send ──▶ reader
+feed ◀── HEADER, then the items of a batch, or an error, or nothing at the end ── reader
+
+Runs in: the reader process, except HEADER and COMMAND, which the main process uses too.
 """
 
 from __future__ import annotations
@@ -35,25 +37,25 @@ from loaderpool.transport.reports import Failure, describe_failure, what_ended
 from loaderpool.worker.bundles import Frame, frames
 from loaderpool.worker.own_process import become_worker, end_stray, serve, settle_libraries
 
-HEADER = struct.Struct(
-    "<4Q"
-)  # of a frame: bytes, buffers, first position, rows; 0 rows: the end, or an error
-COMMAND = struct.Struct("<2q")  # a pass: its epoch, and its first position
-_MOST_ASKED = 1 << 10  # at once; a feed asks for fewer
+# of a frame: number of bytes, number of buffers, first position, rows. A frame with 0 rows is an
+# error. If it also has 0 bytes, it is the end.
+HEADER = struct.Struct("<4Q")
+COMMAND = struct.Struct("<2q")  # request of a pass: epoch and first position
+_MOST_ASKED = 1 << 10  # maximum number of requests to read at once; a feed sends fewer
 
 
 class _Sender:
-    """Sends what the feed asks for. Raises an OSError where it never will again."""
+    """Sends the batches that the feed requests. Raises OSError once the feed has ended the pass."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel, self._asked = channel, 0
 
     def send(self, frame: Frame) -> None:
-        """Send one frame. Blocks: until it is asked for.
+        """Send one frame. Blocks until the feed requests it.
 
-        What a handler raises comes between two frames: the feed would wait for the rest of one.
+        A signal handler cannot raise within a frame, because the feed would wait for the rest.
         """
-        gate_handlers()  # of any signal, which the stream may have set a moment ago
+        gate_handlers()  # called each time, because the stream may set a handler at any time
         with InterruptsHeld():
             if not self._asked:
                 self._asked = len(self._channel.recv(_MOST_ASKED))
@@ -64,13 +66,13 @@ class _Sender:
                 HEADER.pack(frame.nbytes, frame.buffers, frame.first, frame.rows),
                 *frame.parts,
             ]
-            large = len(parts) - frame.buffers  # where the arrays begin
+            large = len(parts) - frame.buffers  # index of the first array
             for part in (b"".join(parts[:large]), *parts[large:]):
                 self._channel.sendall(part)
 
 
 def _serve(start: Mapping[str, Any], control: socket.socket) -> None:
-    """Read passes until the main process wants no more."""
+    """Read the requested passes until the main process closes the control socket."""
     payloads = Payloads(Arena(start["arena"], start["arena_bytes"]), {0: list(start["files"])})
     stream: StreamSource | None = None
     while True:
@@ -83,15 +85,14 @@ def _serve(start: Mapping[str, Any], control: socket.socket) -> None:
                 stream = _load(payloads, start, sender)
             if stream is None:
                 return
-            with contextlib.suppress(
-                BrokenPipeError, ConnectionResetError
-            ):  # the rest is not wanted
+            # These errors mean that the rest of the pass is not wanted.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 _read(stream, payloads.loaded[0], sender, *COMMAND.unpack(message))
         control.send(b"\0")
 
 
 def _load(payloads: Payloads, start: Mapping[str, Any], sender: _Sender) -> StreamSource | None:
-    """Return the stream; None: it could not be loaded, which is sent."""
+    """Load the stream and return it. If that fails, send the error and return None."""
     try:
         fault_points.reach("reader.loading")
         payloads.load(0, *start["place"])
@@ -110,7 +111,11 @@ def _load(payloads: Payloads, start: Mapping[str, Any], sender: _Sender) -> Stre
 def _read(
     stream: StreamSource, payload: WorkerPayload, sender: _Sender, epoch: int, start: int
 ) -> None:
-    """Read a pass to its end. Raises what a socket does whose other end is closed: the rest is not wanted."""
+    """Read a pass to its end, and send its batches.
+
+    Raises:
+        OSError: The feed has closed its end, because the rest is not wanted.
+    """
     fault_points.reach("reader.pass_taken")
     config = payload.config
     try:
@@ -124,9 +129,10 @@ def _read(
                 fault_points.reach("reader.before_sending")
                 sender.send(frame)
                 fault_points.reach("reader.after_sending")
-                del frame  # its items need not be held while the next ones are read
+                del frame  # so that its items are freed before the next ones are read
         end_stray()
-    except BaseException as error:  # of the socket, too: then the next line meets it again
+    # Errors of the socket come here too. `send` then raises the same error again.
+    except BaseException as error:
         end_stray(error)
         sender.send(_failed(what_ended(error, epoch), None))
     else:
@@ -140,9 +146,10 @@ def _failed(ended: Failure | LoaderpoolError, advice: str | None) -> Frame:
 
 
 def main(start: Mapping[str, Any]) -> None:
-    """The reader process, from the first import to its end."""
+    """Run the reader process, from its first import to its end. Called by `child_process`."""
     process.become("reader")
-    become_worker(start["trainer_pid"])  # the thread that started us lives until we are gone
+    # The thread that started this process must live as long as the process.
+    become_worker(start["trainer_pid"])
     keep(ModuleStore(start["modules"]))
     if isinstance(sys.stderr, io.TextIOWrapper):
         faulthandler.enable()

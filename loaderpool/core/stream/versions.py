@@ -1,4 +1,4 @@
-"""`FeedVersions`: the feeds of a loader's stream, as the stream is now and as it was before."""
+"""`FeedVersions`: the feeds of a loader's stream: of its present version, and of earlier ones."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 
 class FeedVersions:
-    """Feeds of a stream: the present ones, and earlier ones that runs still read. Under the pool's lock.
+    """Feeds of a stream: of the version that was sent last, and of earlier ones that runs use.
+
+    Called under the pool's lock, except `stop`.
 
     Attributes:
-        present: Feeds of the stream as it was sent last; None: the source is no stream, or was not sent yet.
-        earlier: Feeds of the stream as it was before.
+        present: Feeds of the present stream; None: the source is no stream, or was not sent yet.
+        earlier: Feeds of the stream's earlier versions.
     """
 
     def __init__(self, stream: StreamSource | None, plan: Plan) -> None:
@@ -33,17 +35,18 @@ class FeedVersions:
         self._has_warned = False
 
     def renew(self, owner: FeedOwner, pool: WorkerPool, shipment: Shipment | str) -> None:
-        """Read the stream of this shipment in later passes.
+        """Use the stream of this shipment for later passes.
 
         Args:
             owner: Engine of the loader.
             pool: Pool of the loader.
-            shipment: What the reader is sent, or why there is none.
+            shipment: Shipment for the reader, or the reason why there is no reader.
 
         Raises:
-            MemoryLimitError: There is no shared memory for it.
+            MemoryLimitError: There is too little shared memory for the stream's data.
         """
-        from loaderpool.core.stream.feed import StreamFeeds  # which few loaders need
+        # Imported here, because few loaders need it.
+        from loaderpool.core.stream.feed import StreamFeeds
 
         before = self.present
         if before is not None and (
@@ -60,7 +63,7 @@ class FeedVersions:
             self.earlier.append(before)
 
     def difference(self, shipment: Shipment) -> Difference | None:
-        """Return the difference of a shipment from the stream that readers have; None if there is none."""
+        """Return the difference of a shipment from the stream that readers have, or None."""
         return Difference("") if self.present is None else self.present.difference(shipment)
 
     def of_pass(self, epoch: int, plan: Plan) -> Feed | None:
@@ -68,7 +71,7 @@ class FeedVersions:
         return None if self.present is None else self.present.of_pass(epoch, plan)
 
     def begin_first(self) -> None:
-        """Start to read the item for the first sample."""
+        """Start to read the item for the first sample, unless that has begun."""
         if self.present is not None and self.present.first is None:
             self.present.begin()
 
@@ -78,36 +81,43 @@ class FeedVersions:
             self.present.begin_again()
 
     def why_no_item(self) -> Callable[[], LoaderpoolError] | None:
-        """Return the maker of the error that the first pass had no item; None: it had, or may yet have."""
+        """Return a function that makes an error if the first pass has no item, otherwise None.
+
+        Returns None as long as an item may still arrive.
+        """
         first = None if self.present is None else self.present.first
         if first is None or first.end is None or first.made:
             return None
         return first.make_error or functools.partial(SourceError, nothing_there(self._plan))
 
     def has_first_item(self, feed: Feed) -> bool:
-        """Return True if a feed has just got the item for the first sample."""
+        """Return True if the feed has just received the item for the first sample."""
         first = None if self.present is None else self.present.first
         return feed is first and feed.made == 1 and feed.end is None
 
     def warn_of_lost_counts(self) -> None:
-        """Warn, once, if the stream counts its passes: it starts again from this process's copy."""
+        """Warn, once, if the stream counts its passes, because a new reader loses the counts."""
         assert self._stream is not None
         names = counted_in_passes(type(self._stream.items))
         if names and not self._has_warned:
             self._has_warned = True
             shown = ", ".join(f"source.{name}" for name in names)
             warn(
-                "The stream has changed, so it begins again from this process's copy. It loses what it "
-                f"counted in {shown} in another process. Set that before each epoch, too"
+                "The stream has changed, so it begins again from this process's copy. It loses "
+                f"what it counted in {shown} in another process. Set that before each epoch, too"
             )
 
     def free(self, in_use: set[int]) -> None:
-        """Release the memory of feeds that are over, except those with these ids."""
+        """Release the memory of feeds that are over, except feeds with these ids."""
         for feeds in self._all():
             feeds.free(in_use)
 
     def free_earlier(self, in_use: set[int]) -> None:
-        """Release earlier feeds whose reading has ended."""
+        """Release earlier versions whose reading has ended.
+
+        Args:
+            in_use: Ids of feeds that runs use.
+        """
         for feeds in [*self.earlier]:
             feeds.free(in_use)
             if feeds.is_done:
@@ -115,12 +125,12 @@ class FeedVersions:
                 self.earlier.remove(feeds)
 
     def free_all(self) -> None:
-        """Release all memory. No worker is left."""
+        """Release all memory. Called when no worker is left."""
         for feeds in self._all():
             feeds.free_all()
 
     def stop(self) -> None:
-        """Stop all reading. Without the lock; called by any thread, and by finalizers."""
+        """Stop all reading. Called by any thread, and by finalizers, without the lock."""
         for feeds in self._all():
             feeds.stop()
 
