@@ -5,6 +5,7 @@ Called in the main process. "Under the lock" refers to the pool's lock.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from loaderpool.core.changes import COMPARED_BYTES, ObjectChanges, Shipments, Shipping
@@ -187,16 +188,17 @@ class PoolEngine:
         with self.pool.lock:
             self.pool.check_usable()
             self.check(self.version)
-            feed = self.feeds.of_pass(place.epoch, self.plan.after(place.start))
-            run = PoolRun(self, self.version, self.pool, place, limit, feed)
-            self.runs.note_start(run)
-            try:
+            with contextlib.ExitStack() as undo:
+                feed = self.feeds.of_pass(place.epoch, self.plan.after(place.start))
+                if feed is not None:
+                    undo.callback(feed.stop)
+                run = PoolRun(self, self.version, self.pool, place, limit, feed)
+                undo.callback(run.end)
+                self.runs.note_start(run)
                 run.begin()
                 if feed is not None and not feed.is_started:
                     feed.start()
-            except BaseException:
-                run.end()
-                raise
+                undo.pop_all()
             # Last, so that the new run gets the slots that an unloaded version would return.
             self._drop_outdated()
             return run

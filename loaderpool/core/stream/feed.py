@@ -477,7 +477,8 @@ class StreamFeeds:
         for feed in list(self._feeds):
             if feed.is_over and id(feed) not in in_use:
                 feed.free()
-                if feed.is_gone:  # Otherwise `stop` must still wait for its thread.
+                # A feed with a running thread stays, because `stop` must wait for the thread.
+                if feed.is_gone or not feed.is_started:
                     self._feeds.remove(feed)
 
     def free_all(self) -> None:
