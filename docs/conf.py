@@ -79,7 +79,7 @@ def _with_links(app, relative_path, parent_docname, content):
 
 
 def _with_fields(app, what, name, thing, options, lines):
-    """Append a dataclass's fields, whose meaning is the comment beside each."""
+    """Append a dataclass's fields, whose meaning is the comment beside or above each."""
     if (
         what != "class"
         or not dataclasses.is_dataclass(thing)
@@ -87,9 +87,15 @@ def _with_fields(app, what, name, thing, options, lines):
     ):
         return
     for cls in thing.__mro__[:-1]:
+        above = []
         for line in inspect.getsource(cls).splitlines() if dataclasses.is_dataclass(cls) else ():
-            if found := re.match(r"    (\w+): ([^=#]+?)(?: = [^#]+)?  # (.+)$", line):
-                lines += [f":param {found[1]}: {found[3]}", f":type {found[1]}: {found[2]}"]
+            if line.startswith("    # "):
+                above.append(line.strip("# "))
+                continue
+            found = re.match(r"    (\w+): ([^=#]+?)(?: = [^#]+)?(?:  # (.+))?$", line)
+            if found and (said := found[3] or " ".join(above)):
+                lines += [f":param {found[1]}: {said}", f":type {found[1]}: {found[2]}"]
+            above = []
 
 
 def _write_for_agents(app, exception):

@@ -1,5 +1,5 @@
-"""Run your Python preprocessing function in parallel worker processes and feed the batches to Keras, TensorFlow,
-PyTorch or JAX.
+"""Run your Python preprocessing function in parallel worker processes and feed the batches to
+Keras, TensorFlow, PyTorch or JAX.
 
 Workers return batches through shared memory. Batches are bit-identical for any number of workers.
 """
@@ -10,10 +10,10 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.errors import *  # noqa: F403  # as __all__ there names them
+from loaderpool.errors import *  # noqa: F403  # public names, listed in `__all__` of that module
 from loaderpool.errors import __all__ as _ERRORS
 
-if TYPE_CHECKING:  # for type checkers: the names below, which are imported when they are used
+if TYPE_CHECKING:  # for type checkers; at run time, these names are imported when they are used
     from loaderpool.cache.setting import Cache as Cache
     from loaderpool.config import Buckets as Buckets
     from loaderpool.config import Limits as Limits
@@ -41,8 +41,8 @@ if TYPE_CHECKING:  # for type checkers: the names below, which are imported when
 
 __version__ = "0.1.0"
 
-# Imported when used: a supervisor imports this package, too, and needs nothing of the trainer's; the first batch waits
-# for its start.
+# Modules that are imported when a name is used. A supervisor imports this package too and needs
+# none of the main process's modules. The first batch waits for the supervisor's start.
 _MODULES = {
     "cache.setting": "Cache",
     "element.spec": "ArraySpec RaggedArray",
@@ -79,9 +79,8 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-if (
-    "LOADERPOOL_START" in os.environ
-):  # the executable, which is no Python, has begun this program anew
+# A frozen executable, which is not Python, has started this program again as a child process.
+if "LOADERPOOL_START" in os.environ:
     from loaderpool.core.child_process import become_child
 
     become_child()

@@ -1,6 +1,6 @@
-"""Checks of what users give: whole numbers, bytes, functions that can be called.
+"""Checks of arguments from users: integers, bytes, paths, functions.
 
-Each returns the value in one form, or raises an ArgumentError that names the argument.
+Each check returns the value in one form, or raises an ArgumentError that names the argument.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from loaderpool.system.annotations import signature_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Below: nanoseconds that round to 0 would mean "no timeout". Above: what the messages' 64-bit words do not hold.
+# Smaller: nanoseconds that round to 0 would mean "no timeout". Larger: the 64-bit words of messages
+# cannot hold it.
 _MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 0.001, 10**9
-# In bytes, as Linux has them; a longer one would be an error of its own, with all of it.
+# Bytes, as on Linux. For a longer path, the system would raise an error that contains all of it.
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255
 _UNITS = {
     "": 1,
@@ -44,7 +45,11 @@ _UNITS = {
 def whole_number(
     name: str, value: Any, *, at_least: int, at_most: int | None = None, hint: str = ""
 ) -> int:
-    """A whole number within bounds, from anything that is one for Python."""
+    """Return a number within bounds from an object with `__index__`, except bool.
+
+    Raises:
+        ArgumentError: it is not such a number.
+    """
     suffix = f" ({hint})" if hint else ""
     if isinstance(value, bool):
         raise ArgumentError(f"{name} must be an integer, got {brief(value)}{suffix}")
@@ -62,7 +67,10 @@ def whole_number(
 
 
 def read_bytes_count(name: str, value: Any) -> int | None:
-    """A number of bytes, at least 1, from an int or a text such as "512MiB" or "1.5GB"; None stays None."""
+    """Return a number of bytes, at least 1, from an int or a string such as "512MiB" or "1.5GB".
+
+    None stays None.
+    """
     if value is None:
         return None
     if not isinstance(value, str):
@@ -73,19 +81,21 @@ def read_bytes_count(name: str, value: Any) -> int | None:
     amount = 0 if match is None else float(match[1]) * _UNITS[(match[2] or "").lower()]
     if not 1 <= amount < math.inf:
         raise ArgumentError(
-            f'{name} must be a number of bytes >= 1 or a string such as "512MiB", got {brief(value)}'
+            f'{name} must be a number of bytes >= 1 or a string such as "512MiB", '
+            f"got {brief(value)}"
         )
     return int(amount)
 
 
 def read_seconds(name: str, value: Any) -> float | None:
-    """A number of seconds that a wait can have; None stays None."""
+    """Return a number of seconds that a wait supports; None stays None."""
     if value is None:
         return None
-    number: Any = value  # `Real` has no comparison with numbers, for mypy
+    # `Real` has no comparison with numbers, for mypy.
+    number: Any = value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentError(f"{name} must be a number of seconds or None, got {brief(value)}")
-    if not _MIN_TIMEOUT_S <= number <= _MAX_TIMEOUT_S:  # not NaN either
+    if not _MIN_TIMEOUT_S <= number <= _MAX_TIMEOUT_S:  # also refuses NaN
         bounds = f"from {_MIN_TIMEOUT_S} to {_MAX_TIMEOUT_S}"
         raise ArgumentError(
             f"{name} must be {bounds} seconds, or None for no limit, got {brief(value)}"
@@ -94,8 +104,8 @@ def read_seconds(name: str, value: Any) -> float | None:
 
 
 def read_path(name: str, value: Any) -> Path:
-    """The path of a file that shall be written; whether it can be is not looked at."""
-    from pathlib import Path  # which `import loaderpool` shall not wait for
+    """Return the path of a file to write. The file system is not checked."""
+    from pathlib import Path  # imported here, because `import loaderpool` does not need it
 
     if not isinstance(value, (str, os.PathLike)) or isinstance(text := os.fspath(value), bytes):
         raise ArgumentError(
@@ -111,7 +121,7 @@ def read_path(name: str, value: Any) -> Path:
 
 
 def whole_numbers(name: str, value: Any, *, at_most: int) -> tuple[int, ...]:
-    """Whole numbers from 1 on, out of anything that has an order and can be iterated."""
+    """Return integers from 1 on, from any ordered iterable."""
     if isinstance(value, (str, bytes, Mapping, AbstractSet)) or not isinstance(value, Iterable):
         raise ArgumentError(
             f"{name} must be a list of integers, got {brief(value)} of type {type(value).__name__}"
@@ -125,8 +135,12 @@ def whole_numbers(name: str, value: Any, *, at_most: int) -> tuple[int, ...]:
 def check_signature(
     name: str, function: Callable[..., Any], example: str, may_take: tuple[str, ...]
 ) -> None:
-    """Check that a function can be called as `example` says, also with what it takes of `may_take`."""
-    # What a call must fit is not what `functools.wraps` shows, where both can be read.
+    """Check that a function can be called as `example` shows.
+
+    Keyword arguments of `may_take` that the function accepts are passed too.
+    """
+    # The signature of the wrapper itself counts, not the one of `functools.wraps`, if both can be
+    # read.
     signature = signature_of(function, follow_wrapped=False) or signature_of(
         function, follow_wrapped=True
     )
@@ -141,7 +155,10 @@ def check_signature(
     try:
         signature.bind(*arguments, **keywords)
     except TypeError as error:
-        called = f"{getattr(function, '__qualname__', type(function).__name__)}{shortened(_shown(signature))}"
+        called = (
+            f"{getattr(function, '__qualname__', type(function).__name__)}"
+            f"{shortened(_shown(signature))}"
+        )
         missing = re.search(r"missing .*'\w*(gen|rand|rng|seed|state)\w*'", str(error))
         is_for_rng = missing is not None and "rng" in may_take and "rng" not in keywords
         more = ". Name a parameter rng to get a random number generator" * is_for_rng
@@ -150,11 +167,13 @@ def check_signature(
 
 
 def open_parameter(function: Any, name: str, given: int = 1) -> inspect.Parameter | None:
-    """Return the parameter that a call with `name=` reaches; None: there is none, or it is the user's.
+    """Return the parameter that a call with `name=` sets; None if it must not be set.
 
-    It is the user's where `partial` or one of the arguments that are given by position binds it, or where its default
-    is not None. The functions are looked at in the order in which the call goes through them, so a wrapper's default
-    counts, and not what `functools.wraps` has it look like.
+    None: there is no such parameter, or the user sets it.
+
+    The user sets it if `partial` or a positional argument binds it, or if its default is not None.
+    The functions are checked in the order of the calls. So the default of a wrapper counts, not the
+    signature that `functools.wraps` shows.
     """
     if function is None:
         return None
@@ -181,21 +200,21 @@ def open_parameter(function: Any, name: str, given: int = 1) -> inspect.Paramete
             return found if is_open else None
         if all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters):
             return None
-    # It passes on what it is given by name, to what it wraps.
+    # The function passes keyword arguments on to the function that it wraps.
     wrapped = getattr(function, "__wrapped__", None)
     if wrapped is None and callable(function) and isinstance(function.__call__, types.MethodType):
         wrapped = function.__call__
     return open_parameter(wrapped, name, given)
 
 
-# Stands in a partial for an argument that the call gives, from Python 3.14 on.
+# Placeholder in a partial for an argument that the call passes, from Python 3.14 on.
 _PLACEHOLDER: Any = getattr(functools, "Placeholder", object())
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def _shown(signature: inspect.Signature) -> str:
-    """Return a signature as text, without quotes around annotations that Python 3.14 has as text."""
+    """Return a signature as text. Python 3.14 would put quotes around annotations that are text."""
     if sys.version_info >= (3, 14):
         return signature.format(quote_annotation_strings=False)
     return str(signature)

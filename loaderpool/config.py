@@ -1,4 +1,4 @@
-"""The settings of a loader, checked when they are made so that a wrong value fails in the caller's line."""
+"""Settings of a loader, checked when they are made: errors point to the caller's line."""
 
 from __future__ import annotations
 
@@ -19,35 +19,40 @@ from loaderpool.hints import known_names_only
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# Deaths of workers, and within how many seconds, before a general fault is assumed. Fewer would stop a run on a machine
-# short of memory for a moment; with more, a fault that hits every worker goes on for minutes before anybody is told.
+# Number of worker deaths, and the seconds within which they count, after which a general fault is
+# assumed. Smaller: a machine that is short of memory for a moment would stop a run. Larger: a fault
+# that stops every worker would stay unreported for minutes.
 DEFAULT_RESTARTS = (50, 60.0)
-# What travels in the messages' 64-bit words must fit them; these bounds are far beyond what anybody means.
+# Bounds of values in the 64-bit words of messages. They are far above any useful value.
 MAX_EPOCH, _MOST_RESTARTS = 2**62, 2**31
-# The board has one cell per worker; more would only cost address space, but no machine forks as many usefully.
+# Most workers of a pool. The board has a cell for each. Larger: more address space, but no machine
+# runs so many processes usefully.
 MAX_WORKERS = 1024
-# Threads of one worker. More would wait for the one interpreter lock that they share, and workers share none.
+# Threads of one worker. Larger: more threads wait for the one interpreter lock that they share.
+# Workers share none.
 MAX_THREADS = 256
-# Bucket numbers are kept in 16 bits an item, which sort in linear time. No loader has as many batch shapes.
+# Bucket numbers take 16 bits per item, which sort in linear time. No loader has that many batch
+# shapes.
 _MOST_BOUNDARIES = (1 << 16) - 1
 _MAX_LENGTH = 2**63 - 1
 _MAX_ROWS = 2**31
-# What one call of the function makes: a row, a batch of several items, or a whole batch of one item.
+# Result of one call of the function: a row, a batch of several items, or a whole batch of one item.
 UnitKind = Literal["sample", "batch", "element"]
 
 _Group = TypeVar("_Group")
 
 
-@dataclasses.dataclass(
-    frozen=True, init=False, eq=False
-)  # `by` may be an array, which has no plain equality
+# `by` may be an array, which has no plain equality.
+@dataclasses.dataclass(frozen=True, init=False, eq=False)
 class Buckets:
     """Batches of items of similar length, like `tf.data.Dataset.bucket_by_sequence_length`.
 
     Args:
         by: Length of each item of the source, as a list or integer array.
-        boundaries: Increasing lengths. Bucket `i` has the lengths from `boundaries[i-1]` to below `boundaries[i]`.
-        batch_sizes: Batch size of each bucket, one more than `boundaries`. Default: the loader's `batch_size`.
+        boundaries: Increasing lengths. Bucket `i` has the lengths from `boundaries[i-1]` to below
+            `boundaries[i]`.
+        batch_sizes: Batch size of each bucket, one more than `boundaries`. Default: the loader's
+            `batch_size`.
 
     Example:
         >>> import numpy as np
@@ -75,9 +80,10 @@ class Buckets:
             name = getattr(by, "__name__", "")
             length = name if name.isidentifier() else "length"
             raise ArgumentError(
-                "Buckets.by must be the lengths of all items, got a function. Write lp.Buckets("
-                f"[{length}(item) for item in source], ...). If this is slow, let workers compute them: "
-                f"lengths = numpy.concatenate([*lp.Loader(source, {length}, batch_size=1000)])"
+                "Buckets.by must be the lengths of all items, got a function. Write "
+                f"lp.Buckets([{length}(item) for item in source], ...). If this is slow, let "
+                f"workers compute them: lengths = numpy.concatenate([*lp.Loader(source, {length}, "
+                "batch_size=1000)])"
             )
         edges = whole_numbers("Buckets.boundaries", boundaries, at_most=_MAX_LENGTH)
         if not 1 <= len(edges) <= _MOST_BOUNDARIES:
@@ -97,8 +103,8 @@ class Buckets:
         )
         if sizes is not None and len(sizes) != len(edges) + 1:
             raise ArgumentError(
-                f"Buckets.batch_sizes must have one number for each bucket, {len(edges) + 1} with {len(edges)} "
-                f"boundaries, got {len(sizes)}"
+                f"Buckets.batch_sizes must have one number for each bucket, {len(edges) + 1} with "
+                f"{len(edges)} boundaries, got {len(sizes)}"
             )
         _set(self, by=by, boundaries=edges, batch_sizes=sizes)
 
@@ -128,15 +134,19 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Limits:
-    """Resource limits of a loader: memory for buffered batches, time per sample, and worker restarts.
+    """Resource limits of a loader: memory for buffered batches, time per sample, and worker
+    restarts.
 
     Args:
-        memory: Bytes for buffered batches, or a string such as `"512MiB"`. Default: 25 % of free memory, up to 2 GiB;
-            divided by the processes of a distributed training on this machine.
-        timeout_s: Longest time of one sample in seconds; a longer one is an error. Default: `None`, no limit.
-        restarts: Worker restarts allowed in 60 s, or a pair of a number and seconds; `None`: any. Default: `(50, 60)`.
-        restarts_per_item: Crashes of one task, at least 2, before it is given up; the last two must be at the same
-            sample. That sample is an error, or skipped if `on_error` allows it. Default: 3.
+        memory: Bytes for buffered batches, or a string such as `"512MiB"`. Default: 25 % of free
+            memory, up to 2 GiB; divided by the processes of a distributed training on this machine.
+        timeout_s: Longest time of one sample in seconds; a longer one is an error. Default: `None`,
+            no limit.
+        restarts: Worker restarts allowed in 60 s, or a pair of a number and seconds; `None`: any.
+            Default: `(50, 60)`.
+        restarts_per_item: Crashes of one task, at least 2, before it is given up; the last two must
+            be at the same sample. That sample is an error, or skipped if `on_error` allows it.
+            Default: 3.
     """
 
     memory: int | None
@@ -165,7 +175,14 @@ class Limits:
 
 
 def check_group(name: str, value: Any, kind: type[_Group], also: str = "") -> _Group | None:
-    """An argument of a loader that is a group, or None; `also` says what else might have been given."""
+    """Return a loader's argument if it is a `kind` or None.
+
+    Args:
+        name: of the argument, for the error.
+        value: the argument.
+        kind: the class of settings.
+        also: other accepted values, for the error.
+    """
     if value is None or isinstance(value, kind):
         return value
     wanted = f"a loaderpool.{kind.__name__}({', '.join(kind.__annotations__)}){also}"
@@ -175,7 +192,7 @@ def check_group(name: str, value: Any, kind: type[_Group], also: str = "") -> _G
 
 
 def check_restarts(name: str, value: Any) -> tuple[int, float] | None:
-    """Deaths of workers that are made good, and within how many seconds; None: no limit."""
+    """Return the allowed number of worker deaths, and their window in seconds; None: no limit."""
     if value is None:
         return None
     count, seconds = (
@@ -195,77 +212,83 @@ def _set(group: Any, **fields: Any) -> None:
 
 
 class ErrorPolicy(NamedTuple):
-    """What happens when the user's function raises."""
+    """Reaction to an exception of the user's function."""
 
-    action: Literal[
-        "raise", "skip", "replace"
-    ]  # raise; leave the row out; let the next good row stand in
-    budget: int | float | None = (
-        None  # errors allowed in a pass: an int is a number, a float a share of the rows
-    )
+    # Raise the exception, leave the row out, or use the next good row instead.
+    action: Literal["raise", "skip", "replace"]
+    # Errors allowed in a pass; an int is a number, a float a fraction of the rows.
+    budget: int | float | None = None
 
     def allows(self, errors: int, rows: int) -> bool:
-        """Whether a pass of `rows` rows may have `errors` errors."""
+        """Return True if a pass of `rows` rows may have `errors` errors."""
         if self.budget is None:
             return True
         return errors <= (self.budget if isinstance(self.budget, int) else self.budget * rows)
 
 
 class BucketSettings(NamedTuple):
-    """What workers know of `Buckets`."""
+    """The part of `Buckets` that workers need."""
 
-    boundaries: tuple[
-        int, ...
-    ]  # rising; bucket i has the lengths from boundaries[i-1] to below boundaries[i]
-    batch_sizes: tuple[int, ...]  # rows of a full batch of each bucket: one more than boundaries
+    # Increasing; bucket i has the lengths from boundaries[i-1] to below boundaries[i].
+    boundaries: tuple[int, ...]
+    # Rows of a full batch of each bucket: one more than `boundaries`.
+    batch_sizes: tuple[int, ...]
 
 
 class Auto(NamedTuple):
-    """Bounds within which a pool finds its number of workers while training runs; `workers="auto"` is `Auto()`."""
+    """Bounds within which a pool finds its number of workers during training.
+
+    `workers="auto"` is `Auto()`.
+    """
 
     fewest: int = 1
-    most: int | None = (
-        None  # None: four for each CPU, and at least 32 on a machine: workers may wait for a disk
-    )
+    # None: four per CPU, and at least 32 on a machine, because workers may wait for a disk.
+    most: int | None = None
 
     def bounds(self, cpus: int, processes: int = 1) -> tuple[int, int]:
-        """The fewest and the most workers with so many CPUs, beside other processes that have pools, too."""
+        """Return the smallest and largest number of workers for `cpus` CPUs.
+
+        `processes` is the number of processes that have pools on this machine.
+        """
         return self.fewest, self.most or min(
             MAX_WORKERS, max(4 * cpus, 32 // processes, self.fewest)
         )
 
     def first(self, cpus: int, processes: int = 1) -> int:
-        """How many there are at first."""
+        """Return the number of workers at the start."""
         fewest, most = self.bounds(cpus, processes)
         return min(most, max(fewest, cpus))
 
 
 class LoaderConfig(NamedTuple):
-    """Settings of one loader, as `Loader` takes them, checked and in one form."""
+    """Checked settings of one loader, in one form."""
 
-    batch_size: (
-        int | None
-    )  # rows of a full batch (the most, by length); None: what `fn` returns is one element
-    workers: int | Auto  # processes; 0: in the caller's process; `Auto` also where a pool is shared
-    shuffle: bool  # a permutation of all indices, another one each epoch
-    shuffle_window: int  # of a stream: how many items are shuffled among each other; 0: none
-    seed: int  # keys order and random streams
+    # Rows of a full batch (the largest, with buckets); None: a return value of `fn` is one element.
+    batch_size: int | None
+    # Number of processes; 0: none, run in the caller's process; also `Auto` if a pool is shared.
+    workers: int | Auto
+    shuffle: bool  # another permutation of all indices in each epoch
+    # Number of a stream's items that are shuffled among each other; 0: none.
+    shuffle_window: int
+    seed: int  # determines order and random streams
     drop_remainder: bool  # leave out the last, smaller batch
-    deterministic: bool  # in the plan's order; False: as batches are finished
-    shard: Shard  # which share of the epoch is this loader's
-    pad: Any  # True (zeros), a value, or one for each component: samples are padded to the batch's largest
-    ragged: bool  # components of varied length are ragged
+    # True: batches in the plan's order; False: in the order in which they are finished
+    deterministic: bool
+    shard: Shard  # share of the epoch for this loader
+    # Pad samples to the largest of the batch: with True (zeros), a value, or one for each
+    # component.
+    pad: Any
+    ragged: bool  # components of varying length are ragged
     on_error: ErrorPolicy
-    buckets: BucketSettings | None  # batching by length
-    threads: int  # calls that each worker makes at the same time
-    seed_globals: (
-        bool | Literal["auto"]
-    )  # reseed global generators for each sample; "auto": where one is drawn from
+    buckets: BucketSettings | None  # batching by length; None: off
+    threads: int  # number of simultaneous calls in each worker
+    # Reseed global generators for each sample; "auto": if the function draws from one.
+    seed_globals: bool | Literal["auto"]
     limits: Limits
 
     @staticmethod
     def checked(arguments: Mapping[str, Any]) -> LoaderConfig:
-        """Check and normalise the settings among the arguments of `Loader`, all of which are in `arguments` by name."""
+        """Return the checked settings among all `arguments` of `Loader`."""
         batch_size = arguments["batch_size"]
         if batch_size is not None:
             hint = "None: do not batch"
@@ -278,7 +301,8 @@ class LoaderConfig(NamedTuple):
             sizes = given.batch_sizes
             if sizes is None and batch_size is None:
                 raise ArgumentError(
-                    "buckets needs a batch_size, or Buckets(batch_sizes=...) with one for each bucket"
+                    "buckets needs a batch_size, or Buckets(batch_sizes=...) with one for each "
+                    "bucket"
                 )
             buckets = BucketSettings(
                 given.boundaries, sizes or (batch_size or 0,) * (len(given.boundaries) + 1)
@@ -306,8 +330,9 @@ class LoaderConfig(NamedTuple):
             )
         if threads > 1 and seed_globals is True:
             raise ArgumentError(
-                f"seed_globals=True and threads={threads} cannot be combined, as threads share the global generators. "
-                "Give the function a parameter rng and draw from it, or set threads=1"
+                f"seed_globals=True and threads={threads} cannot be combined, as threads share the "
+                "global generators. Give the function a parameter rng and draw from it, or set "
+                "threads=1"
             )
         return LoaderConfig(
             batch_size=batch_size,
@@ -323,27 +348,30 @@ class LoaderConfig(NamedTuple):
             on_error=_error_policy(arguments["on_error"]),
             buckets=buckets,
             threads=threads,
-            seed_globals=seed_globals,  # type: ignore[arg-type]  # as checked above
+            seed_globals=seed_globals,  # type: ignore[arg-type]  # checked above
             limits=check_group("limits", arguments["limits"], Limits) or Limits(),
         )
 
     @property
     def static_rows(self) -> int | None:
-        """Rows that every batch has; None: they differ, as where failing rows are left out."""
+        """Number of rows of every batch; None if it varies, as when failing rows are left out."""
         is_one = self.buckets is None or len(set(self.buckets.batch_sizes)) == 1
         is_whole = self.drop_remainder and self.on_error.action != "skip"
         return self.batch_size if is_whole and is_one else None
 
 
 def unit_of(config: LoaderConfig, batch_fn: object) -> UnitKind:
-    """Return what one call of the function makes."""
+    """Return the kind of result of one call of the function."""
     if batch_fn is not None:
         return "batch"
     return "sample" if config.batch_size is not None else "element"
 
 
 def check_workers(value: Any, of_pool: bool = False) -> int | Auto:
-    """The checked `workers` argument: `Auto`, or a number up to MAX_WORKERS, from 0; of a pool from 1."""
+    """Return the checked `workers` argument: `Auto`, or a number up to MAX_WORKERS.
+
+    The number may be 0, but for a pool (`of_pool`) it is at least 1.
+    """
     if isinstance(value, tuple) and len(value) == 2:
         least = whole_number("workers[0]", value[0], at_least=1, at_most=MAX_WORKERS)
         most = (
@@ -365,14 +393,14 @@ def check_workers(value: Any, of_pool: bool = False) -> int | Auto:
 
 
 def flag(name: str, value: Any, also: str = "") -> bool:
-    """A checked argument that is True or False."""
+    """Return a checked argument that must be True or False."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise ArgumentError(f"{name} must be True or False{also}, got {brief(value)}")
 
 
 def _shuffle(value: Any) -> bool | int:
-    """True, False, or how many items of a stream are shuffled among each other."""
+    """Return True, False, or the number of a stream's items that are shuffled among each other."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         return flag("shuffle", value, ", or for a stream a number of items")
     return whole_number(
@@ -384,18 +412,17 @@ def _error_policy(value: Any) -> ErrorPolicy:
     action, budget = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if not isinstance(action, str) or action not in ("raise", "skip", "replace"):
         raise ArgumentError(
-            'on_error must be "raise", "skip", "replace", or a pair with the errors allowed per epoch, such as '
-            f'("skip", 10) or ("skip", 0.01), got {brief(value)}'
+            'on_error must be "raise", "skip", "replace", or a pair with the errors allowed per '
+            f'epoch, such as ("skip", 10) or ("skip", 0.01), got {brief(value)}'
         )
     if budget is None:
         return ErrorPolicy(action)  # type: ignore[arg-type]
     is_count = isinstance(budget, numbers.Integral)
     is_number = isinstance(budget, numbers.Real) and not isinstance(budget, bool)
-    if (
-        action == "raise" or not is_number or not 0 <= budget <= (math.inf if is_count else 1)
-    ):  # not NaN either
+    # The bounds also refuse NaN.
+    if action == "raise" or not is_number or not 0 <= budget <= (math.inf if is_count else 1):
         raise ArgumentError(
-            f'on_error[1], of "skip" or "replace", must be a number of errors (int) >= 0 or a fraction (float) from 0 '
-            f"to 1, got {brief(budget)}"
+            'on_error[1], of "skip" or "replace", must be a number of errors (int) >= 0 or a '
+            f"fraction (float) from 0 to 1, got {brief(budget)}"
         )
     return ErrorPolicy(action, int(budget) if is_count else float(budget))  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
-"""Every error loaderpool raises: a `LoaderpoolError` that is also the builtin one would expect.
+"""Errors that loaderpool raises. Each is a `LoaderpoolError` and the matching builtin error.
 
-A message says what happened, to whom, the likely cause, and the setting to change with its present value.
+A message contains the event, the thing concerned, the likely cause, and the setting to change with
+its current value.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any
 
-# The public ones; the functions are our own.
+# Public names. The functions of this module are internal.
 __all__ = [
-    "ArgumentError", "CacheError", "ClosedError", "ClusterError", "LargeDataWarning", "LoaderpoolError",
-    "LoaderpoolWarning", "MemoryLimitError", "PoolBrokenError", "SampleError", "SampleTimeoutError", "SetupError",
-    "SourceError", "SpecMismatchError", "StateError", "UnpicklableError", "WorkerLostError",
+    "ArgumentError", "CacheError", "ClosedError", "ClusterError", "LargeDataWarning",
+    "LoaderpoolError", "LoaderpoolWarning", "MemoryLimitError", "PoolBrokenError", "SampleError",
+    "SampleTimeoutError", "SetupError", "SourceError", "SpecMismatchError", "StateError",
+    "UnpicklableError", "WorkerLostError",
 ]  # fmt: skip
-# Characters of a value in a message: fewer would hide which one it is, more would bury what is said of it.
+# Characters of a value in a message. Smaller: the value may not be recognized. Larger: the value
+# hides the rest of the message.
 _MOST_SHOWN = 200
 
 
@@ -33,7 +36,8 @@ class ArgumentError(LoaderpoolError, ValueError, TypeError):
 
 
 class SourceError(LoaderpoolError, TypeError, RuntimeError):
-    """Raised when the source cannot be read or its stream raises; also of the original exception's type if possible.
+    """Raised when the source cannot be read or its stream raises; also of the original exception's
+    type if possible.
 
     Attributes:
         position: Position in the stream of the first item that is in no batch, or `None`.
@@ -58,7 +62,7 @@ class SetupError(LoaderpoolError, RuntimeError):
     """Raised when a worker cannot load the function and the source, or when `setup` raises."""
 
     _load_error = ""  # class of the exception that loading them raised
-    _advice = ""  # the part of the message that says why loading failed
+    _advice = ""  # part of the message with the reason why loading failed
 
 
 class SampleError(LoaderpoolError, RuntimeError):
@@ -82,7 +86,9 @@ class SampleError(LoaderpoolError, RuntimeError):
 
 
 class SampleTimeoutError(SampleError, TimeoutError):
-    """Raised when a sample runs longer than `Limits.timeout_s`; `remote_traceback` shows where it was."""
+    """Raised when a sample runs longer than `Limits.timeout_s`; `remote_traceback` shows where it
+    was.
+    """
 
 
 class SpecMismatchError(LoaderpoolError, ValueError):
@@ -94,31 +100,38 @@ class StateError(LoaderpoolError, ValueError):
 
 
 class CacheError(LoaderpoolError, ValueError):
-    """Raised when a cache is damaged or belongs to another function, or when the cached function is random."""
+    """Raised when a cache is damaged or belongs to another function, or when the cached function is
+    random.
+    """
 
 
 class MemoryLimitError(LoaderpoolError, MemoryError):
-    """Raised when `Limits.memory` or the free memory is too small; the message names the smallest limit that works."""
+    """Raised when `Limits.memory` or the free memory is too small; the message names the smallest
+    limit that works.
+    """
 
 
 class ClosedError(LoaderpoolError, RuntimeError):
-    """Raised when a loader or pool is used after it was closed, or in a process that does not own it."""
+    """Raised when a loader or pool is used after it was closed, or in a process that does not own
+    it.
+    """
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Add a line to an error's traceback; before Python 3.11, there is none."""
+    """Add a line to an error's traceback. Before Python 3.11, do nothing."""
     if hasattr(error, "add_note"):
         error.add_note(text)
 
 
 def brief(value: Any, most: int = _MOST_SHOWN) -> str:
-    """Return a value as messages show it: its repr in one line, cut to `most` characters."""
+    """Return the text of a value for messages: its repr in one line, cut to `most` characters."""
     look = reprlib.Repr()
     look.maxlevel, look.maxstring, look.maxlong, look.maxother = 4, 2 * most, 2 * most, 2 * most
     look.maxlist = look.maxtuple = look.maxdict = look.maxset = look.maxfrozenset = 30
     try:
         text = look.repr(value)
-    except Exception:  # an int of more digits than Python writes; a class of the user's by a name that reprlib knows
+    # Python cannot write such a long int, or a user's class has a name that reprlib handles.
+    except Exception:
         text = f"<{type(value).__name__}>"
     return shortened(" ".join(text.split()) if "\n" in text else text, most)
 
@@ -129,17 +142,17 @@ def shortened(text: str, most: int = _MOST_SHOWN) -> str:
 
 
 def counted(number: float, noun: str) -> str:
-    """A number of things: "1 node", "2,000 nodes", "1.5 CPUs"."""
+    """Return a number with a noun: "1 node", "2,000 nodes", "1.5 CPUs"."""
     return f"{number:,.6g} {noun}{'s' * (number != 1)}"
 
 
 def readable_number(value: float) -> str:
-    """A rate: three digits at least, with thousands set apart."""
+    """Return a rate as text: with at least three digits and a separator of thousands."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def readable_s(seconds: float) -> str:
-    """A time, in s, ms or µs, whichever has the digits before the point."""
+    """Return a time as text in the largest of s, ms and µs in which it is at least 1."""
     for unit, factor in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= factor:
             return f"{seconds / factor:.3g} {unit}"
@@ -147,7 +160,7 @@ def readable_s(seconds: float) -> str:
 
 
 def readable_bytes(nbytes: float) -> str:
-    """A size in memory, in powers of 1,024."""
+    """Return a size in memory as text, in powers of 1,024."""
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
         if nbytes < 1024 or unit == "TiB":
             break
@@ -156,15 +169,15 @@ def readable_bytes(nbytes: float) -> str:
 
 
 def closed_error(what: str = "this Loader or its pool") -> ClosedError:
-    """What is raised where something that was closed is used."""
+    """Return the error for the use of a closed object."""
     return ClosedError(f"{what} is closed: create a new one")
 
 
 def foreign_error(owner_pid: int) -> ClosedError:
-    """What is raised where a fork of the process that owns a loader uses it."""
+    """Return the error for the use of a loader in a fork of its owner."""
     return ClosedError(
-        f"This loader belongs to process {owner_pid}. Process {os.getpid()} is a fork of it and must create its own "
-        "loader."
+        f"This loader belongs to process {owner_pid}. Process {os.getpid()} is a fork of it and "
+        "must create its own loader."
     )
 
 
@@ -173,7 +186,9 @@ class PoolBrokenError(LoaderpoolError, RuntimeError):
 
 
 class ClusterError(PoolBrokenError):
-    """Raised when a Ray cluster is missing or lost; `state_dict()` then returns the position to resume from."""
+    """Raised when a Ray cluster is missing or lost; `state_dict()` then returns the position to
+    resume from.
+    """
 
 
 class WorkerLostError(PoolBrokenError):
@@ -182,7 +197,8 @@ class WorkerLostError(PoolBrokenError):
     Attributes:
         index: Source index of the sample that was running, or `None` if unknown.
         epoch: Epoch of that sample.
-        signal_name: Signal that killed the worker, such as `"SIGKILL"`; empty if the worker exited by itself.
+        signal_name: Signal that killed the worker, such as `"SIGKILL"`; empty if the worker exited
+            by itself.
         node: Address of the node that was lost last, or empty.
         nodes: Address of each lost node, and the cause.
         batch: Number of the batch that was lost with the nodes, or `None`.
@@ -199,22 +215,26 @@ class WorkerLostError(PoolBrokenError):
 
 
 class LoaderpoolWarning(RuntimeWarning):
-    """Base class of all loaderpool warnings: training continues, but it is slower or uses outdated values."""
+    """Base class of all loaderpool warnings: training continues, but it is slower or uses outdated
+    values.
+    """
 
 
 class LargeDataWarning(LoaderpoolWarning):
-    """Issued when each worker copies a large list or dict; the message contains the line to write."""
+    """Issued when each worker copies a large list or dict; the message contains the line to
+    write.
+    """
 
 
 def warn(what: str | Warning, through: str = "loaderpool") -> None:
-    """Warn in the line of the user's that has led here: the innermost one of no package.
+    """Issue a warning at the innermost line of the user's code that led here.
 
     Args:
         what: text or warning.
-        through: another package whose lines are skipped, too.
+        through: another package whose lines are skipped.
 
     Raises:
-        Warning: where a filter makes an error of it.
+        Warning: a filter turns the warning into an error.
     """
     level, frame = 2, sys._getframe(1)
     packages = ("loaderpool", through)

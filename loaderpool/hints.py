@@ -1,4 +1,4 @@
-"""Names that other libraries have, and near misses of ours: an error says what to write instead."""
+"""Hints in errors: the name to write instead of another library's or a misspelled one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from loaderpool.errors import ArgumentError, brief
 from loaderpool.system.annotations import signature_of
 
 _LOAD_AHEAD = "Remove it: workers load batches ahead, within Limits(memory=...)"
-_NO_EPOCHS = "Each iteration is one epoch. Write loader.for_keras(epochs={0}) or loader.as_dataset(epochs={0})"
-# What to write in place of an argument that other libraries have, or that belongs to another part
-# of ours; "{0}" is the value that was given. A test checks that each sentence names what exists.
+_NO_EPOCHS = (
+    "Each iteration is one epoch. Write loader.for_keras(epochs={0}) or "
+    "loader.as_dataset(epochs={0})"
+)
+# Hints for arguments of other libraries, and for those of another part of loaderpool. "{0}" is the
+# value passed. A test checks that each sentence names things that exist.
 ARGUMENTS = {
     "num_workers": "Write workers={0}",
     "n_workers": "Write workers={0}",
@@ -26,15 +29,19 @@ ARGUMENTS = {
     "prefetch": _LOAD_AHEAD,
     "prefetch_factor": _LOAD_AHEAD,
     "max_queue_size": _LOAD_AHEAD,
-    "pin_memory": 'Remove it. Write loader.as_torch(device="cuda") to copy batches to the GPU ahead',
+    "pin_memory": (
+        'Remove it. Write loader.as_torch(device="cuda") to copy batches to the GPU ahead'
+    ),
     "device": "Write loader.as_torch(device={0}) or loader.as_dataset(device={0})",
     "batchsize": "Write batch_size={0}",
     "drop_last": "Write drop_remainder={0}",
     "padding": "Write pad=True",
-    "collate_fn": "Write batch_fn=function, which gets a batch's items as a list and returns the batch",
+    "collate_fn": "Write batch_fn=function, which gets a batch's items as a list and returns the "
+    "batch",
     "dataset": "Write source={0}",
     "transform": "Write fn=function, or augment=function if the results of fn are cached",
-    "sampler": "Write shuffle=True, or pass indices in your own order as the source: Loader(indices, fn)",
+    "sampler": "Write shuffle=True, or pass indices in your own order as the source: "
+    "Loader(indices, fn)",
     "batch_sampler": (
         "Write buckets=Buckets(by, boundaries), or pass lists of indices as the source: "
         "Loader(lists, fn, batch_size=None)"
@@ -53,13 +60,15 @@ ARGUMENTS = {
     "memory": "Write limits=Limits(memory={0})",
     "restarts": "Write limits=Limits(restarts={0})",
 }
-# What to write in place of methods and classes that other libraries have.
+# Hints for methods and classes of other libraries.
 ATTRIBUTES = {
     "batch": "Write Loader(..., batch_size=n)",
     "padded_batch": "Write Loader(..., batch_size=n, pad=True)",
     "unbatch": "Write Loader(..., batch_size=None)",
     "map": "Write Loader(source, fn)",
-    "filter": 'Filter the items before: Loader([*filter(keep, items)], fn). Or write on_error="skip"',
+    "filter": (
+        'Filter the items before: Loader([*filter(keep, items)], fn). Or write on_error="skip"'
+    ),
     "shuffle": "Write Loader(..., shuffle=True)",
     "cache": 'Write Loader(..., cache="memory")',
     "shard": "Write Loader(..., shard=Shard(num_shards, index))",
@@ -70,7 +79,8 @@ ATTRIBUTES = {
     "__getitem__": "Write next(iter(loader)) for the first batch, or itertools.islice(loader, n)",
     "__next__": "Write next(iter(loader))",
     "DataLoader": "Write Loader(dataset, batch_size=n, shuffle=True)",
-    "Dataset": "Write Loader(source, fn), with a list, an array or any object that has items as the source",
+    "Dataset": "Write Loader(source, fn), with a list, an array or any object that has items as "
+    "the source",
     "BackupCallback": "It is in loaderpool.adapters.keras",
     "ReportCallback": "It is in loaderpool.adapters.keras",
     "LoaderState": "It is in loaderpool.adapters.tensorflow",
@@ -81,7 +91,7 @@ _Returned = TypeVar("_Returned")
 
 
 def known_names_only(function: Callable[_P, _Returned]) -> Callable[_P, _Returned]:
-    """Decorate a function to answer an argument that it does not take with what to write instead of it."""
+    """Decorate a function so that an unknown argument, or one too many, raises an error with a hint."""
     known = frozenset(_names_of(function))
     most = inspect.unwrap(function).__code__.co_argcount
 
@@ -93,7 +103,7 @@ def known_names_only(function: Callable[_P, _Returned]) -> Callable[_P, _Returne
             names = _names_of(function)
             if _passes_on(function):  # a class method passes them on to its class
                 make: Any = given[0].__init__  # type: ignore[misc]
-                if _passes_on(make):  # of a subclass that takes any name
+                if _passes_on(make):  # of a subclass that accepts any name
                     return function(*given, **named)
                 names += _names_of(make)
             for name in named:
@@ -105,20 +115,20 @@ def known_names_only(function: Callable[_P, _Returned]) -> Callable[_P, _Returne
 
 
 def meant_by(name: str) -> str:
-    """Return our name of an argument that others call `name`; if there is none, `name`."""
+    """Return loaderpool's name of an argument that others call `name`; if there is none, `name`."""
     found = re.match(r"Write (\w+)=", ARGUMENTS.get(name, ""))
     return name if found is None else found[1]
 
 
 def _names_of(function: Any) -> tuple[str, ...]:
-    """Return the names by which a function takes arguments, in their order."""
+    """Return the names of a function's parameters, in their order."""
     code = inspect.unwrap(function).__code__
     names: tuple[str, ...] = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     return names
 
 
 def _passes_on(function: Any) -> bool:
-    """Return whether a function takes any argument by name."""
+    """Return True if a function accepts any keyword argument."""
     return bool(inspect.unwrap(function).__code__.co_flags & inspect.CO_VARKEYWORDS)
 
 
@@ -159,7 +169,10 @@ def _unknown_argument(
     given: tuple[Any, ...],
     named: Mapping[str, Any],
 ) -> ArgumentError:
-    """Return the error for an argument that is none of `names`, in a call with `given` and `named`."""
+    """Return the error for an argument that is none of `names`.
+
+    `given` and `named` are the arguments of the call.
+    """
     owner = _owner_of(function, given)
     public = [each for each in names if each not in ("self", "cls") and not each.startswith("_")]
     arguments = {**dict(zip(names, given, strict=False)), **named}
@@ -179,7 +192,7 @@ def _hint_for_argument(
     if near := nearest(name, known):
         return f"Did you mean {near}={shown}?"
     of_loader = _names_of(type(arguments["self"]).__init__) if "self" in arguments else ()
-    if "batch_size" in of_loader and (hint or name in of_loader):  # a method of a loader
+    if "batch_size" in of_loader and (hint or name in of_loader):  # for a method of a loader
         return hint if hint.startswith("Remove") else f"Pass it to Loader. {hint}".rstrip()
     return f"Its arguments are {' and '.join(filter(None, (', '.join(known[:-1]), known[-1])))}."
 
@@ -194,7 +207,7 @@ def _partial_for(name: str, shown: str, arguments: Mapping[str, Any]) -> str:
             and name in signature.parameters
             and name not in ("rng", "out", "worker")
         ):
-            text = getattr(function, "__name__", role)  # of a lambda "<lambda>"
+            text = getattr(function, "__name__", role)  # "<lambda>" for a lambda
             called = text if text.isidentifier() else role
             return f"Write functools.partial({called}, {name}={shown}) to pass it to your function."
     return ""
@@ -208,8 +221,8 @@ def _shown_value(value: Any) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is most like this one, in lower or upper case; "" if none is."""
-    import difflib  # for the error alone
+    """Return the known name that is most similar, ignoring case; "" if none is similar."""
+    import difflib  # imported here, because only errors need it
 
     by_lower = {each.lower(): each for each in known}
     found = difflib.get_close_matches(name.lower(), by_lower, 1)
@@ -217,7 +230,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def no_attribute(owner: str, name: str, known: Iterable[str]) -> str:
-    """Return the message for a name that `owner` does not have: what to write instead, if that is known."""
+    """Return the message for a name that `owner` does not have, with a hint if one is known."""
     hint = ATTRIBUTES.get(name, "")
     if not hint and (near := nearest(name, known)):
         hint = f"Did you mean {near}?"
@@ -229,9 +242,9 @@ class NotSupportedError(TypeError, AttributeError):
 
 
 class Unsupported:
-    """A special method that a class does not have: its use raises an error with a hint, and `hasattr` is False.
+    """Special method that a class does not have. Its use raises an error with a hint.
 
-    Only `isinstance(obj, Iterator)` is still True for a class with `__next__`.
+    `hasattr` is False. Only `isinstance(obj, Iterator)` is still True for a class with `__next__`.
     """
 
     def __init__(self, message: str) -> None:

@@ -1,5 +1,6 @@
-"""Loaders in TensorFlow, Keras, PyTorch and JAX: the only room where these are imported.
+"""Adapters from loaders to TensorFlow, Keras, PyTorch and JAX; no other room imports these.
 
-Runs in: the trainer. In come passes of a loader, out go a `tf.data.Dataset`, tensors, what `fit` takes, Keras callbacks
-and Sequences' settings. It may import everything but `tools`. Open first: `conversion`, then `tensorflow`.
+Runs in: the main process. Turns passes of a loader into a `tf.data.Dataset`, tensors, or the input
+of `fit`. Also holds the Keras callbacks and the hooks of a Sequence. May import all rooms but
+`tools`. Open first: `conversion`, then `tensorflow`.
 """

@@ -1,4 +1,4 @@
-"""How batches become tensors: what all frameworks have in common of it."""
+"""Conversion of batches to tensors: the parts common to all frameworks."""
 
 from __future__ import annotations
 
@@ -18,26 +18,30 @@ from loaderpool.memory.layout import BatchForm
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.loader_iterator import AheadIterator, Conversion, LoaderIterator, Opened
 
-TEXT_CURE = "Return numbers for it from the function, or iterate over the loader itself, which supports strings."
+TEXT_CURE = (
+    "Return numbers for it from the function, or iterate over the loader itself, which supports "
+    "strings."
+)
 
-Convert = Callable[[Any], Any]  # of one component of a batch
+Convert = Callable[[Any], Any]  # converts one component of a batch
 Move = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class TensorConversion(ABC):
-    """Makes tensors of batches; they look at the workers' memory where the framework can.
+    """Converts batches to tensors that share the workers' memory, if the framework can do that.
 
-    Of tiny batches, which come several at a time, it makes one tensor for each component, which the framework takes
-    apart in C++: a call for each batch would cost more than all else.
+    Tiny batches arrive several at a time. For these it makes one tensor per component, which the
+    framework splits in C++, because a call for each batch would cost more than all other work.
 
     Args:
-        view: the method of a loader that gives such batches, as its errors name it.
-        move: returns the tensors of a batch where they are wanted; None: they stay.
+        view: Name of the loader's method that returns such batches, for errors.
+        move: Moves the tensors of a batch to their device; None: they stay.
     """
 
     def __init__(self, view: str, move: Move | None = None) -> None:
         self._view, self._move = view, move
-        self._form: BatchForm | None = None  # that `_prepare` has made the others for
+        # Form of batches for which `_prepare` has set the other fields.
+        self._form: BatchForm | None = None
 
     def __call__(self, delivery: Delivery) -> Opened:
         form = delivery.form
@@ -47,7 +51,8 @@ class TensorConversion(ABC):
             columns = map(self.take_apart, self._converts, delivery.joined())
             return zip(itertools.repeat(delivery.rows), zip(*columns, strict=True)), self._finish
         converts, finish = self._converts, self._finish
-        # By number, not by a strict zip: that is 3 us, not 11, after a wait that left no cache warm.
+        # Index the parts. A strict zip takes 11 us instead of 3 us after a wait that left the CPU's
+        # caches cold.
         return delivery.batches(), lambda parts: finish(
             [convert(parts[at]) for at, convert in enumerate(converts)]
         )
@@ -56,32 +61,39 @@ class TensorConversion(ABC):
         spec = form.spec
         self._converts = list(map(self.convert_of, spec.paths, spec.components))
         self._takes_apart = all(map(self.can_take_apart, spec.components))
-        # Keras and its backends take apart dicts and tuples, but not every class derived from them.
+        # Keras and its backends flatten dicts and tuples, but not all classes derived from them.
         unflatten = spec.structure.unflatten if self._view == "for_keras" else form.rebuild
         self._form, move = form, self._move
         self._finish = unflatten if move is None else lambda tensors: unflatten(move(tensors))
 
     @abstractmethod
     def convert_of(self, path: str, component: ArraySpec) -> Convert:
-        """Return what makes a tensor of a component, an array or a `RaggedArray`; raise `refuse` if there is none."""
+        """Return the function that converts a component, an array or a `RaggedArray`.
+
+        Called by `_prepare`. Raise `refuse` if the framework has no such tensors.
+        """
 
     def can_take_apart(self, component: ArraySpec) -> bool:
-        """Whether `take_apart` works for the component, and is cheaper than to convert each batch."""
+        """Return True if `take_apart` works for the component and costs less than single calls."""
         return False
 
     def take_apart(self, convert: Convert, array: npt.NDArray[Any]) -> Sequence[Any]:
-        """Return the tensors of all batches of one component, which lie in the array as `dtype[count, rows, ...]`."""
+        """Return the tensors of all batches of one component.
+
+        The array has these batches as `dtype[count, rows, ...]`.
+        """
         raise NotImplementedError
 
     def refuse(self, path: str, what: str, cure: str) -> SpecMismatchError:
-        """An error that says which component has no tensor, and what to do about it."""
+        """Return an error with the component that has no tensor, and with what to change."""
         return refusal(self._view, path, what, cure)
 
 
 class HostConversion(TensorConversion):
-    """Leaves the arrays as they are, for a `framework` that takes NumPy's, and refuses what it has no arrays of.
+    """Keeps the arrays as NumPy arrays, and refuses those that `framework` cannot convert.
 
-    With `has_equal_shapes` these are samples of varied shape, too: in JAX all processes must have the same shape.
+    With `has_equal_shapes` it also refuses samples of varied shape, because in JAX all processes
+    must have the same shape.
     """
 
     def __init__(
@@ -98,13 +110,16 @@ class HostConversion(TensorConversion):
             cure = "Set pad=True instead of ragged=True to pad to the longest sample of each batch."
             raise self.refuse(path, f"ragged, and {self._framework} has no ragged arrays", cure)
         if self._has_equal_shapes and None in component.shape[1:]:
-            what = f"of varied shape {component.shape}, and processes would pad it to different lengths"
+            what = (
+                f"of varied shape {component.shape}, and processes would pad it to different "
+                "lengths"
+            )
             raise self.refuse(path, what, "Pass an element_spec with the lengths to pad to.")
         return lambda array: array
 
 
 def is_ml_dtype(dtype: np.dtype[Any]) -> bool:
-    """Whether it is one of `ml_dtypes`, such as bfloat16, of which NumPy exports no buffer."""
+    """Return True for dtypes of `ml_dtypes`, such as bfloat16, which have no NumPy buffers."""
     return dtype.type.__module__ != "numpy"
 
 
@@ -123,14 +138,18 @@ def dtype_refusal(view: str, path: str, dtype: np.dtype[Any], framework: str) ->
         if dtype.name.startswith("int")
         else "float32"
     )
-    cure = f"Return for example x.astype('{wider}') from the function, or iterate over the loader itself."
+    cure = (
+        f"Return for example x.astype('{wider}') from the function, or iterate over the loader "
+        "itself."
+    )
     return refusal(view, path, f"{dtype.name}, and {framework} has no such tensors", cure)
 
 
 class ConvertedBatches:
-    """Gives a loader's batches as a conversion makes them; each iterator is a pass, with `state_dict` as the loader's.
+    """Iterable over a loader's batches, converted. Each iterator is one pass.
 
-    So many batches (`prefetch`) are converted before they are asked for, where they go `is_far`, to another device.
+    Its iterators have the methods of the loader's, such as `state_dict`. If the batches go to
+    another device (`is_far`), `prefetch` batches are converted ahead.
     """
 
     def __init__(
@@ -152,18 +171,22 @@ class ConvertedBatches:
         )
 
     def __len__(self) -> int:
-        """Batches of an epoch, as the loader's length has it."""
+        """Return the number of batches in an epoch, as `len(loader)` does."""
         return self._core.batches_per_epoch()
 
     def __bool__(self) -> bool:
-        return True  # its length may be unknown
+        # Without this, `bool()` would call `__len__`, which raises if the length is unknown.
+        return True
 
     def __repr__(self) -> str:
         return f"<batches as tensors of {self._core.description}; {FOR_KERAS}>"
 
 
 def check_epochs(core: LoaderCore, epochs: Any) -> int | None:
-    """How many passes over a loader an iteration has; None: no end, as of every endless sequence."""
+    """Return the checked number of passes in an iteration.
+
+    None means no end. An endless sequence always has no end.
+    """
     if epochs is not None:
         epochs = whole_number(
             "epochs", epochs, at_least=1, at_most=2**31, hint="None: repeat forever"

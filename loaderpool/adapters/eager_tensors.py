@@ -1,4 +1,4 @@
-"""`Loader.tensors`: eager TensorFlow tensors that look at the workers' memory, without `tf.data`."""
+"""`Loader.tensors`: eager TensorFlow tensors that share the workers' memory, without `tf.data`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ from loaderpool.element.spec import ArraySpec
 from loaderpool.errors import ArgumentError, brief
 from loaderpool.trainer.loader_core import LoaderCore
 
-# At such an address TensorFlow looks at memory instead of copying it; at another its DLPack ends the process (2.21).
+# Alignment at which TensorFlow shares memory instead of copying it. At another address its DLPack
+# function ends the process (2.21).
 _ALIGNMENT_BYTES = 64
-# So many batches are one call's, always: TensorFlow makes a kernel for each other number, in 100 us. So many begin at
-# an aligned address, whatever the size of each.
+# The number of batches that one `unpack` call always splits. TensorFlow compiles a kernel for each
+# other number, in 100 us. The start of every group of this size is aligned, whatever the size of a
+# batch.
 _AT_ONCE = _ALIGNMENT_BYTES
 
 _from_dlpack = tf.experimental.dlpack.from_dlpack
@@ -50,9 +52,11 @@ def tensors(core: LoaderCore, device: Any, prefetch: Any) -> ConvertedBatches:
 
 
 class EagerConversion(TensorConversion):
-    """Makes eager tensors, through DLPack: 1 us each, whatever their size (`tf.constant` copies).
+    """Converts arrays to eager tensors through DLPack.
 
-    Of what DLPack does not know text and the smaller floats of `ml_dtypes` are copied, and bfloat16 is not.
+    This takes 1 us per tensor of any size. (`tf.constant` copies.) DLPack does not support
+    text, nor the `ml_dtypes`. Of these, bfloat16 is passed as uint16 without a copy. The others are
+    copied.
     """
 
     def convert_of(self, path: str, component: ArraySpec) -> Convert:
@@ -68,12 +72,15 @@ class EagerConversion(TensorConversion):
 
     @staticmethod
     def can_take_apart(component: ArraySpec) -> bool:
-        """Whether TensorFlow (2.21) does it: no float8s and the like; without elements it ends the process."""
+        """Return True if TensorFlow (2.21) can split the component.
+
+        It cannot split float8 and similar dtypes. For arrays without elements it ends the process.
+        """
         is_known = component.dtype.name == "bfloat16" or not is_ml_dtype(component.dtype)
         return is_known and 0 not in component.shape[1:]
 
     def take_apart(self, convert: Convert, array: npt.NDArray[Any]) -> Sequence[Any]:
-        if not array[0].nbytes % _ALIGNMENT_BYTES:  # all are at an address that can be looked at
+        if not array[0].nbytes % _ALIGNMENT_BYTES:  # each batch begins at an aligned address
             return list(map(convert, _aligned(array)))
         count = len(array)
         if count % _AT_ONCE:
@@ -90,7 +97,7 @@ class EagerConversion(TensorConversion):
 
 
 def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array, or a copy of it at an address at which tensors may look."""
+    """Return the array, or a copy of it at an aligned address."""
     if not address_of(array) % _ALIGNMENT_BYTES:
         return array
     copy = aligned_empty(array.nbytes).view(array.dtype).reshape(array.shape)
@@ -105,7 +112,7 @@ def _look(part: npt.NDArray[Any]) -> Any:
 
 
 def tensor_dtype(component: ArraySpec, path: str, view: str) -> Any:
-    """The dtype of its tensors."""
+    """Return the TensorFlow dtype of a component; raise SpecMismatchError if there is none."""
     if component.text is not None:
         return tf.string
     try:
@@ -115,14 +122,17 @@ def tensor_dtype(component: ArraySpec, path: str, view: str) -> Any:
 
 
 def check_device(device: Any) -> None:
-    """Raise ArgumentError if there is no such device: TensorFlow would use another one in silence."""
+    """Raise ArgumentError if there is no such device.
+
+    TensorFlow would use another device without a message.
+    """
     if device is None:
         return
     there = [
         f"/{each.device_type}:{each.name.rpartition(':')[2]}"
         for each in tf.config.list_logical_devices()
     ]
-    with contextlib.suppress(ValueError):  # no name of any device
+    with contextlib.suppress(ValueError):  # not the name of a device
         asked = tf.DeviceSpec.from_string(str(device))
         if f"/{asked.device_type}:{asked.device_index or 0}" in there:
             return

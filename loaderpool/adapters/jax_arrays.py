@@ -1,4 +1,4 @@
-"""`Loader.as_jax`: `jax.Array`s, which on the CPU look at the workers' memory."""
+"""`Loader.as_jax`: `jax.Array`s, which on the CPU share the workers' memory."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from loaderpool.trainer.loader_core import LoaderCore
 
 def as_jax(core: LoaderCore, sharding: Any, prefetch: Any) -> ConvertedBatches:
     is_host, shards = _is_host(sharding), core.config.shard.num_shards
-    is_global = not getattr(
-        sharding, "is_fully_addressable", True
-    )  # an array has rows of several processes
+    # True: an array consists of rows of several processes.
+    is_global = not getattr(sharding, "is_fully_addressable", True)
     if shards > 1 and is_global:
         check_rows(core, shards, "processes", of_process=1)
 
     def put(arrays: Sequence[Any]) -> Sequence[Any]:
-        if is_global:  # each process has its own rows of the batch
+        if is_global:  # each process passes its own rows of the batch
             return [jax.make_array_from_process_local_data(sharding, each) for each in arrays]
-        # On the CPU JAX looks at aligned memory instead of copying it, and holds it until the array dies.
+        # On the CPU, JAX shares aligned memory instead of copying it, and holds it until the array
+        # is freed.
         return jax.device_put(list(arrays), sharding)  # type: ignore[no-any-return]
 
     return ConvertedBatches(
@@ -41,7 +41,7 @@ def as_jax(core: LoaderCore, sharding: Any, prefetch: Any) -> ConvertedBatches:
 
 
 class JaxConversion(HostConversion):
-    """Refuses dtypes that JAX does not know."""
+    """Leaves arrays as they are, and refuses dtypes that JAX lacks."""
 
     def convert_of(self, path: str, component: ArraySpec) -> Convert:
         convert = super().convert_of(path, component)
@@ -54,7 +54,7 @@ class JaxConversion(HostConversion):
 
 
 def _is_host(sharding: Any) -> bool:
-    """Whether arrays stay in this machine's memory, so that there is nothing to copy ahead."""
+    """Return True if arrays stay in host memory, so that prefetching to a device is pointless."""
     if sharding is None:
         return bool(jax.default_backend() == "cpu")
     if not isinstance(sharding, (jax.Device, jax.sharding.Sharding)):

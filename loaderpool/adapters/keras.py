@@ -1,4 +1,7 @@
-"""Callbacks for Keras' `fit`: `BackupCallback` saves model and loader, `ReportCallback` says how long data took."""
+"""Callbacks for Keras' `fit`.
+
+`BackupCallback` saves model and loader. `ReportCallback` reports the time spent waiting for data.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +26,16 @@ from loaderpool.trainer.explain.window import Snapshot
 from loaderpool.trainer.loader import Loader
 
 _TRAINING = "training.json"
-_is_ours = re.compile(
-    r"training\.(json|new)|\d+-\d+\.weights\.h5"
-).fullmatch  # of names: others are never deleted
+# Matches the names of a backup's files; other files are never deleted.
+_is_ours = re.compile(r"training\.(json|new)|\d+-\d+\.weights\.h5").fullmatch
 
 
 class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Save the model, its optimizer and the loader's position, and resume when `fit` is called again.
+    """Save the model, its optimizer and the loader's position; resume when `fit` is called again.
 
-    Create it before `as_dataset()`, and list it before callbacks that set `model.stop_training`. In a resumed epoch,
-    loss and metrics are those of the remaining steps; `fit` prints their number. If saving is interrupted, the previous
-    backup is kept. Pass the callback to `fit`::
+    Create it before `as_dataset()`, and list it before callbacks that set `model.stop_training`. In
+    a resumed epoch, loss and metrics are those of the remaining steps; `fit` prints their number.
+    If saving is interrupted, the previous backup is kept. Pass the callback to `fit`::
 
         backup = BackupCallback(loader, "backup")
         model.fit(loader.for_keras(), epochs=10, callbacks=[backup])
@@ -41,13 +43,14 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
     Args:
         loader: Loader that `fit` trains on.
         path: Directory for this backup alone, without other files; created if missing.
-        save_freq: `"epoch"`, or a number of batches; the end of an epoch is always saved. Default: `"epoch"`.
+        save_freq: `"epoch"`, or a number of batches; the end of an epoch is always saved. Default:
+            `"epoch"`.
         delete_checkpoint: Set to `False` to keep the backup when `fit` finishes. Default: `True`.
 
     Raises:
         ArgumentError: If `path` is a file, or a directory with other files.
-        StateError: If the position cannot be saved. In `fit`: if the backup is damaged or belongs to another loader, or
-            if the number of steps per epoch is unknown.
+        StateError: If the position cannot be saved. In `fit`: if the backup is damaged or belongs
+            to another loader, or if the number of steps per epoch is unknown.
     """
 
     @known_names_only
@@ -69,14 +72,16 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
             )
         if problem := why_not_apart(Path(path), _is_ours):
             raise ArgumentError(f"BackupCallback: {problem}")
-        loader.state_dict(batches_taken=0)  # where it cannot be saved, it says so here
+        loader.state_dict(batches_taken=0)  # raises StateError now if the position cannot be saved
         self._loader, self._path = loader, Path(path)
         self._save_freq, self._deletes = save_freq, delete_checkpoint
-        self._reading: Any = None  # the dataset's iteration that is counted
-        # Steps of the optimizer when that began, when this epoch (or the rest of it) did, and at the latest backup.
+        self._reading: Any = None  # log of the dataset's iteration whose steps are counted
+        # Steps of the optimizer when that iteration began, when this epoch (or the rest of it)
+        # began, and at the latest backup.
         self._began = self._epoch_began = self._saved = 0
         self._epoch = 0
-        self._before = 0  # steps of this epoch that an earlier process has done: it is shorter than Keras thinks
+        # Steps of this epoch done by an earlier process; the resumed epoch is shorter by them.
+        self._before = 0
         loader._core.tracker.is_backed_up = True
 
     # ---- called by fit ----
@@ -85,8 +90,9 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Restore the backup, if there is one."""
         if self.params.get("steps") is None:
             raise StateError(
-                "BackupCallback needs the number of steps in an epoch. Create it before loader.as_dataset(), and pass "
-                "that dataset to fit without changes, or pass steps_per_epoch= to fit."
+                "BackupCallback needs the number of steps in an epoch. Create it before "
+                "loader.as_dataset(), and pass that dataset to fit without changes, or pass "
+                "steps_per_epoch= to fit."
             )
         self._before = 0
         if not (self._path / _TRAINING).exists():
@@ -106,25 +112,26 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self.model._initial_epoch, self._before = training["epoch"], training["step"]
         except (OSError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise StateError(
-                f"The backup in {self._path} is damaged ({type(error).__name__}: {error}). Delete the directory to "
-                "start again."
+                f"The backup in {self._path} is damaged ({type(error).__name__}: {error}). Delete "
+                "the directory to start again."
             ) from error
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note where the epoch begins."""
+        """Record the optimizer's steps at the epoch's start; print a note if it is resumed."""
         self._epoch = epoch
         self._epoch_began = self._saved = self._steps()
         if self._before and self.params.get("verbose"):
             steps = self.params["steps"]
             print(
-                f"Epoch {epoch + 1} resumes after step {self._before} of {steps}. Its loss and metrics, also in "
-                f"History, are those of the remaining {steps - self._before} steps."
+                f"Epoch {epoch + 1} resumes after step {self._before} of {steps}. Its loss and "
+                f"metrics, also in History, are those of the remaining {steps - self._before} "
+                "steps."
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Save after every `save_freq` batches, and end a resumed epoch after its remaining steps."""
+        """Save after every `save_freq` batches; end a resumed epoch after its last step."""
         if self._save_freq == "epoch" and not self._before:
-            return  # before the optimizer is asked for its steps, which waits for the device
+            return  # `_steps()` would wait for the device
         steps = self._steps()
         done = self._before + steps - self._epoch_began
         is_over = done >= self.params["steps"]
@@ -149,11 +156,14 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _steps(self) -> int:
         optimizer = self.model.optimizer
-        # `iterations` counts updates, of which there are fewer where gradients are accumulated.
+        # `iterations` counts updates. With gradient accumulation these are fewer than the steps.
         return int(getattr(optimizer, "_iterations", optimizer.iterations).numpy())
 
     def _seed_states(self) -> list[Any]:
-        """Of dropout and the like: Keras does not write them with the weights."""
+        """Return the seeds of dropout and similar layers.
+
+        Keras does not save them with the weights.
+        """
         return [
             each
             for each in self.model.non_trainable_variables
@@ -162,9 +172,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _save(self, epoch: int, step: int) -> None:
         steps, latest = self._steps(), self._loader._core.tracker.iterations.latest
-        if (
-            latest is not self._reading
-        ):  # another iteration of a dataset has begun: in this epoch, then
+        if latest is not self._reading:  # another iteration of the dataset has begun, in this epoch
             self._reading, self._began = latest, self._epoch_began
         state = self._loader.state_dict(batches_taken=steps - self._began)
         self._path.mkdir(parents=True, exist_ok=True)
@@ -181,23 +189,22 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         written = training.with_suffix(".new")
         written.write_text(json.dumps(content), "utf-8")
         _sync(weights, written)
-        written.replace(training)  # from here on it is this one
+        written.replace(training)  # the new backup counts from here on
         _sync(self._path)
         self._delete_all_but(weights.name, _TRAINING)
         self._saved = steps
 
     def _delete_all_but(self, *kept: str) -> None:
         with contextlib.suppress(OSError):  # the next backup tries again
-            for name in sorted(
-                os.listdir(self._path), reverse=True
-            ):  # first what names the weights
+            # Delete the file that names the weights first.
+            for name in sorted(os.listdir(self._path), reverse=True):
                 if _is_ours(name) and name not in kept:
                     os.unlink(self._path / name)
-            self._path.rmdir()  # where nothing is left in it
+            self._path.rmdir()  # removes the directory only if it is empty
 
 
 def _sync(*paths: Path) -> None:
-    """Onto the disk: the machine may die, too."""
+    """Flush files to the disk, so that the backup survives a crash of the machine."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -207,11 +214,11 @@ def _sync(*paths: Path) -> None:
 
 
 class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Add `data_wait` and `samples_per_s` to the logs of each epoch, and report why training waits for data.
+    """Add `data_wait` and `samples_per_s` to the logs, and report why training waits for data.
 
-    `data_wait` is the share of the epoch spent waiting for data, 0.0 to 1.0. A line on stderr reports each new
-    bottleneck, and `loader.explain()` is printed at the end. List it before `CSVLogger`, `TensorBoard` and others that
-    write logs::
+    `data_wait` is the share of the epoch spent waiting for data, 0.0 to 1.0. A line on stderr
+    reports each new bottleneck, and `loader.explain()` is printed at the end. List it before
+    `CSVLogger`, `TensorBoard` and others that write logs::
 
         model.fit(loader.for_keras(), epochs=10, callbacks=[ReportCallback(loader)])
 
@@ -227,11 +234,11 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
             raise ArgumentError(
                 f"ReportCallback takes the loader itself, got {type(loader).__name__}"
             )
-        # It has no method for batches, for which Keras would have the device wait in each step.
+        # The class has no batch methods, because Keras would make the device wait in each step.
         self._loader, self._verbose = loader, verbose
-        self._begun: Snapshot  # when the epoch began
+        self._begun: Snapshot  # counters at the start of the epoch
         self._told: Verdict | None = None
-        self._has_warned = False  # of a loader that fit does not take batches from
+        self._has_warned = False  # True: it was reported that `fit` uses another loader
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Start measuring the epoch."""
@@ -250,7 +257,8 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         elif not self._has_warned:
             self._has_warned = True
             self._say(
-                f"ReportCallback: no batch of epoch {epoch + 1} came from its loader. Pass it the loader of fit."
+                f"ReportCallback: no batch of epoch {epoch + 1} came from its loader. Pass it the "
+                "loader of fit."
             )
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -259,7 +267,6 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _say(self, text: str) -> None:
         if self._verbose:
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # stderr may be closed, or its terminal gone
+            # The stream may be closed, or its terminal gone.
+            with contextlib.suppress(OSError, ValueError):
                 print(f"\n{text}", file=sys.stderr, flush=True)

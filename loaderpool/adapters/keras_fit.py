@@ -1,4 +1,4 @@
-"""`Loader.for_keras`: what `fit`, `evaluate` and `predict` take on each backend, without tf.data."""
+"""`Loader.for_keras`: input for `fit`, `evaluate` and `predict`, without tf.data."""
 
 from __future__ import annotations
 
@@ -31,33 +31,43 @@ from loaderpool.trainer.loader_core import LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
 from loaderpool.trainer.pass_log import IterationLog
 
-# As many batches of a pass can be given a second time: Keras takes one to build a model, and a second one ahead of it
-# on JAX (Keras 3.7, and later ones on a GPU).
+# The number of first batches of a pass that are kept, to be delivered a second time. Keras reads
+# one batch to build a model. On JAX it prefetches a second one (Keras 3.7, and later versions on a
+# GPU).
 _TAKEN_TO_BUILD = 2
-_MOST_CLASSES = 1_000_000  # each has its place in a table
+# Upper bound of class labels: `_weight_table` has one entry for each label up to the largest.
+_MOST_CLASSES = 1_000_000
 
 _DROPPED = {
     "class_weight": "pass loader.for_keras(class_weight=...)",
     "sample_weight": "return (x, y, sample_weight) from the function",
     "y": "return (x, y) from the function",
 }
-# Methods of a model, with the name of their argument for steps.
+# Methods of a model, with the name of their argument for the number of steps.
 _METHODS = {"fit": "steps_per_epoch", "evaluate": "steps", "predict": "steps"}
-_ONE_CLASS = "y must be one class for each sample, as a number (shape (n,) or (n, 1)) or one-hot (shape (n, classes))"
+_ONE_CLASS = (
+    "y must be one class for each sample, as a number (shape (n,) or (n, 1)) or one-hot "
+    "(shape (n, classes))"
+)
 _WEIGH_PARTS = (
-    "To weigh pixels or tokens, remove class_weight and return (x, y, weights[y]) from the function. The array weights "
-    "has one weight for each class"
+    "To weigh pixels or tokens, remove class_weight and return (x, y, weights[y]) from the "
+    "function. The array weights has one weight for each class"
 )
 
 
 class LoaderAdapter(DataAdapter):  # type: ignore[misc]
-    """Hands a loader's batches to Keras, which uses it as it is: each iterator that Keras asks for is a pass.
+    """Keras data adapter over a loader. Each iterator that Keras requests is a pass.
 
-    A pass begins with its first batch: Keras makes one more iterator at an epoch's end than it reads.
+    A pass begins when its first batch is requested, because Keras creates one iterator more at the
+    end of an epoch than it reads.
 
-    To build a model Keras takes a batch of a pass that it then leaves; the next iterator goes on with that pass, that
-    batch first. Keras leaves it by a reset: it asks for `num_batches`, then calls `on_epoch_end`. An epoch that is over
-    calls `on_epoch_end` alone; and after one that was broken off the next `fit` asks for `num_batches` twice.
+    To build a model, Keras reads the first batch of a pass and abandons that pass. The next
+    iterator continues the abandoned pass and delivers that batch again. The calls of Keras show
+    which case it is:
+
+    - Reset after building a model: Keras reads `num_batches`, then calls `on_epoch_end`.
+    - Normal end of an epoch: Keras calls only `on_epoch_end`.
+    - `fit` after an interrupted epoch: Keras reads `num_batches` twice.
     """
 
     def __init__(
@@ -68,21 +78,29 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         self.epochs = check_epochs(core, epochs)
         check_distribution(core, self.epochs)
         self._weights = None if class_weight is None else _weight_table(class_weight)
-        self._takes_apart = False  # a tf.distribute strategy makes the iterators
-        # The latest pass, or where the loader stood before it; and the same once Keras has asked for `num_batches`.
+        self._takes_apart = False  # True: a tf.distribute strategy makes the iterators
+        # `_latest`: the latest pass that may have built a model, or the loader's position before an
+        # epoch under a strategy. `_left`: the value of `_latest` when Keras last read
+        # `num_batches`.
         self._latest: _Passes | Position | None = None
         self._left: _Passes | Position | None = None
-        self._again: _Passes | None = None  # goes on with the next iterator
-        self._warnings = set[str]()  # that were given; Keras asks several times
+        self._again: _Passes | None = None  # an abandoned pass that the next iterator continues
+        # Texts of the warnings already given: Keras calls the checks several times.
+        self._warnings = set[str]()
 
     def __len__(self) -> int:
-        """Batches of one of Keras' epochs. Raises TypeError where that is unknown, or there is no end."""
+        """Return the number of batches in one of Keras' epochs.
+
+        Raises:
+            TypeError: The number is unknown, or there is no end.
+        """
         if self.epochs is None:
             raise TypeError("for_keras(epochs=None) has no end; pass steps_per_epoch to fit")
         return self.epochs * self._core.batches_per_epoch()
 
     def __bool__(self) -> bool:
-        return True  # its length may be unknown
+        # Without this, `bool()` would call `__len__`, which raises if the length is unknown.
+        return True
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(no_attribute("what for_keras() returns", name, ()))
@@ -90,31 +108,38 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
     def __repr__(self) -> str:
         return f"<batches for Keras' fit, evaluate and predict of {self._core.description}>"
 
-    # ---- what Keras asks for ----
+    # ---- methods that Keras calls ----
 
     def get_numpy_iterator(self) -> Any:
-        """NumPy arrays."""
+        """Return an iterator over NumPy arrays."""
         return _Iterator(self, HostConversion("for_keras", "NumPy"))
 
     def get_jax_iterator(self) -> Any:
-        """NumPy arrays, which JAX takes as they are; Keras 3.7 asks for an iterator of them for each batch."""
+        """Return an iterator over NumPy arrays. Keras passes them to JAX.
+
+        Keras 3.7 calls this once for each batch.
+        """
         is_shared = check_distribution(self._core, self.epochs)
         return _Iterator(self, HostConversion("for_keras", "JAX", has_equal_shapes=is_shared))
 
     def get_torch_dataloader(self) -> Any:
-        """Tensors that look at the workers' memory."""
+        """Return an iterable of tensors that share the workers' memory."""
         from loaderpool.adapters.torch_tensors import TorchConversion
 
         return _Batches(lambda: _Iterator(self, TorchConversion("for_keras")))
 
     def get_tf_dataset(self) -> Any:
-        """Eager tensors that look at the workers' memory; under a distribution strategy a `tf.data.Dataset`."""
+        """Return an iterable of eager tensors that share the workers' memory.
+
+        Under a distribution strategy, return a `tf.data.Dataset`.
+        """
         import tensorflow as tf
 
         from loaderpool.adapters.eager_tensors import EagerConversion
         from loaderpool.adapters.tensorflow import as_dataset
 
-        # Keras asks outside of the scope in which the model was made (3.15), and has that strategy in a variable.
+        # Keras (3.15) calls this outside of the scope in which the model was made. The caller keeps
+        # the model's strategy in a local variable.
         models = sys._getframe(1).f_locals.get("distribute_strategy")
         self._takes_apart = tf.distribute.has_strategy() or models not in (
             None,
@@ -123,17 +148,18 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         if self._takes_apart:
             if self._weights is not None:
                 raise ArgumentError(
-                    "for_keras(class_weight=...) has no effect under a tf.distribute strategy. Return "
-                    "(x, y, sample_weight) from the function."
+                    "for_keras(class_weight=...) has no effect under a tf.distribute strategy. "
+                    "Return (x, y, sample_weight) from the function."
                 )
             return as_dataset(self._core, epochs=self.epochs, prefetch=2, device=None)
-        # A new error each time, for one that was raised holds the frames that it went through, and they the batches.
+        # Make a new error each time: an error that was raised refers to its frames, and these hold
+        # batches.
         end = functools.partial(tf.errors.OutOfRangeError, None, None, "no more batches")
         return _Batches(lambda: _Iterator(self, EagerConversion("for_keras"), end))
 
     @property
     def num_batches(self) -> int | None:
-        """Batches of one of Keras' epochs; None: unknown, or no end."""
+        """The number of batches in one of Keras' epochs. None: unknown, or no end."""
         self._check_call()
         self._left, self._latest = self._latest, None
         try:
@@ -142,10 +168,12 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
             return None
 
     def _check_call(self) -> None:
-        """Check arguments of `fit`, `evaluate` or `predict`, found in variables of Keras' functions.
+        """Check the arguments of `fit`, `evaluate` or `predict`.
+
+        They are local variables of Keras' functions, read from the frames of the callers.
 
         Raises:
-            ArgumentError: Keras would drop one of them, or `fit` would run out of batches.
+            ArgumentError: Keras would ignore an argument, or `fit` would run out of batches.
         """
         method, outermost = "", dict[str, Any]()
         for frame in _keras_frames(sys._getframe(2)):
@@ -153,15 +181,16 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
             for name, cure in _DROPPED.items():
                 if given.get("x") is self and given.get(name) is not None:
                     raise ArgumentError(f"Keras ignores {name}= with loader.for_keras(); {cure}")
-            if frame.f_code.co_name in _METHODS:  # the outermost one is the user's call
+            # The last match is the outermost frame, the user's call.
+            if frame.f_code.co_name in _METHODS:
                 method, outermost = frame.f_code.co_name, given
         is_validation = outermost.get("validation_data") is self is not outermost.get("x")
         prefix = "validation_" * is_validation
         rows = outermost.get(f"{prefix}batch_size")
         if rows is not None and (is_validation or outermost.get("x") is self):
             raise ArgumentError(
-                f"Keras ignores {prefix}batch_size= with loader.for_keras(); the loader has the batch size: write "
-                f"Loader(..., batch_size={brief(rows)})"
+                f"Keras ignores {prefix}batch_size= with loader.for_keras(); the loader has the "
+                f"batch size: write Loader(..., batch_size={brief(rows)})"
             )
         if method == "fit" and outermost.get("x") is self:
             self._check_resume(outermost)
@@ -171,68 +200,73 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
             )
 
     def _check_resume(self, given: Mapping[str, Any]) -> None:
-        """Warn of arguments of `fit` that continue a training, but not the loader's order of items."""
+        """Warn of arguments of `fit` that resume a training but do not set the loader's epoch."""
         callbacks, first, epoch = (
             given.get("callbacks") or (),
             given.get("initial_epoch"),
             self._core.tracker.epoch,
         )
-        listed = getattr(
-            callbacks, "callbacks", callbacks
-        )  # Keras has put them into a CallbackList
+        # Keras has wrapped them in a CallbackList.
+        listed = getattr(callbacks, "callbacks", callbacks)
         listed = listed if isinstance(listed, (list, tuple)) else [listed]
         if any(type(each).__name__ == "BackupAndRestore" for each in listed):
             self._warn_once(
-                "Keras' BackupAndRestore restores only the model, so after a restart for_keras() begins with the order "
-                "of epoch 0. Use loaderpool.adapters.keras.BackupCallback(loader, path) instead"
+                "Keras' BackupAndRestore restores only the model, so after a restart for_keras() "
+                "begins with the order of epoch 0. Use "
+                "loaderpool.adapters.keras.BackupCallback(loader, path) instead"
             )
         elif first and not epoch:
             self._warn_once(
-                f"fit(initial_epoch={first}) does not set the loader's epoch, so for_keras() begins with the order of "
-                f"epoch 0. Set loader.epoch = {first} before fit"
+                f"fit(initial_epoch={first}) does not set the loader's epoch, so for_keras() "
+                f"begins with the order of epoch 0. Set loader.epoch = {first} before fit"
             )
 
     def _check_steps(self, method: str, name: str, given: Mapping[str, Any]) -> None:
-        """Check the number of steps, which is the argument `name` of this method, where the length is known."""
+        """Check the number of steps, the argument `name`, against the number of batches."""
         steps = given.get(name)
         if self.epochs is None and steps is None:
             self._warn_once(
-                f"for_keras(epochs=None) has no end, and {method} has no {name}=, so it runs until a callback stops "
-                f"it. Pass {name}=, or write loader.for_keras()"
+                f"for_keras(epochs=None) has no end, and {method} has no {name}=, so it runs "
+                f"until a callback stops it. Pass {name}=, or write loader.for_keras()"
             )
         if self.epochs is None or not isinstance(steps, numbers.Integral) or steps < 1:
             return
         try:
             batches = len(self)
-        except TypeError:  # unknown: see `warn_of_end`
+        except TypeError:  # unknown length: `warn_of_end` warns at the end of the data
             return
         epochs = given.get("epochs", 1) - (given.get("initial_epoch") or 0)
         is_fit = name == "steps_per_epoch"
-        # Keras begins again at an epoch's end, if there is no batch left.
+        # If no batch is left at the end of an epoch, Keras starts a new iterator.
         total = int(steps * epochs) if is_fit and batches % steps else int(steps)
         if total <= batches:
             return
         if is_fit:
             raise ArgumentError(
-                f"fit(steps_per_epoch={steps}, epochs={epochs}) needs {total:,} batches in a row, and "
-                f"for_keras(epochs={self.epochs}) has {batches:,}. Write loader.for_keras(epochs=None), which has no "
-                "end, or remove steps_per_epoch"
+                f"fit(steps_per_epoch={steps}, epochs={epochs}) needs {total:,} batches in a row, "
+                f"and for_keras(epochs={self.epochs}) has {batches:,}. Write "
+                "loader.for_keras(epochs=None), which has no end, or remove steps_per_epoch"
             )
         self._warn_once(
-            f"{method}({name}={steps}) needs {total:,} batches, and for_keras(epochs={self.epochs}) has {batches:,}. "
-            f"Remove {name}=, or write loader.for_keras(epochs=None), which has no end"
+            f"{method}({name}={steps}) needs {total:,} batches, and "
+            f"for_keras(epochs={self.epochs}) has {batches:,}. Remove {name}=, or write "
+            "loader.for_keras(epochs=None), which has no end"
         )
 
     def warn_of_end(self) -> None:
-        """Warn if Keras wants more steps of a loader whose length is unknown. Pairs with Keras' own warning."""
+        """Warn if the data ended before Keras had its steps, for loaders of unknown length.
+
+        Called by `_Iterator` at its end. Keras prints its own warning at the same time.
+        """
         steps = None
         for frame in _keras_frames(sys._getframe(2)):
             found = frame.f_locals.get("epoch_iterator", frame.f_locals.get("self"))
             steps = steps or getattr(found, "steps_per_epoch", None)
         if steps is not None and self.epochs is not None:
             self._warn_once(
-                f"for_keras(epochs={self.epochs}) ended before Keras had its {steps} steps an epoch. Write "
-                "loader.for_keras(epochs=None), which has no end. It takes the place of .repeat(), of which Keras warns"
+                f"for_keras(epochs={self.epochs}) ended before Keras had its {steps} steps an "
+                "epoch. Write loader.for_keras(epochs=None), which has no end. It takes the "
+                "place of .repeat(), of which Keras warns"
             )
 
     def _warn_once(self, text: str) -> None:
@@ -241,13 +275,17 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
             warn(text, through="keras")
 
     def on_epoch_begin(self) -> None:
-        """Under a strategy its dataset begins a pass."""
+        """Note the loader's position if a strategy makes the iterators. Called by Keras."""
         stream = self._core.stream
         if self._takes_apart and not (stream and stream.is_one_shot):
             self._latest, self._left = self._core.tracker.next.position, None
 
     def on_epoch_end(self) -> None:
-        """Run the hooks of a sequence whose epoch was handed over whole; a pass that only built a model is none."""
+        """Run the hooks of sequences whose epoch has ended; keep a pass that only built a model.
+
+        Called by Keras, also for the reset after it has built a model. A pass that only built a
+        model does not count as an epoch.
+        """
         left, self._left, self._latest = self._left, None, None
         tracker = self._core.tracker
         tracker.hooks.settle_ends()
@@ -259,7 +297,10 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
     # ---- passes ----
 
     def begin(self, convert: TensorConversion) -> _Passes:
-        """The pass that built a model, unless `load_state_dict` was called since; or a new one."""
+        """Return the pass that built a model, or a new one.
+
+        A call of `load_state_dict` since then also makes a new one.
+        """
         again, self._again = self._again, None
         if again is None or again.placed != self._core.tracker.next.times_set:
             again = _Passes(self._core, convert)
@@ -267,20 +308,21 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         return again
 
     def weigh(self, batch: Any, convert: Convert) -> Any:
-        """The batch with weights of its classes beside it, if that is wanted."""
+        """Return the batch with sample weights appended, if `class_weight` was given."""
         if self._weights is None:
             return batch
         if type(batch) is not tuple or len(batch) != 2 or isinstance(batch[1], (tuple, list, dict)):
             raise ArgumentError(
-                "for_keras(class_weight=...): batches must be pairs (x, y), with one array of classes as y and no "
-                "sample weights. Otherwise return sample weights from the function, and remove class_weight."
+                "for_keras(class_weight=...): batches must be pairs (x, y), with one array of "
+                "classes as y and no sample weights. Otherwise return sample weights from the "
+                "function, and remove class_weight."
             )
         places = _classes_of(batch[1]) + 1
         return (*batch, convert(self._weights.take(places, mode="clip")))
 
 
 def _keras_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield this frame and those that have called it, as long as they are of Keras' functions."""
+    """Yield this frame and its callers, up to the first one outside of Keras."""
     while frame is not None and frame.f_globals.get("__name__", "").startswith("keras."):
         yield frame
         frame = frame.f_back
@@ -290,36 +332,42 @@ def _classes_of(y: Any) -> npt.NDArray[np.int64]:
     """Return the class of each sample of a batch.
 
     Raises:
-        ArgumentError: a sample has no class, or several.
+        ArgumentError: A sample has no class, or several.
     """
     try:
         labels = np.asarray(y)
         values = labels.astype(np.float64)
-    except (TypeError, ValueError):  # text, or ragged
+    except (TypeError, ValueError):  # text, or a ragged array
         got = f"{type(y).__name__} of {getattr(y, 'dtype', 'objects')}"
         raise ArgumentError(f"for_keras(class_weight=...): {_ONE_CLASS}, got {got}") from None
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim == 1:
         classes = np.round(values)
-        # A probability counts as its nearest class, as in Keras.
+        # A probability counts as the nearest class, as in Keras.
         is_right = ((values == classes) | ((values > 0) & (values < 1))).all()
     elif values.ndim == 2 and values.size:
         classes = values.argmax(-1)
-        # A row of tokens or of several labels has another sum than that of one-hot, or probabilities.
+        # A row sum other than 1 shows that the row is neither one-hot nor probabilities, but tokens
+        # or several labels.
         is_right = (values >= 0).all() and np.allclose(values.sum(-1), 1, atol=0.01)
     else:
         is_right = np.False_
     if not is_right:
         raise ArgumentError(
-            f"for_keras(class_weight=...): {_ONE_CLASS}, got {labels.dtype}{list(labels.shape)}. {_WEIGH_PARTS}"
+            f"for_keras(class_weight=...): {_ONE_CLASS}, got {labels.dtype}{list(labels.shape)}. "
+            f"{_WEIGH_PARTS}"
         )
     found: npt.NDArray[np.int64] = classes.astype(np.int64)
     return found
 
 
 def _weight_table(weights: Mapping[int, float]) -> npt.NDArray[Any]:
-    """The weight of each class `c` at `c + 1`; classes that are not named weigh 1, so do the first and last place."""
+    """Return a table with the weight of class `c` at index `c + 1`.
+
+    Classes without a given weight have weight 1. So have the first and the last entry, which are
+    used for labels out of range.
+    """
     if not isinstance(weights, Mapping):
         raise ArgumentError(
             f"class_weight must be a dict such as {{0: 1.0, 1: 5.0}}, got {brief(weights)}"
@@ -344,34 +392,37 @@ def _weight_table(weights: Mapping[int, float]) -> npt.NDArray[Any]:
 
 
 class _Passes:
-    """Passes over a loader, one after another, that were begun."""
+    """One or more consecutive passes over a loader, read through one iterator of Keras."""
 
     def __init__(self, core: LoaderCore, convert: TensorConversion) -> None:
         self._core, self._convert = core, convert
         self._of_weights = convert.convert_of("", ArraySpec((None,), keras.config.floatx()))
-        self.placed = (
-            core.tracker.next.times_set
-        )  # how often the loader was given another place before
+        # The tracker's `next.times_set` when these passes began; `resume_at` increments it.
+        self.placed = core.tracker.next.times_set
         self._iteration = IterationLog()
         self._pass = LoaderIterator(core, convert, self._iteration)
         self._passes = 1
-        self._first: list[Any] = []  # its first batches; none once it has given more
+        # The first batches, kept for `rewind`; empty once more have been delivered.
+        self._first: list[Any] = []
         self._given = 0
 
     def take(self, adapter: LoaderAdapter) -> Any:
-        """The next batch of as many passes as the adapter has; raises StopIteration after the last."""
+        """Return the next batch, across as many passes as the adapter has epochs.
+
+        Called by `_Iterator`. Raises StopIteration after the last pass.
+        """
         given = self._given
         batch = self._first[given] if given < len(self._first) else self._next(adapter)
         self._given = given + 1
         if given == _TAKEN_TO_BUILD:
             self._first.clear()
-            adapter._latest = None  # it was not begun to build a model
+            adapter._latest = None  # a pass that got this far was not begun to build a model
         elif given == len(self._first):
             self._first.append(batch)
         return batch
 
     def rewind(self) -> bool:
-        """Have it begin with its first batch again, if that is still here."""
+        """Go back to the first batch. Return False if it is no longer kept."""
         given, self._given = self._given, 0
         return len(self._first) == given
 
@@ -382,13 +433,16 @@ class _Passes:
             except StopIteration:
                 passes = self._iteration.passes
                 if self._passes == adapter.epochs or not (passes and passes[-1].delivered):
-                    raise  # a loader without batches, and without end, would never come back
+                    raise  # a loader without batches and without end would loop here forever
                 self._passes += 1
                 self._pass = LoaderIterator(self._core, self._convert, self._iteration)
 
 
 class _Iterator:
-    """Gives the batches of one of Keras' epochs; `make_end` makes the error that ends it (None: StopIteration)."""
+    """Iterator over the batches of one of Keras' epochs.
+
+    `make_end` makes the error that ends the iteration; None: StopIteration.
+    """
 
     def __init__(
         self,
@@ -401,7 +455,8 @@ class _Iterator:
         self._given_in_step = 0
 
     def __iter__(self) -> _Iterator:
-        self._given_in_step = 0  # on TensorFlow Keras zips each step's executions with its iterator
+        # On TensorFlow, Keras zips the executions of each step with its iterator.
+        self._given_in_step = 0
         return self
 
     def __next__(self) -> Any:
@@ -411,7 +466,8 @@ class _Iterator:
             batch = self._begun.take(self._adapter)
         except StopIteration:
             self._adapter.warn_of_end()
-            # Keras takes no loss of a step that had no batch, and says UnboundLocalError.
+            # If the first execution of a step gets StopIteration, Keras has no loss and raises
+            # UnboundLocalError.
             if self._make_end is not None and not self._given_in_step:
                 raise self._make_end() from None
             raise
@@ -420,7 +476,7 @@ class _Iterator:
 
 
 class _Batches:
-    """What Keras makes an iterator of for each of its epochs."""
+    """Iterable from which Keras makes an iterator for each of its epochs."""
 
     def __init__(self, make_iterator: Callable[[], _Iterator]) -> None:
         self._make_iterator = make_iterator

@@ -1,6 +1,7 @@
-"""`Loader.from_sequence`: a `keras.utils.PyDataset` / `Sequence` as it is, its hooks on the user's own object.
+"""`Loader.from_sequence`: loads from a `keras.utils.PyDataset` or `Sequence` without changes.
 
-Imports nothing of Keras: whatever has `__len__` and `__getitem__(batch_index)` will do.
+The hooks run on the user's own object. Imports nothing of Keras: any object with `__len__` and
+`__getitem__(batch_index)` works.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from loaderpool.trainer.loader import Loader
 
 _HOOKS = ("on_epoch_begin", "on_epoch_end")
-_BASE_MODULES = ("keras", "tensorflow", "tf_keras", "loaderpool")  # whose own hooks do nothing
+# Packages of the base classes, whose hooks do nothing.
+_BASE_MODULES = ("keras", "tensorflow", "tf_keras", "loaderpool")
 _NOT_FOR_SEQUENCES = (
     "source",
     "fn",
@@ -32,7 +34,10 @@ _NOT_FOR_SEQUENCES = (
 def loader_from_sequence(
     make: type[Loader], sequence: Any, workers: Any, settings: dict[str, Any]
 ) -> Loader:
-    """Make a loader of a Sequence; `Loader.from_sequence` has the arguments."""
+    """Make a loader of a Sequence.
+
+    Called by `Loader.from_sequence`, which documents the arguments.
+    """
     for name in settings:
         if meant_by(name) in _NOT_FOR_SEQUENCES:
             raise ArgumentError(
@@ -40,12 +45,14 @@ def loader_from_sequence(
             )
     if isinstance(sequence, (type, str, bytes)) or not hasattr(type(sequence), "__getitem__"):
         raise ArgumentError(
-            f"from_sequence needs an instance whose __getitem__(batch_index) returns a batch, got {brief(sequence)}"
+            "from_sequence needs an instance whose __getitem__(batch_index) returns a batch, got "
+            f"{brief(sequence)}"
         )
     if hasattr(sequence, "_set_index_array"):
         raise ArgumentError(
-            "from_sequence does not take what ImageDataGenerator returns: its order and its lock stay in this process. "
-            "Pass the paths as the source of a Loader, and a function that loads one image as fn"
+            "from_sequence does not take what ImageDataGenerator returns: its order and its lock "
+            "stay in this process. Pass the paths as the source of a Loader, and a function that "
+            "loads one image as fn"
         )
     hooks = SequenceHooks(sequence)
     if workers is None:
@@ -56,11 +63,11 @@ def loader_from_sequence(
 
 
 class SequenceHooks:
-    """Calls the sequence's hooks in the main process.
+    """Calls the hooks of a sequence, in the main process.
 
     Attributes:
-        overridden: those that the user has written.
-        has_run: one has run since the workers were known to have the sequence as it is.
+        overridden: Names of the hooks that the user has overridden.
+        has_run: True if a hook has run since the sequence was last sent to the workers.
     """
 
     def __init__(self, sequence: Any) -> None:
@@ -72,13 +79,14 @@ class SequenceHooks:
         batches = BatchSequence(sequence)
         if batches.is_endless:
             raise ArgumentError(
-                f"from_sequence: {type(sequence).__name__} is endless, so its {self.overridden[0]} would not run. Set "
-                "its num_batches to the steps_per_epoch of fit. Each epoch then starts with index 0."
+                f"from_sequence: {type(sequence).__name__} is endless, so its "
+                f"{self.overridden[0]} would not run. Set its num_batches to the steps_per_epoch "
+                "of fit. Each epoch then starts with index 0."
             )
         self._batches = len(batches)
 
     def anew(self) -> SequenceHooks:
-        """Return the hooks for another loader."""
+        """Return new hooks on the same sequence, for another loader."""
         return type(self)(self._sequence)
 
     def _finds_hook(self, name: str) -> bool:
@@ -91,15 +99,16 @@ class SequenceHooks:
         """Call a hook, if it is overridden.
 
         Raises:
-            LoaderpoolError: it has changed the number of batches.
+            LoaderpoolError: The hook has changed the number of batches.
         """
         if name not in self.overridden:
             return
-        self.has_run = True  # first: where the hook raises, it may have changed something before
+        # Before the call: a hook that raises may have changed the sequence already.
+        self.has_run = True
         getattr(self._sequence, name)()
         batches, owner = len(BatchSequence(self._sequence)), type(self._sequence).__name__
         if batches != self._batches:
             raise LoaderpoolError(
-                f"{owner}.{name} changed the number of batches from {self._batches} to {batches}. Create a new loader "
-                "for each length."
+                f"{owner}.{name} changed the number of batches from {self._batches} to {batches}. "
+                "Create a new loader for each length."
             )

@@ -1,12 +1,14 @@
-"""Which shard of each epoch this process has, as Keras, TensorFlow or PyTorch says.
+"""Choice of this process's shard of each epoch, from Keras, TensorFlow or PyTorch.
 
-    what is current                        shards                                      this process's
-    keras.distribution.Distribution        min(num_model_replicas, num_processes)      data_shard_id
-    tf.distribute.Strategy, in its scope   InputContext.num_input_pipelines            input_pipeline_id
-    torch.distributed, initialized         get_world_size()                            get_rank()
+    current distribution                   shards                               index
+    keras.distribution.Distribution        min(num_model_replicas,              data_shard_id
+                                               num_processes)
+    tf.distribute.Strategy, in its scope   InputContext.num_input_pipelines     input_pipeline_id
+    torch.distributed, initialized         get_world_size()                     get_rank()
 
-A loader asks once, when it is made: from then on its workers make batches, and each sample is to be made by one process
-only (docs/internals/decisions/0023-a-shard-is-fixed-when-a-loader-is-made.md).
+A loader reads its shard once, when it is created. From then on its workers make batches, and each
+sample must be made by one process only
+(docs/internals/decisions/0023-a-shard-is-fixed-when-a-loader-is-made.md).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from loaderpool.trainer.loader_core import LoaderCore
 
 
 def current_shard() -> Shard:
-    """The shard of this process; all of each epoch, where nothing is distributed."""
+    """Return the shard of this process; the whole epoch if nothing is distributed."""
     distribution = current_distribution()
     if distribution is not None:
         return _shard_in(distribution)
@@ -38,37 +40,48 @@ def current_shard() -> Shard:
         and (processes := int(os.environ.get("WORLD_SIZE", 1))) > 1
     ):
         raise ArgumentError(
-            f'shard="auto" was read before torch.distributed was initialized, but torchrun started {processes} '
-            "processes. Call torch.distributed.init_process_group() before you create the loader."
+            'shard="auto" was read before torch.distributed was initialized, but torchrun '
+            f"started {processes} processes. Call torch.distributed.init_process_group() before "
+            "you create the loader."
         )
     return Shard(1, 0)
 
 
 def current_distribution() -> Any:
-    """The distribution that `keras.distribution.set_distribution` has set, or None; Keras need not be imported."""
+    """Return the distribution set by `keras.distribution.set_distribution`, or None.
+
+    Does not import Keras.
+    """
     of_keras_3: Any = getattr(sys.modules.get("keras"), "distribution", None)
     return of_keras_3 and of_keras_3.distribution()
 
 
 def check_distribution(core: LoaderCore, epochs: int | None) -> bool:
-    """Refuse batches that the current distribution cannot have; return whether other processes take other shards.
+    """Refuse batches that the current distribution cannot use.
 
-    Under `jax.distributed` a process that has a batch less leaves the others waiting for it, and one that has other
-    rows in a batch weighs them as if they were all: JAX tells neither of them.
+    Return True if other processes read other shards. Under `jax.distributed`, a process with a
+    batch less leaves the others waiting forever. A process with another number of rows in a batch
+    weighs them as if all had that number. JAX reports neither.
+
+    Raises:
+        ArgumentError: The loader does not fit the distribution.
     """
     distribution = current_distribution()
-    if not hasattr(distribution, "data_shard_id"):  # None, or one of Keras before 3.15
+    if not hasattr(distribution, "data_shard_id"):  # None, or a distribution of Keras before 3.15
         return False
     given, wanted = core.config.shard, _shard_in(distribution)
     if distribution.auto_shard_dataset:
         if given != wanted:
             raise ArgumentError(
-                f"keras.distribution gives this process data shard {wanted.index} of {wanted.num_shards}, but the "
+                f"keras.distribution gives this process data shard {wanted.index} of "
+                f"{wanted.num_shards}, but the "
                 f"loader has shard=Shard({given.num_shards}, {given.index}). Choose one:\n"
                 '    shard="auto": create the loader after set_distribution(...)\n'
-                "    distribution.auto_shard_dataset = False: each process has its own data, of equal batch counts"
+                "    distribution.auto_shard_dataset = False: each process has its own data, of "
+                "equal batch counts"
             )
-    elif distribution.num_processes > 1:  # the user says that the source is this process's own part
+    elif distribution.num_processes > 1:
+        # The user has declared that the source is this process's own part.
         return False
     if distribution.num_model_replicas > 1:
         replicas = distribution.num_model_replicas
@@ -81,8 +94,9 @@ def check_distribution(core: LoaderCore, epochs: int | None) -> bool:
         )
     if core.plan.lanes and epochs is not None:
         raise ArgumentError(
-            "With generators, one process may have more batches than another and wait for it forever. Use "
-            "for_keras(epochs=None), and pass steps_per_epoch=n to fit, or steps=n to evaluate and predict."
+            "With generators, one process may have more batches than another and wait for it "
+            "forever. Use for_keras(epochs=None), and pass steps_per_epoch=n to fit, or steps=n "
+            "to evaluate and predict."
         )
     return True
 
@@ -94,31 +108,38 @@ def _shard_in(distribution: Any) -> Shard:
 
 
 def check_rows(core: LoaderCore, parts: int, what: str, of_process: int) -> None:
-    """Refuse batches that do not go evenly over `parts` in all processes together, `of_process` of them in each."""
+    """Refuse batches that cannot be split evenly over `parts`.
+
+    `parts` is the number of processes or replicas (`what`) in total, `of_process` that in each
+    process.
+    """
     config = core.config
     if config.on_error.action == "skip":
         raise ArgumentError(
-            f'on_error="skip" makes batches smaller, but each must be split evenly over {parts} {what}. '
+            f'on_error="skip" makes batches smaller, but each must be split evenly over {parts} '
+            f"{what}. "
             'Set on_error="replace", which keeps their size.'
         )
-    if (
-        config.batch_size is None
-    ):  # the function makes whole batches, whose rows are not known beforehand
+    if config.batch_size is None:  # the function makes whole batches with an unknown number of rows
         return
     for rows in (config.batch_size,) if config.buckets is None else config.buckets.batch_sizes:
         if of_process > 1 and rows % of_process:
             raise ArgumentError(
-                f"Batches of {rows} rows cannot be split evenly over the {of_process} {what} of this process. "
-                f"Set batch_size to a multiple of {of_process}."
+                f"Batches of {rows} rows cannot be split evenly over the {of_process} {what} of "
+                f"this process. Set batch_size to a multiple of {of_process}."
             )
     if not config.drop_remainder and not _is_even(core, parts):
         raise ArgumentError(
-            f"The last batch of an epoch cannot be split evenly over {parts} {what}. Set drop_remainder=True."
+            f"The last batch of an epoch cannot be split evenly over {parts} {what}. Set "
+            "drop_remainder=True."
         )
 
 
 def _is_even(core: LoaderCore, parts: int) -> bool:
-    """Whether the tail of the next pass has the same rows for each part, at the same step in all processes."""
+    """Return True if the last batches of the next pass can be split evenly.
+
+    Then each part has the same rows, at the same step in all processes.
+    """
     plan = core.tracker.next_log().plan
     if plan.rows_vary or plan.is_open:
         return plan.is_endless

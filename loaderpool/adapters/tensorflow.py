@@ -1,13 +1,15 @@
-"""`Loader.as_dataset`: `tf.data.Dataset.from_generator` over arrays that look at the workers' memory.
+"""`Loader.as_dataset`: `tf.data.Dataset.from_generator` over arrays in the workers' memory.
 
-from_generator costs some hundred microseconds an element, all under the GIL, whatever the element's size. So an element
-is a whole batch, or for tiny batches a chunk of them, which tf.data takes apart again in C++:
+from_generator costs some hundred microseconds per element, under the GIL, whatever the size of the
+element. So an element is a whole batch. Tiny batches are grouped into chunks, which tf.data splits
+again in C++:
 
-    chunks:  from_generator ─▶ prefetch ─▶ unbatch ─▶ (ragged put together) ─▶ assert_cardinality
-    batches: from_generator ─────────────────────────▶ (ragged put together) ─▶ assert_cardinality ─▶ prefetch
+    chunks:  from_generator ▶ prefetch ▶ unbatch ──▶ (join ragged) ─▶ assert_cardinality
+    batches: from_generator ─────────────────────▶ (join ragged) ─▶ assert_cardinality ─▶ prefetch
 
-TensorFlow aliases a C-contiguous array of the exact dtype at a 64-byte-aligned address, so a batch is copied nowhere
-between the worker and the tensor; `unbatch` copies, which for tiny batches is the lesser cost.
+TensorFlow aliases a C-contiguous array of the exact dtype at a 64-byte-aligned address. So there is
+no copy between worker and tensor. `unbatch` copies, which costs less than an element for tiny
+batches.
 """
 
 from __future__ import annotations
@@ -89,21 +91,23 @@ def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: s
         dataset = dataset.apply(tf.data.experimental.prefetch_to_device(device, prefetch or None))
     elif prefetch and not wire.in_chunks:
         dataset = dataset.prefetch(prefetch)
-    # TensorFlow's registry may keep the generator for ever, so that holds the loader weakly; the dataset holds it, and
-    # every dataset made from this one holds this one.
+    # TensorFlow's registry may keep the generator forever, so the generator holds the loader
+    # weakly. The dataset holds the loader. Every dataset made from it holds this dataset.
     dataset._loaderpool_loader = core
     if core.tracker.is_backed_up and epochs is not None and has_length:
-        # `BackupCallback` ends the epoch in which a training goes on before Keras would. An assertion in C++ would make
-        # an error of that, where Keras fetches several steps at once.
+        # `BackupCallback` ends a resumed epoch earlier than Keras would. `assert_cardinality` would
+        # raise an error then, if Keras fetches several steps at once. So only Python sees the
+        # length.
         length = tf.constant(epochs * core.batches_per_epoch(), tf.int64)
         dataset.cardinality = lambda: length
     return dataset
 
 
 def _spec_of_two(core: LoaderCore, form: BatchForm) -> ElementSpec:
-    """Return the spec of the first two batches, as Keras has it of a `PyDataset`: None for axes that differ.
+    """Return the spec of the first two batches, with None for axes that differ.
 
-    A given spec stays, and that of samples, whose axes the loader itself has compared.
+    Keras does the same for a `PyDataset`. A spec that the user gave stays as it is. So does the
+    spec of samples, because the loader itself has compared their axes.
     """
     spec = form.spec
     has_inner_axes = any(
@@ -123,11 +127,13 @@ def _spec_of_two(core: LoaderCore, form: BatchForm) -> ElementSpec:
 
 
 def _options(wire: TensorFormat) -> Any:
-    """Options hold for the user's own stages too, so there are as few as can be: no threading, no autotune.
+    """Return options for the dataset.
 
-    By auto-sharding every host would make all batches and throw most away. The prefetch that tf.data puts after a
-    pipeline without one lets a user's last `map` overlap with training (without it 1.7 times the time, tried); but
-    after the unbatch of chunks it adds a third to the cost of a batch (tried).
+    Options also apply to the user's own stages, so set as few as possible: no threading, no
+    autotune. With auto-sharding every host would make all batches and discard most of them. tf.data
+    adds a prefetch to a pipeline without one. This prefetch lets a user's last `map` overlap with
+    training: without it that took 1.7 times as long (measured). After the unbatch of chunks it adds
+    a third to the cost of a batch (measured).
     """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -137,7 +143,7 @@ def _options(wire: TensorFormat) -> Any:
 
 
 class _Elements:
-    """The callable that from_generator calls for each new iterator. Holds the loader weakly."""
+    """Callable that from_generator calls for each new iterator. Holds the loader weakly."""
 
     def __init__(
         self, core: LoaderCore, wire: TensorFormat, epochs: int | None, first_batches: int | None
@@ -145,7 +151,7 @@ class _Elements:
         self._core = weakref.ref(core)
         self._wire, self._epochs = wire, epochs
         self._first_batches = (
-            first_batches  # of its first epoch, where the dataset tells its length
+            first_batches  # batches of the first epoch, if the dataset has a known length
         )
 
     def __call__(self) -> Iterator[Any]:
@@ -154,19 +160,24 @@ class _Elements:
             raise ClosedError(
                 "The loader is closed, because no variable refers to it. Keep it in a variable."
             )
-        # By now the first `from_generator` of a process has had glibc return each block above 128 KiB to the system at
-        # once (TensorFlow's issue 65675), a page fault for each page of each new array.
-        # Arrays that can be adopted in place must not come from the heap.
+        # The first `from_generator` of a process changes glibc's settings: free() then returns each
+        # block above 128 KiB to the system at once (TensorFlow's issue 65675), which costs a page
+        # fault for each page of each new array. Arrays that can be adopted in place must not come
+        # from the heap.
         machine.keep_freed_blocks(LEAST_BYTES, LEAST_BYTES)
         if self._first_batches not in (None, core.tracker.next_log().batches):
             raise StateError(
-                "This dataset has the length of another epoch. It was made before load_state_dict(), or for the rest "
-                "of an epoch that has ended. Call as_dataset() again."
+                "This dataset has the length of another epoch. It was made before "
+                "load_state_dict(), or for the rest of an epoch that has ended. Call "
+                "as_dataset() again."
             )
         return _Stream(self._generate(core))
 
     def _generate(self, core: LoaderCore) -> Iterator[Any]:
-        """Elements of one iterator. Runs in: threads of tf.data, a different one for each element."""
+        """Yield the elements of one iterator.
+
+        Called by tf.data, in threads that change from element to element.
+        """
         tracker, wire, done = core.tracker, self._wire, 0
         iteration = IterationLog()
         tracker.iterations.start(iteration)
@@ -180,20 +191,21 @@ class _Elements:
                 )
                 try:
                     while not exit_gate.is_shut:
-                        yield take()  # by no local variable: while we are suspended its slot would stay lent
+                        # No local variable: it would keep the slot in use while this is suspended.
+                        yield take()
                 except StopIteration:
                     pass
                 finally:
                     one_pass.close()
                     if not exit_gate.is_shut:
-                        tracker.hooks.settle_ends()  # the last batch was handed over; the consumer may not ask for more
+                        # Now, because the consumer may not request another batch.
+                        tracker.hooks.settle_ends()
                 done += 1
         except ClosedError:
-            if (
-                not exit_gate.is_shut
-            ):  # else the interpreter ends: end quietly, this is read no more
+            # If the gate is shut, the interpreter is ending, and nothing reads this iterator.
+            if not exit_gate.is_shut:
                 raise
-        except SpecMismatchError as error:  # a whole batch is not as the dataset says
+        except SpecMismatchError as error:  # a whole batch does not match the dataset's spec
             tracker.note_error(error)
             raise
         finally:
@@ -201,7 +213,7 @@ class _Elements:
 
 
 class _Stream:
-    """What from_generator iterates: the elements, each asked for through the exit gate."""
+    """Iterator that from_generator reads. It requests each element within the exit gate."""
 
     def __init__(self, elements: Iterator[Any]) -> None:
         self._elements = elements
@@ -218,28 +230,28 @@ class _Stream:
                 raise
 
 
-# ---- how elements travel ----
+# ---- format of elements ----
 
 
 class TensorFormat:
-    """How elements travel through from_generator, as `spec` says; `in_chunks`: several batches each, for `unbatch`.
+    """Format of the elements that pass through from_generator.
 
-    Ragged components travel as two arrays each, in a flat tuple that `restore` puts right in C++: a ragged leaf goes a
-    slow way that copies.
+    `spec` describes what the user gets. If `in_chunks`, each element is several batches, for
+    `unbatch`. A ragged component travels as two arrays, in a flat tuple that `restore` joins again
+    in C++, because from_generator copies ragged elements on a slow path.
     """
 
     def __init__(self, form: BatchForm, spec: ElementSpec) -> None:
         self.spec = spec
-        self._may_differ = (
-            form.unit != "sample"
-        )  # a call makes a whole batch, which nothing has compared with it
+        # True: the function makes whole batches, which nothing has compared with the spec.
+        self._may_differ = form.unit != "sample"
         can_take_apart = all(map(EagerConversion.can_take_apart, spec.components))
         self.in_chunks = form.fixed is not None and form.max_chunk > 1 and can_take_apart
         self.has_ragged = any(component.ragged for component in spec.components)
 
     @property
     def signature(self) -> Any:
-        """The output_signature."""
+        """The `output_signature` of from_generator."""
         specs: list[Any] = []
         for component, path in zip(self.spec.components, self.spec.paths, strict=True):
             dtype, shape = tensor_dtype(component, path, "as_dataset"), component.shape
@@ -253,7 +265,7 @@ class TensorFormat:
         return tuple(specs) if self.has_ragged else self.spec.structure.unflatten(specs)
 
     def element(self, parts: Sequence[Any]) -> Any:
-        """What the generator yields for a batch's (or chunk's) components."""
+        """Return the element that the generator yields for the components of a batch or chunk."""
         if self._may_differ:
             self._check(parts)
         if not self.has_ragged:
@@ -264,7 +276,7 @@ class TensorFormat:
         return tuple(flat)
 
     def restore(self, *flat: Any) -> Any:
-        """The element as the user sees it. Runs in: tf.data."""
+        """Return the element as the user sees it. Called in tf.data's graph."""
         rest, join = iter(flat), functools.partial(tf.RaggedTensor.from_row_splits, validate=False)
         parts = [
             join(next(rest), next(rest)) if each.ragged else next(rest)
@@ -273,7 +285,10 @@ class TensorFormat:
         return self.spec.structure.unflatten(parts)
 
     def _check(self, parts: Sequence[Any]) -> None:
-        """TensorFlow would name neither the component nor the way out."""
+        """Raise SpecMismatchError if shapes do not match the spec.
+
+        TensorFlow's error would name neither the component nor a solution.
+        """
         for number, (part, component) in enumerate(zip(parts, self.spec.components, strict=True)):
             if component.ragged or all(
                 n in (None, got) for n, got in zip(component.shape, part.shape, strict=True)
@@ -287,23 +302,24 @@ class TensorFormat:
 
 # ---- the end of the interpreter ----
 
-# After the last call has returned to C++ its thread still has a few bytecodes of TensorFlow's wrapper to go. Too short
-# risks an exit that hangs, longer is only felt at exit.
+# Seconds without a call after which the gate is quiet. After the last call has returned to C++, its
+# thread still runs a few bytecodes of TensorFlow's wrapper. Smaller: the exit may hang. Larger: the
+# exit takes longer.
 _QUIET_S = 0.02
 
 
 class ExitGate:
-    """Keeps the interpreter's end from coming while a tf.data thread is inside Python code.
+    """Delays the end of the interpreter until no tf.data thread is inside Python code.
 
-    Such a thread never comes back, and the destructor of its iterator waits for it for ever. `atexit` runs before that:
-    it closes the pools, which wakes every wait. Then it waits until the last call has left, until TensorFlow has
-    forgotten the iterators that ended so (by a call into Python of its own), and until no new call has come for a
-    moment.
+    A thread that is inside then never returns, and the destructor of its iterator waits for it
+    forever. `atexit` calls `shut` before that. `shut` closes the pools, which ends every wait. Then
+    it waits until the last call has returned, until TensorFlow has freed the iterators that ended
+    (by a call into Python of its own), and until there was no new call for a moment.
     """
 
     def __init__(self) -> None:
         self.is_shut = False
-        self.ending = weakref.WeakSet[_Stream]()  # that said they are at their end, and still exist
+        self.ending = weakref.WeakSet[_Stream]()  # iterators that have ended and still exist
         self._inside = self._calls = 0
         self._turn = threading.Lock()
 
@@ -317,7 +333,9 @@ class ExitGate:
             self._inside -= 1
 
     def shut(self) -> None:
-        """Let no thread in any more and wait until all are out, 2 s at most."""
+        """Stop all iterators and wait until no thread is inside, at most 2 s. Called by
+        `atexit`.
+        """
         with InterruptsHeld():
             self.is_shut = True
             close_all()
@@ -344,18 +362,21 @@ def as_distributed_dataset(
     wanted, given = shard_in(strategy), core.config.shard
     if given != wanted:
         raise ArgumentError(
-            f"{type(strategy).__name__} gives this process input pipeline {wanted.index} of {wanted.num_shards}, "
-            f"but the loader has shard=Shard({given.num_shards}, {given.index}). Create it with "
-            f'shard="auto" within strategy.scope(), or with shard=lp.Shard({wanted.num_shards}, {wanted.index}).'
+            f"{type(strategy).__name__} gives this process input pipeline {wanted.index} of "
+            f"{wanted.num_shards}, but the loader has shard=Shard({given.num_shards}, "
+            f"{given.index}). Create it with "
+            f'shard="auto" within strategy.scope(), or with shard=lp.Shard({wanted.num_shards}, '
+            f"{wanted.index})."
         )
     distributed = strategy.distribute_datasets_from_function(
         lambda _: as_dataset(core, epochs=epochs, prefetch=prefetch, device=None)
     )
-    # TensorFlow 2.21 says the number of a replica's batches, and Keras takes it for steps, of which the input then "ran
-    # out". Where not all replicas have a batch for the last step, TensorFlow makes it only if shapes may vary.
+    # TensorFlow 2.21 reports the number of a replica's batches. Keras takes it for the number of
+    # steps and warns that the input "ran out". If not all replicas have a batch for the last step,
+    # TensorFlow makes that step only if shapes may vary.
     batches = int(getattr(distributed, "_cardinality", -1))
     if batches > 0:
-        replicas = strategy.num_replicas_in_sync // wanted.num_shards  # of this process
+        replicas = strategy.num_replicas_in_sync // wanted.num_shards  # replicas of this process
         takes_part = getattr(distributed, "_enable_get_next_as_optional", True)
         distributed._cardinality = -(-batches // replicas) if takes_part else batches // replicas
     distributed._loaderpool_loader = core
@@ -363,11 +384,12 @@ def as_distributed_dataset(
 
 
 def shard_in(strategy: Any) -> Shard:
-    """The shard of this process, as the strategy's input context says."""
+    """Return the shard of this process, from the strategy's input context."""
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise ArgumentError(
-            "ParameterServerStrategy runs input pipelines in its own workers, which have no loader. Train under "
-            "MultiWorkerMirroredStrategy, where each process has its own loader."
+            "ParameterServerStrategy runs input pipelines in its own workers, which have no "
+            "loader. Train under MultiWorkerMirroredStrategy, where each process has its own "
+            "loader."
         )
     found: list[Shard] = []
 
@@ -378,19 +400,20 @@ def shard_in(strategy: Any) -> Shard:
     strategy.distribute_datasets_from_function(look)
     if len(found) > 1:
         raise ArgumentError(
-            f"{type(strategy).__name__} has {len(found)} input pipelines in a process; a loader supports one"
+            f"{type(strategy).__name__} has {len(found)} input pipelines in a process; a loader "
+            "supports one"
         )
     return found[0]
 
 
-# ---- a place in a loop of one's own ----
+# ---- the position, for custom training loops ----
 
 
 class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
     """Position of a loader, saved and restored by `tf.train.Checkpoint` with the model.
 
-    After a restore, the next batch is the one after the last that the loop took, whatever `tf.data` prefetched. Create
-    the dataset after the restore::
+    After a restore, the next batch is the one after the last that the loop took, whatever `tf.data`
+    prefetched. Create the dataset after the restore::
 
         state = LoaderState(loader)
         checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, loader=state)
@@ -401,28 +424,30 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
         loader: Loader that the loop trains on.
 
     Raises:
-        StateError: If the position cannot be saved, or if a restored position belongs to another loader.
+        StateError: If the position cannot be saved, or if a restored position belongs to another
+            loader.
     """
 
     def __init__(self, loader: Loader) -> None:
         if not isinstance(loader, Loader):
             raise ArgumentError(f"LoaderState needs the Loader, got {type(loader).__name__}")
-        loader.state_dict(batches_taken=0)  # where it cannot be saved, it says so here
+        loader.state_dict(batches_taken=0)  # raises StateError now if the position cannot be saved
         self._loader = loader
-        self._log: IterationLog | None = (
-            None  # of the latest iteration; None: the next pass says where it begins
-        )
-        self._taken = 0  # of its batches
-        self._under_way: Callable[[], Generator[Any, None, None] | None] = lambda: (
-            None
-        )  # a weak reference
+        # Log of the latest iteration; None: the loader's next position counts.
+        self._log: IterationLog | None = None
+        self._taken = 0  # the number of its batches that the loop took
+        # Weak reference to the latest iteration.
+        self._under_way: Callable[[], Generator[Any, None, None] | None] = lambda: None
 
     def iterate(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Return an iterator that counts the batches that you take. A new one, or a restore, ends the previous one.
+        """Return an iterator that counts the batches that you take.
+
+        A new one, or a restore, ends the previous one.
 
         Args:
-            batches: The loader, `loader.as_dataset()`, or a dataset made from it with one element per batch, in order.
-                You can map, prefetch or distribute it, but not shuffle, filter, repeat or batch it.
+            batches: The loader, `loader.as_dataset()`, or a dataset made from it with one element
+                per batch, in order. You can map, prefetch or distribute it, but not shuffle,
+                filter, repeat or batch it.
 
         Raises:
             StateError: If it does not iterate over this loader exactly once.
@@ -440,8 +465,9 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
         )
         if self._under_way() is None and are_others:
             raise StateError(
-                "The loader is iterated over, but not by LoaderState.iterate, which counts the batches. Iterate over "
-                "state.iterate(loader.as_dataset()), and close other iterators before you save a checkpoint."
+                "The loader is iterated over, but not by LoaderState.iterate, which counts the "
+                "batches. Iterate over state.iterate(loader.as_dataset()), and close other "
+                "iterators before you save a checkpoint."
             )
         position = self._log and self._log.position(self._taken)
         return json.dumps(core.state_at(position or core.tracker.next_log().position(0))).encode()
@@ -456,16 +482,18 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
         self._loader.load_state_dict(state)
         self._log, self._taken = None, 0
 
-    def _copy_trackable_to_cpu(
-        self, object_map: Any
-    ) -> None:  # what TensorFlow has checkpoints in a thread ask
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        # TensorFlow calls this for checkpoints that a thread saves.
         raise StateError(
-            "experimental_enable_async_checkpoint=True would save the loader's position later than the weights. "
-            "Save a checkpoint that contains a LoaderState without this option."
+            "experimental_enable_async_checkpoint=True would save the loader's position later "
+            "than the weights. Save a checkpoint that contains a LoaderState without this option."
         )
 
     def _end_iteration(self) -> None:
-        """Let go of what tf.data has fetched, so that no epoch of the old iteration begins at the new place."""
+        """Close the iteration, so that no old epoch begins at the new position.
+
+        tf.data may have fetched batches of it ahead.
+        """
         if (under_way := self._under_way()) is not None:
             under_way.close()
 
@@ -477,15 +505,17 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
                 if not taken:
                     if (begun := tracker.iterations.count - before) != 1:
                         raise StateError(
-                            "LoaderState.iterate needs a dataset that iterates over its loader once, but this one "
-                            f"began {begun} iterations before its first batch. Create it from this loader's "
-                            "as_dataset(), with epochs=n instead of repeat(), and without cache() or zip()."
+                            "LoaderState.iterate needs a dataset that iterates over its loader "
+                            f"once, but this one began {begun} iterations before its first batch. "
+                            "Create it from this loader's as_dataset(), with epochs=n instead of "
+                            "repeat(), and without cache() or zip()."
                         )
                     self._log = tracker.iterations.latest
                 self._taken = taken = taken + 1
                 handed = [batch]
-                del batch  # its memory is lent for as long as it is held
+                del batch  # the batch's memory stays in use while a variable refers to it
                 yield handed.pop()
-        finally:  # by Ctrl-C, say, while the first batch was awaited, of which tf.data may have some already
+        # An interrupt may come before the first batch, when tf.data has fetched some already.
+        finally:
             if not taken and tracker.iterations.count == before + 1:
                 self._log, self._taken = tracker.iterations.latest, 0

@@ -1,4 +1,4 @@
-"""`Loader.as_torch`: PyTorch tensors that look at the workers' memory."""
+"""`Loader.as_torch`: PyTorch tensors that share the workers' memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from loaderpool.element.spec import ArraySpec
 from loaderpool.errors import ArgumentError, brief, shortened
 from loaderpool.trainer.loader_core import LoaderCore
 
-# By a name's beginning: NumPy hands these to no other library. Of other small dtypes PyTorch has no arrays of numbers.
+# Dtypes to view arrays as, by the first six letters of the name. NumPy exports these arrays to no
+# other library. Of the other small dtypes PyTorch has no numeric tensors.
 _SAME_BITS = {"float8": np.uint8, "bfloat": np.int16}
 
 
@@ -30,11 +31,8 @@ def as_torch(core: LoaderCore, device: Any, prefetch: Any) -> TorchBatches:
     try:
         place = None if device is None else torch.device(device)
         torch.empty(0, device=place)
-    except (
-        AssertionError,
-        RuntimeError,
-        TypeError,
-    ) as error:  # not compiled with CUDA; no GPU; no name of a device
+    except (AssertionError, RuntimeError, TypeError) as error:
+        # PyTorch without CUDA, no GPU, or not a device's name.
         raise ArgumentError(
             f'device must be a device that PyTorch has here, such as "cpu", got {brief(device)}: '
             f"{shortened(str(error))}"
@@ -42,7 +40,8 @@ def as_torch(core: LoaderCore, device: Any, prefetch: Any) -> TorchBatches:
     is_far = place is not None and place.type != "cpu"
 
     def move(tensors: Sequence[Any]) -> Sequence[Any]:
-        # `to` has read a slot when it returns: only from page-locked memory would a copy go on reading.
+        # `to` has read the slot when it returns. A copy would only continue later from page-locked
+        # memory, which a slot is not.
         return [
             each.to(place, non_blocking=True) if torch.is_tensor(each) else each for each in tensors
         ]
@@ -53,11 +52,14 @@ def as_torch(core: LoaderCore, device: Any, prefetch: Any) -> TorchBatches:
 
 
 class TorchBatches(ConvertedBatches, torch.utils.data.IterableDataset):  # type: ignore[misc]
-    """A loader's batches as an `IterableDataset` of PyTorch."""
+    """Iterable over a loader's batches that is an `IterableDataset` of PyTorch."""
 
 
 class TorchConversion(TensorConversion):
-    """Makes tensors that share the arrays' memory; text, of which PyTorch has none, is refused unless it is kept."""
+    """Converts arrays to tensors that share their memory.
+
+    PyTorch has no text tensors. With `keeps_text` text stays an array; otherwise it is refused.
+    """
 
     def __init__(self, view: str, move: Move | None = None, keeps_text: bool = False) -> None:
         super().__init__(view, move)

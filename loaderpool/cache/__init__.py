@@ -1,5 +1,7 @@
-"""What the user's first function gave, kept for all processes of a loader: in memory, or on disk.
+"""Cache for the results of `fn`, shared by all processes of a loader: in memory, or on disk.
 
-Runs in: workers read and write it, the trainer makes and ends it. In come an item's key and what `fn` gave, out comes
-the same again. It may import `memory` and what is below. Open first: `setting`, then `store`.
+A result is stored under its item's number, and returned for the same item in later epochs.
+
+Runs in: the main process creates and closes a cache. Workers read and write it. This package may
+import `memory` and the packages below it. Open first: `setting`, then `store`.
 """

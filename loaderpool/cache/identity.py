@@ -1,8 +1,10 @@
-"""What a cache on disk is of: the function and what it uses, the setup hook, the source, each a name and a checksum.
+"""Fingerprint of a cache: names and checksums of the function, the setup hook and the source.
 
-Of a function count its bytecode and constants, defaults, captured variables, the globals that it uses, and all of that
-of the user's own functions and classes that it calls. Libraries count by name. Values count by their pickles, without
-what is another in each process: the order of sets, and which of two equal objects are the same one.
+The checksum of a function includes its bytecode and constants, its defaults, its captured
+variables, and the globals that it uses. It also includes all of these for the user's own functions
+and classes that it calls. Libraries are included by name only. Values are included by their
+pickles, but without details that differ between processes. Such details are the order of sets, and
+the identity of equal objects.
 """
 
 from __future__ import annotations
@@ -30,30 +32,37 @@ from loaderpool.system.interrupts import FailuresIgnored, is_of_a_handler
 from loaderpool.system.process import is_library
 from loaderpool.system.walk import CODE, LazyImport, cached_properties, parts_of
 
-# What pickle writes by itself; what these hold comes one by one.
+# Immutable plain types, and all types that pickle writes itself. For containers among these, pickle
+# calls `persistent_id` for each element.
 _WORDS = frozenset({str, bytes, int, float, complex, bool, type(None)})
 _PLAIN = _WORDS | {bytearray, list, tuple, dict}
-# How deep objects in objects are looked into. Not as deep as Python allows: that depends on how deep the caller stands.
+# Maximum depth of objects within objects. It is below Python's recursion limit, so that the result
+# does not depend on the depth of the caller's stack.
 _MOST_LEVELS = 50
-# Parts of each function that an error can name. More: each directory has a longer head.
+# Maximum number of parts of each function that errors can name. Larger: each directory has a longer
+# head.
 _MOST_PARTS = 100
-_CODE_OF = "code of "  # begins the name of such a part
-_MOST_NAMED = 5  # differences in an error
-_MOST_SHOWN = 40  # characters of a plain value; a longer one is shown as a checksum
+_CODE_OF = "code of "  # start of the name of a part that is code
+_MOST_NAMED = 5  # maximum number of differences in an error
+_MOST_SHOWN = 40  # maximum length of a value in an error; longer ones are shown as checksums
 
 
 def describe(fn: Any, setup: Any, source: Any) -> dict[str, str]:
-    """Return what the function whose results are kept is and uses, and the setup hook and the source, in texts by name.
+    """Return the fingerprint of function, setup hook and source, as texts by name.
 
-    Each of the three is one checksum of all. What it uses comes after it, such as "function: closure variable 'size' of
-    function decode": only an error needs these parts, and there may be more than are named.
+    Each of the three has one checksum of everything that it uses. Its parts follow, under names
+    such as "function: closure variable 'size' of function decode". Only errors need the parts, and
+    not all parts are included.
 
-    Blocks: while the source is read once, about a second for a million plain items, or for a gigabyte of arrays.
+    Blocks: while the source is read once. This takes about a second for a million plain items, or
+    for a gigabyte of arrays.
     """
-    kind = f"{type(source.items if isinstance(source, (Sized, ArrayRows)) else source).__name__} {len(source)} items"
-    found = {
-        "Python": f"{sys.version_info.major}.{sys.version_info.minor}"
-    }  # each has another bytecode
+    kind = (
+        f"{type(source.items if isinstance(source, (Sized, ArrayRows)) else source).__name__} "
+        f"{len(source)} items"
+    )
+    # Each version of Python has its own bytecode.
+    found = {"Python": f"{sys.version_info.major}.{sys.version_info.minor}"}
     things = (
         ("function", fn, _name_of(fn)),
         ("setup", setup, _name_of(setup)),
@@ -71,9 +80,11 @@ def describe(fn: Any, setup: Any, source: Any) -> dict[str, str]:
 
 
 def difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return in which texts of `describe` two caches differ, to follow a sentence; "": in none.
+    """Return the differences between two results of `describe`, as a text that follows a sentence.
 
-    Parts are named instead of the whole, unless it has another name, or all of its named parts are equal.
+    For a function, setup hook or source that differs, its differing parts are named. The whole is
+    named instead if its name differs, or if none of its named parts does. "": there is no
+    difference.
     """
     names = [name for name in {**now, **then} if then.get(name) != now.get(name)]
     renamed = {
@@ -97,24 +108,26 @@ def _without_checksum(text: str | None) -> str:
 
 
 class _Identity:
-    """A checksum of what a function, class or object is and uses, all that these use included.
+    """Checksum of a function, class or object, with everything that it uses, recursively.
+
+    Args:
+        root: the function, class or object.
+        within: ids of the objects that contain it.
 
     Attributes:
-        checksum: of all.
-        parts: values and checksums, by what they are.
+        checksum: the checksum.
+        parts: values and checksums of the parts, by name.
     """
 
     def __init__(self, root: Any, within: Iterable[int] = ()) -> None:
         self.checksum = hashlib.blake2b(digest_size=8)
         self.parts: dict[str, str] = {}
         self._root = root.items if isinstance(root, (Sized, ArrayRows)) else root
-        self._met: list[
-            Any
-        ] = []  # functions and classes, each with a number in the order in which they were met
-        self._numbers: dict[int, int] = {}
+        self._met: list[Any] = []  # functions and classes, in the order in which they were found
+        self._numbers: dict[int, int] = {}  # indices in `_met`, by id
         self._within = set(within)
         self._use("value", root)
-        for thing in self._met:  # which grows meanwhile
+        for thing in self._met:  # the list grows during the loop
             self._add(thing)
 
     def _use(self, name: str, value: Any, part: str = "") -> None:
@@ -130,7 +143,8 @@ class _Identity:
             return
         codes = [thing.__code__] if isinstance(thing, types.FunctionType) else []
         for code in codes:
-            # What it does; not where it stands, nor its names for what it keeps for itself.
+            # Everything that determines the behaviour of the code. Line numbers and names of local
+            # variables are left out.
             codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
             constants = [each for each in code.co_consts if not isinstance(each, types.CodeType)]
             does = [
@@ -150,7 +164,8 @@ class _Identity:
         modules = set()
         for name, found, label in used:
             value = _imported(found) if type(found) is LazyImport else found
-            if name.endswith(".__annotations__"):  # used above, wherever this Python keeps them
+            # Annotations were included above, because their place depends on Python's version.
+            if name.endswith(".__annotations__"):
                 continue
             self._use(name, value, label)
             if (
@@ -163,28 +178,28 @@ class _Identity:
                 used += [(f"{name}.{each}", vars(value)[each], f"{name}.{each}") for each in names]
 
     def _digest(self, value: Any) -> str:
-        """Return a checksum of a value; of what cannot be looked into, its type counts."""
-        # Without pickle's memo, equal objects are as good as the same one. Lists that hold themselves need it.
+        """Return a checksum of a value. If it cannot be pickled, return the name of its type."""
+        # The first attempt is without pickle's memo (`fast`), so that it does not matter if equal
+        # objects are identical. The second is with the memo, which recursive lists need.
         for fast in (True, False):
             state = hashlib.blake2b(digest_size=8)
             pickler = _Pickler(types.SimpleNamespace(write=state.update), 4)
             pickler.identity, pickler.fast = self, fast
-            with FailuresIgnored():  # it is too deep
+            with FailuresIgnored():  # the value may be too deep
                 pickler.dump(value)
                 return state.hexdigest()
         return _name_of(type(value))
 
     def content(self, value: Any) -> Any:
-        """Return what is pickled in place of a value that is not plain."""
+        """Return a plain value that is pickled instead of `value`. Called by `_Pickler`."""
         name = _name_of(type(value))
         if isinstance(value, CODE):
             number = self._numbers.setdefault(id(value), len(self._met))
             if number == len(self._met):
                 self._met.append(value)
             return _name_of(value), number
-        if isinstance(value, types.ModuleType) or is_generator(
-            value
-        ):  # of a random generator, any state
+        # The state of a random generator does not count.
+        if isinstance(value, types.ModuleType) or is_generator(value):
             return getattr(value, "__name__", name)
         if isinstance(value, pathlib.PurePath):
             return name, str(value)
@@ -195,7 +210,8 @@ class _Identity:
         self._within.add(id(value))
         try:
             if isinstance(value, (set, frozenset)):
-                # Each by itself: numbers would be those of the set's order, which is another one in each process.
+                # Each element has its own checksum. Numbers of `_met` would follow the order of the
+                # set, which differs between processes.
                 return name, sorted(
                     repr(each)
                     if type(each) in _WORDS
@@ -210,7 +226,13 @@ class _Identity:
             self._within.discard(id(value))
 
     def _name_attributes(self, parts: list[Any]) -> None:
-        """Name those that are plain: others are in the checksum of the object, and are not read a second time."""
+        """Add the plain attributes of the root object to `parts`.
+
+        Other attributes are only in the checksum of the object, so that they are not read twice.
+
+        Args:
+            parts: the object's parts, as `_pickle_parts` returned them.
+        """
         state = parts[2] if len(parts) > 2 and type(parts[2]) is dict else {}
         for name, value in state.items():
             if type(value) in _WORDS:
@@ -228,7 +250,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _shown(value: Any, digest: str) -> str:
-    """Return how an error shows a value: a short plain one as it is, others by their type and checksum."""
+    """Return a value as text for errors: its `repr` if short and plain, else type and checksum."""
     if type(value) in _WORDS and len(text := repr(value)) <= _MOST_SHOWN:
         return text
     kind = _name_of(value) if isinstance(value, CODE) else type(value).__name__
@@ -236,18 +258,18 @@ def _shown(value: Any, digest: str) -> str:
 
 
 def _imported(value: Any) -> Any:
-    """Return what a lazy import stands for, or the import itself if it fails."""
+    """Return the object of a lazy import, or `value` itself if the import fails."""
     with contextlib.suppress(ImportError, AttributeError):
         return value.resolve()
     return value
 
 
 def _pickle_parts(value: Any) -> Any:
-    """What pickle takes an object apart into."""
+    """Return the parts from which pickle would rebuild an object; None: it cannot be pickled."""
     try:
         reduce = copyreg.dispatch_table.get(type(value))
         parts = reduce(value) if reduce is not None else value.__reduce_ex__(4)
-    except Exception as error:  # an open file, a lock
+    except Exception as error:  # for example, open files and locks cannot be pickled
         if is_of_a_handler(error):
             raise
         return None
@@ -261,9 +283,8 @@ def _pickle_parts(value: Any) -> Any:
 
 def _array_parts(array: np.ndarray[Any, Any]) -> Iterator[Any]:
     yield repr(array.dtype), array.shape
-    if (
-        isinstance(array, np.memmap) and array.filename is not None
-    ):  # by its file, which is not read
+    # A memmap is identified by its file, which is not read.
+    if isinstance(array, np.memmap) and array.filename is not None:
         start = np.frombuffer(array._mmap, np.uint8).ctypes.data  # type: ignore[attr-defined]
         yield os.fspath(array.filename), array.offset, array.ctypes.data - start, array.strides
         with contextlib.suppress(OSError):
@@ -271,7 +292,7 @@ def _array_parts(array: np.ndarray[Any, Any]) -> Iterator[Any]:
             yield status.st_size, status.st_mtime_ns
     elif array.dtype.hasobject:
         yield array.ravel().tolist()
-    else:  # as it lies there: one of many gigabytes is not copied
+    else:  # in its order in memory, so that a large array is not copied
         flat = np.asarray(array.T if array.flags.fnc else array).reshape(-1)
         yield array.flags.fnc, hashlib.blake2b(flat.view(np.uint8).data).hexdigest()
 

@@ -1,4 +1,4 @@
-"""`Cache`: where a loader keeps what its function gave, and how much of it; and what its processes count of it."""
+"""`Cache`, the user's setting; and the plan and the counters that a loader's processes share."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ MEMORY = "memory"
 
 
 class Count(enum.IntEnum):
-    """What each worker counts of a loader's cache."""
+    """Counters of a loader's cache. Each worker has its own, except BYTES."""
 
-    HITS = 0  # a result came from the cache
-    MISSES = 1  # the function gave a result
-    DAMAGED = 2  # an entry did not have what was written
-    OVER_BOUND = 3  # an item was not kept: there is no room for it within `max_bytes`
-    NO_ROOM = 4  # nor was this one: the machine has too little memory left, the disk is full, or the file is gone
-    BYTES = 5  # no worker's: what the entries take
+    HITS = 0  # results from the cache
+    MISSES = 1  # results of function calls
+    DAMAGED = 2  # entries that differ from the bytes that were written
+    OVER_BOUND = 3  # items that were not stored because of `max_bytes`
+    # Items that were not stored for lack of memory or disk space, or because the file is gone.
+    NO_ROOM = 4
+    BYTES = 5  # size of the store; read from the file, not counted by workers
 
 
 NO_COUNTS = [0] * len(Count)
-FULL = (Count.OVER_BOUND, Count.NO_ROOM)  # some item was not kept for lack of room
+FULL = (Count.OVER_BOUND, Count.NO_ROOM)  # counters of items that were not stored
 
 
 class CachedOf(NamedTuple):
-    """What the results in a cache are made of."""
+    """Function, setup hook and source that determine the results in a cache."""
 
-    fn: Any  # the function
-    setup: Any  # the hook that runs before it; None: there is none
-    source: Any  # gives its items
+    fn: Any  # function whose results are stored
+    setup: Any  # hook that runs before the function; None: there is none
+    source: Any  # source of the function's items
 
 
 class CachePlan(NamedTuple):
-    """What every process of a loader must know of its cache; travels beside the payload."""
+    """Description of a loader's cache for all its processes. It is sent with the payload."""
 
     where: str  # "memory", or a directory
     max_bytes: int | None
-    items: int  # of the source
-    fields: Mapping[str, str] = {}  # on disk: what entries are of
-    counters_at: int = 0  # where in the arena the counters are
+    items: int  # number of different items of the source
+    fields: Mapping[str, str] = {}  # on disk: fingerprint of function, setup hook and source
+    counters_at: int = 0  # offset of the counters in the arena
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -53,8 +54,10 @@ class Cache:
     """Storage for the result of `fn` for each item.
 
     Args:
-        where: `"memory"`, until the loader is closed; or a directory on a local disk, which is kept for later runs.
-        max_bytes: Largest size in bytes, or as `"8GiB"`. Default: half of the free memory; of a disk, all but 5 %.
+        where: `"memory"`, until the loader is closed; or a directory on a local disk, which is kept
+            for later runs.
+        max_bytes: Largest size in bytes, or as `"8GiB"`. Default: half of the free memory; of a
+            disk, all but 5 %.
     """
 
     where: str
@@ -67,7 +70,7 @@ class Cache:
             raise ArgumentError(
                 f'cache must be "memory", a directory or a loaderpool.Cache, got {brief(where)}'
             )
-        # pathlib makes "memory" of "./memory", and who has a Path means a directory.
+        # A Path is always a directory, because pathlib converts "./memory" to "memory".
         in_memory = isinstance(where, str) and place == MEMORY
         object.__setattr__(
             self, "where", MEMORY if in_memory else os.path.abspath(os.path.expanduser(place))
@@ -77,7 +80,7 @@ class Cache:
     @property
     def in_memory(self) -> bool:
         """`True` if the cache is in memory, and so ends with its loader."""
-        return self.where == MEMORY  # a directory's path is absolute
+        return self.where == MEMORY  # the path of a directory is absolute, so it never matches
 
 
 def as_cache(value: Any) -> Cache | None:

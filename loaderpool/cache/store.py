@@ -1,11 +1,12 @@
-"""Entries in one file that is only appended to: a memory file that a loader's processes share, or one in a directory.
+"""Storage of a cache: one append-only file, which is a memory file or a file in a directory.
 
-    [ head: what the entries are of, a line of JSON | table: where each item's entry begins | entries → ]
+    [ head: fingerprint, a line of JSON | table: offset of each item's entry | entries → ]
 
-An entry is appended by one `write` to a descriptor opened with O_APPEND: the kernel finds its place, so that no two
-processes get the same, and none holds a lock. Then its place is put into the table, as one number. A process
-that dies before that leaves bytes that no process looks at; one that dies after it leaves a whole entry (CACHE-1). On
-disk each entry has a checksum as well: what a failing disk or a loss of power has bent is made again.
+An entry is appended by one `write` to a descriptor opened with O_APPEND. The kernel determines the
+offset, so two processes never write to the same place, and no lock is needed. Then the offset is
+written to the table, as one number. If a process dies before that, it leaves bytes that no process
+reads. If it dies afterwards, it leaves a complete entry (CACHE-1). On disk, each entry also has a
+checksum. An entry that a failing disk or a power loss has damaged is made again.
 """
 
 from __future__ import annotations
@@ -36,47 +37,51 @@ from loaderpool.system.process import why_not_apart
 FILE_NAME = "entries.log"
 _FORM = 6
 _PLACE = struct.Struct("<Q")
-_ENTRY = struct.Struct("<QQQ")  # item, length of the pickle, its CRC32 (of a memory file 0)
+_ENTRY = struct.Struct("<QQQ")  # item, length of the pickle, its CRC32 (0 in a memory file)
 _MOST_HEAD_BYTES = 64 << 20
-_MOST_ENTRY_BYTES = 1 << 30  # one `write` takes no more than twice that
-# What one item must be able to take of a bound for the table to have a number for it. Smaller, and the table of a
-# source of billions would be most of the cache; larger, and of tiny entries some are not kept that would fit.
+_MOST_ENTRY_BYTES = 1 << 30  # maximum size of an entry; one `write` is limited to twice that
+# With a bound, the table has numbers for at most bound / this items. Smaller: the table of a source
+# with billions of items would be most of the cache. Larger: some tiny entries are not stored
+# although they would fit.
 _BYTES_PER_ITEM = 64
-# Memory is left alone below this, so that the trainer's next allocation does not wake the OOM killer.
+# Memory that stays free, so that the next allocation of the main process does not trigger the OOM
+# killer.
 _HEADROOM_BYTES = 128 << 20
-# The share of what is free that one process fills before it looks again: so many of them may do so at the same time.
+# A process stores 1/64 of the free memory before it checks again, so 64 processes may do this at
+# the same time. Smaller: fewer processes are safe. Larger: more checks.
 _LOOKS = 64
-_FREE_SHARE = 20  # on disk without a bound: this part of it stays free
+_FREE_SHARE = 20  # without a bound, 1/20 of the disk stays free
 _READ_WRITE = (
     os.O_RDWR
     | getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_BINARY", 0)
     | getattr(os, "O_NOFOLLOW", 0)
 )
-_MEMORY_SHARE = 2  # in memory without a bound: this part of what is free
+_MEMORY_SHARE = 2  # without a bound, a cache in memory may use 1/2 of the free memory
 _TEXTS = {
-    Count.NO_ROOM: "does not store all items: memory or the disk is full, or its file was deleted or closed. Training "
-    "continues, and fn is called in every epoch for the others. Set a smaller max_bytes, or another directory.",
-    Count.DAMAGED: "is damaged: {} entries could not be read, so fn was called again for them. If this "
-    "continues, delete the directory and check the disk.",
+    Count.NO_ROOM: "does not store all items: memory or the disk is full, or its file was deleted "
+    "or closed. Training continues, and fn is called in every epoch for the others. Set a smaller "
+    "max_bytes, or another directory.",
+    Count.DAMAGED: "is damaged: {} entries could not be read, so fn was called again for them. If "
+    "this continues, delete the directory and check the disk.",
 }
 
-_COUNTS = 8  # of a worker, two of them unused: one line of the processor's cache
+_COUNTS = 8  # numbers of one worker: six counters and two unused, which fill one cache line
 _COUNTER_BYTES = 8 * _COUNTS * MAX_WORKERS
 
 
 class Store:
-    """One process's way to the entries.
+    """One process's access to the entries of a cache.
 
-    Ownership: of descriptors of its own, until it is collected: forked processes would share the position of an
-    inherited one.
+    Ownership: owns new descriptors, and closes them when it is collected. Inherited descriptors
+    are not used, because forked processes would share their position.
 
     Args:
-        plan: what the cache is. Of one on disk, `prepare` has made the file.
-        memory_file: the path of one in memory.
+        plan: description of the cache. For a cache on disk, `prepare` has created the file.
+        memory_file: path of the memory file; "": the cache is on disk.
 
     Raises:
-        CacheError, OSError, ValueError: it is gone, damaged, or another's by now.
+        CacheError, OSError, ValueError: the file is gone or damaged, or was replaced.
     """
 
     def __init__(self, plan: CachePlan, memory_file: str = "") -> None:
@@ -93,16 +98,19 @@ class Store:
         self._reader, self._buffer = io.FileIO(self._file, closefd=False), bytearray()
         self._view: memoryview | None = None
         if memory_file and plan.max_bytes is not None:
-            # Address space, of which nothing is looked at but entries that are there: they are copied once. Not on
-            # disk, where a file that is cut short would end the process (SIGBUS).
+            # The mapping is only address space, and saves a copy of each entry. Only stored entries
+            # are accessed. A file on disk is not mapped: if it is truncated, an access ends the
+            # process (SIGBUS).
             self._view = memoryview(map_memory_file(self._file, plan.max_bytes)).cast("B")
-        self._spare_bytes = 0  # may be written before memory is looked at again
+        self._spare_bytes = 0  # number of bytes to store before free memory is checked again
 
     def get(self, item: int) -> memoryview | None:
-        """Return the item's pickle, which the next call may overwrite; None where it has none.
+        """Return the item's pickle, which the next call may overwrite; None: it has no entry.
+
+        Called in the process that runs `fn`.
 
         Raises:
-            OSError, ValueError, struct.error: it cannot be read, or is not what was written.
+            OSError, ValueError, struct.error: the entry cannot be read, or is damaged.
         """
         if item >= self._items:
             return None
@@ -118,11 +126,16 @@ class Store:
         return pickled
 
     def put(self, item: int, pickled: bytes) -> Count | None:
-        """Keep the item's pickle; returns why it is not kept."""
+        """Store the item's pickle. Called in the process that runs `fn`.
+
+        Returns:
+            The counter of the reason if it was not stored, otherwise None.
+        """
         nbytes = _ENTRY.size + len(pickled)
         try:
             status = os.fstat(self._log)
-            # Deleted, or the function has closed our descriptors, and this is another file.
+            # The file was deleted. Or the user's function has closed this descriptor, and its
+            # number belongs to another file.
             if (status.st_dev, status.st_ino) != self._identity or not (
                 status.st_nlink or self._in_memory
             ):
@@ -133,13 +146,13 @@ class Store:
             if not self._has_room(nbytes):
                 return Count.NO_ROOM
             entry = _ENTRY.pack(item, len(pickled), self._checksum(pickled))
-            write = getattr(
-                os, "writev", lambda file, parts: os.write(file, b"".join(parts))
-            )  # Windows has no writev
+            # Windows has no writev.
+            write = getattr(os, "writev", lambda file, parts: os.write(file, b"".join(parts)))
             written = write(self._log, (entry, pickled))
             end = os.lseek(self._log, 0, os.SEEK_CUR)
             if written < nbytes or end > most:
-                # There was no room, or another process has written since the look: the bytes are given back.
+                # The file is full, or another process has written since the check. The pages of the
+                # written bytes are returned.
                 machine.return_pages(self._file, end - written, written)
                 return Count.NO_ROOM if written < nbytes else Count.OVER_BOUND
             # SYNC: stored last; pairs with Store.get.
@@ -149,9 +162,8 @@ class Store:
             else:
                 os.lseek(self._file, at, os.SEEK_SET)
                 os.write(self._file, place)
-        except (
-            OSError
-        ):  # no pages or disk are left, RLIMIT_FSIZE is reached, or our descriptors are closed
+        # Memory or disk is full, RLIMIT_FSIZE is reached, or the descriptors were closed.
+        except OSError:
             return Count.NO_ROOM
         return None
 
@@ -161,8 +173,8 @@ class Store:
         if nbytes > len(self._buffer):
             if at + nbytes > os.fstat(self._file).st_size:
                 raise ValueError("the file is truncated")
-            # Used again: the allocator gives large buffers back to the kernel each time, and that takes longer than
-            # the reading.
+            # The buffer is reused. The allocator returns large buffers to the kernel each time,
+            # which takes longer than the read.
             self._buffer = bytearray(nbytes)
         part = memoryview(self._buffer)[:nbytes]
         self._reader.seek(at)
@@ -186,24 +198,27 @@ class Store:
 
 
 def prepare(plan: CachePlan) -> None:
-    """Make the store on disk where there is none; else see that it is of the same function and source.
+    """Create the store on disk, or check that it belongs to the same function and source.
 
-    Runs in: the trainer. Two at a time are fine.
+    Called in the main process. Several processes may call this at once.
+
+    Raises:
+        CacheError: the directory cannot be used, or belongs to another function or source.
     """
     named = f"cache: the directory {brief(plan.where)}"
     try:
         if problem := why_not_apart(plan.where, lambda name: name.startswith(FILE_NAME)):
             raise CacheError(f"cache: {problem}")
-        os.makedirs(
-            plan.where, 0o700, exist_ok=True
-        )  # the last one; those above it are as the user's others
+        # The mode applies to the last directory only. Its parents have the user's default mode.
+        os.makedirs(plan.where, 0o700, exist_ok=True)
         if FILE_NAME not in os.listdir(plan.where):
             _make(plan)
         with open(_open(plan.where), "rb") as file:
             found = _read_head(file.fileno())[0]
     except OSError as error:
         raise CacheError(
-            f"{named} cannot be used ({error}). Check that it is writable, on a local disk, and that the disk has room."
+            f"{named} cannot be used ({error}). Check that it is writable, on a local disk, and "
+            "that the disk has room."
         ) from error
     except CacheError:
         raise
@@ -212,30 +227,30 @@ def prepare(plan: CachePlan) -> None:
             f"{named} {error}. Delete the directory; the cache is then rebuilt."
         ) from None
     if found != plan.fields:
-        from loaderpool.cache.identity import difference  # few caches are of something else
+        # The import is here because few caches have a mismatch.
+        from loaderpool.cache.identity import difference
 
         differs = difference(found, plan.fields)
         raise CacheError(
-            f"{named} was filled with another function or source{differs}. Its entries would be wrong. Delete the "
-            "directory, or pass another one."
+            f"{named} was filled with another function or source{differs}. Its entries would be "
+            "wrong. Delete the directory, or pass another one."
         )
 
 
 def write_head(file: int, plan: CachePlan) -> None:
-    """Make a store of an empty file."""
+    """Write head and empty table to an empty file."""
     items = (
         plan.items if plan.max_bytes is None else min(plan.items, plan.max_bytes // _BYTES_PER_ITEM)
     )
     line = json.dumps({"form": _FORM, "items": items, "fields": plan.fields}).encode()
-    line += (
-        b" " * (-(len(line) + 1) % _PLACE.size) + b"\n"
-    )  # so that no number of the table is in two pages
+    # The line is padded, so that no number of the table crosses a page boundary.
+    line += b" " * (-(len(line) + 1) % _PLACE.size) + b"\n"
     os.write(file, line)
     os.ftruncate(file, len(line) + _PLACE.size * items)
 
 
 def _make(plan: CachePlan) -> None:
-    """Make the file, whole or not at all; of several processes the first one's stays."""
+    """Create the store's file atomically. If several processes do this, the first file stays."""
     file, path = tempfile.mkstemp(prefix=f"{FILE_NAME}.", dir=plan.where)
     try:
         write_head(file, plan)
@@ -247,7 +262,14 @@ def _make(plan: CachePlan) -> None:
 
 
 def _read_head(file: int) -> tuple[dict[str, str], int, int, int]:
-    """Return what a store is of, how many items its table has numbers for, and where table and entries begin."""
+    """Read the head of a store.
+
+    Returns:
+        Fingerprint, number of items in the table, offset of the table, and offset of the entries.
+
+    Raises:
+        ValueError: the head is damaged, or has another format.
+    """
     with open(file, "rb", closefd=False) as reader:
         line = reader.readline(_MOST_HEAD_BYTES)
     with contextlib.suppress(ValueError, LookupError, TypeError):
@@ -259,35 +281,48 @@ def _read_head(file: int) -> tuple[dict[str, str], int, int, int]:
 
 
 def _open(directory: str, memory_file: str = "", flags: int = 0) -> int:
-    """Open a store's file, if it is there, and it and its directory are this user's alone."""
+    """Open a store's existing file and return its descriptor.
+
+    Args:
+        directory: directory of a store on disk.
+        memory_file: path of a memory file; "": the store is on disk.
+        flags: more flags for `os.open`.
+
+    Raises:
+        CacheError: the file or its directory belongs to another user, or others may write to it.
+    """
     if memory_file:
         return machine.above_standard(os.open(memory_file, os.O_RDWR | os.O_CLOEXEC | flags))
     name = os.path.join(directory, FILE_NAME)
+    of_directory = os.stat(directory)
     file = machine.above_standard(os.open(name, _READ_WRITE | flags))
     others = stat.S_IWGRP | stat.S_IWOTH
-    for path, status in ((directory, os.stat(directory)), (name, os.fstat(file))):
+    for path, status in ((directory, of_directory), (name, os.fstat(file))):
         if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or status.st_mode & others):
             os.close(file)
             raise CacheError(
-                f"cache: {brief(path)} must belong to you, and only you may write to it, because reading a cache can "
-                f"run code. Delete it; or, if all its files are yours, run: chmod -R go-w {directory}"
+                f"cache: {brief(path)} must belong to you, and only you may write to it, because "
+                "reading a cache can run code. Delete it; or, if all its files are yours, run: "
+                f"chmod -R go-w {directory}"
             )
     return file
 
 
-# ---- what processes share ----
+# ---- the cache of a loader ----
 
 
 def counters_in(arena: Arena, plan: CachePlan) -> memoryview:
-    """Return a cache's counters: a number a `Count` for each worker, which alone writes them."""
+    """Return a cache's counters: for each worker a number per `Count`, which only it writes."""
     return memoryview(arena.map)[plan.counters_at : plan.counters_at + _COUNTER_BYTES].cast("Q")
 
 
 def make_cache(cache: Cache, made_of: CachedOf) -> SharedCache:
-    """Return what the processes of a loader that is made now will share. Ownership: the caller closes it.
+    """Create the cache of a new loader. Called in the main process.
+
+    Ownership: the caller owns the cache, and closes it.
 
     Raises:
-        CacheError: the directory is another function's or source's, or cannot be used.
+        CacheError: the directory belongs to another function or source, or cannot be used.
     """
     of_epochs = varying(made_of.source)
     items = len(made_of.source) if of_epochs is None else of_epochs.records
@@ -302,20 +337,20 @@ def make_cache(cache: Cache, made_of: CachedOf) -> SharedCache:
 
 
 class SharedCache:
-    """A loader's cache as one process has it.
+    """A loader's cache in one process.
 
-    Ownership: of the descriptor and of this process's store; the memory file is gone with its last holder.
+    Ownership: owns the descriptor and this process's `Store`. The memory file is freed with its
+    last descriptor or mapping.
 
     Args:
-        plan: what it is.
-        descriptor: of the memory file. -1: on disk.
-        counters: as `counters_in` gives them; None: no other process counts.
+        plan: description of the cache.
+        descriptor: descriptor of the memory file; -1: the cache is on disk.
+        counters: result of `counters_in`; None: no other process counts.
     """
 
-    _undoing: Undoing | None = None  # closes the descriptor
-    _lent: tuple[Arena, Extent, threading.RLock] | None = (
-        None  # where the counters are, if in an arena
-    )
+    _undoing: Undoing | None = None  # finalizer that closes the descriptor
+    # Arena, extent and lock of the counters; None: the counters are not in an arena.
+    _lent: tuple[Arena, Extent, threading.RLock] | None = None
 
     def __init__(
         self, plan: CachePlan, descriptor: int = -1, counters: memoryview | None = None
@@ -328,23 +363,25 @@ class SharedCache:
         )
         self._store: Store | None = None
         self._store_pid = 0
-        self._last: list[int] | None = None  # once it is closed
-        self._of: dict[str, str] = {}  # what one in memory is of, if that was cheap to find out
-        self._warned: set[Count] = set()
+        self._last: list[int] | None = None  # final counts, once the cache is closed
+        self._of: dict[str, str] = {}  # fingerprint of a cache in memory, if `identify` was called
+        self._warned: set[Count] = set()  # counters with a warning so far
 
     @staticmethod
     def create(plan: CachePlan) -> SharedCache:
-        """Return a new one, whose store is there now. Runs in: the trainer.
+        """Create a cache and its store. Called in the main process.
 
         Raises:
-            CacheError: the directory is another function's or source's, or cannot be used; or there is no memory.
+            CacheError: the directory belongs to another function or source, or cannot be used. Or
+                there is no memory.
         """
         if plan.where != MEMORY:
             prepare(plan)
             return SharedCache(plan)
         if not abilities.can_fork_workers():
             raise CacheError(
-                'cache="memory" needs memfd_create, which this system lacks or refuses. Pass a directory'
+                'cache="memory" needs memfd_create, which this system lacks or refuses. Pass a '
+                "directory"
             )
         with InterruptsHeld():
             try:
@@ -355,9 +392,13 @@ class SharedCache:
                 raise CacheError(f"cache: shared memory could not be created: {error}") from error
 
     def count_in(self, arena: Arena, lock: threading.RLock) -> None:
-        """Count in an extent of the arena from now on, as workers do, until `close`. Runs in: the trainer.
+        """Move the counters to an extent of the arena, where workers count, until `close`.
 
-        The lock is held while the arena's extents change.
+        Called in the main process.
+
+        Args:
+            arena: arena of the pool.
+            lock: the pool's lock, which is held while the arena's extents change.
         """
         with lock:
             extent = arena.put(bytes(_COUNTER_BYTES))
@@ -366,17 +407,22 @@ class SharedCache:
         self._counters = counters_in(arena, self.plan)
 
     def identify(self, made_of: CachedOf) -> None:
-        """Note what is kept is of; one on disk knows it. Blocks: as `describe`. Runs in: the trainer."""
+        """Store the fingerprint of a cache in memory. A cache on disk has it in its file.
+
+        Called in the main process; pairs with `check`. Blocks: as `describe`.
+        """
         if self.plan.where == MEMORY:
             from loaderpool.cache.identity import describe
 
             self._of = describe(*made_of)
 
     def check(self, made_of: CachedOf) -> None:
-        """See that what is kept is of these functions and this source. Blocks: as `describe`. Runs in: the trainer.
+        """Check that the entries belong to these functions and this source.
+
+        Called in the main process. Blocks: as `describe`.
 
         Raises:
-            CacheError: it is not, or that is not known.
+            CacheError: they belong to others, or the fingerprint is unknown.
         """
         from loaderpool.cache.identity import describe, difference
 
@@ -386,20 +432,20 @@ class SharedCache:
         elif fields != self._of:
             differs = difference(self._of, fields) if self._of else ""
             raise CacheError(
-                f"cache: the function or source has changed since results were stored{differs}. They would be wrong. "
-                "Create a new loader: loader = loader.replace()"
+                f"cache: the function or source has changed since results were stored{differs}. "
+                "They would be wrong. Create a new loader: loader = loader.replace()"
             )
 
     def counts_of(self, worker: int) -> memoryview:
-        """Return the counts of a worker."""
+        """Return the counters that a worker writes."""
         return self._counters[_COUNTS * worker : _COUNTS * (worker + 1)]
 
     def counts(self) -> list[int]:
-        """Return what all processes have counted, a number for each `Count`."""
+        """Return the sums over all processes, one for each `Count`."""
         if self._last is not None:
             return self._last
         found = [sum(self._counters[count::_COUNTS].tolist()) for count in Count]
-        with contextlib.suppress(OSError):  # it was deleted
+        with contextlib.suppress(OSError):  # the file may have been deleted
             status = os.stat(
                 os.path.join(self.plan.where, FILE_NAME) if self.descriptor < 0 else self.descriptor
             )
@@ -409,7 +455,10 @@ class SharedCache:
         return found
 
     def warn(self) -> None:
-        """Warn of what went wrong while workers used it, once for each kind. Runs in: the trainer, after a pass."""
+        """Warn of failures in workers, once for each kind.
+
+        Called in the main process after a pass.
+        """
         counts = self.counts()
         for count, text in _TEXTS.items():
             if counts[count] and count not in self._warned:
@@ -417,7 +466,7 @@ class SharedCache:
                 warn(f"cache={brief(self.plan.where)} {text.format(counts[count])}")
 
     def store(self) -> Store:
-        """This process's own way to the entries, opened now if it was not."""
+        """Return this process's `Store`; open it at the first call, and again after a fork."""
         if self._store is None or self._store_pid != os.getpid():
             self._store = Store(
                 self.plan, f"/proc/self/fd/{self.descriptor}" if self.descriptor >= 0 else ""
@@ -426,19 +475,20 @@ class SharedCache:
         return self._store
 
     def close(self, clears: bool = False) -> None:
-        """Let go of everything; twice is fine.
+        """Close the cache in this process. Idempotent.
 
         Args:
-            clears: the entries' memory is given back, also where others hold the file.
+            clears: True to free the memory of the entries, even if other processes have the file
+                open.
         """
         if self._last is not None:
             return
         self._last = self.counts()
         if clears and self.descriptor >= 0:
-            # The head and the table first: who finds nothing there looks at no entry.
+            # Head and table are freed first, so that other processes find no entries.
             machine.return_pages(self.descriptor, 0, os.fstat(self.descriptor).st_size)
         self._store = None
-        self._counters = memoryview(b"")  # so that the mapping goes, even where this object is kept
+        self._counters = memoryview(b"")  # releases the mapping, even if this object is kept
         if self._undoing is not None:
             self._undoing.now()
         if self._lent is not None:

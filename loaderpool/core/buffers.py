@@ -78,8 +78,8 @@ class UnorderedBuffer(OrderedBuffer):
     def rest(self) -> UnorderedBuffer:
         return UnorderedBuffer(self.begin_at, self._per_epoch, self._taken)
 
-    def had(self, base: int) -> tuple[Sequence[int], Sequence[int]]:
-        return sorted(base + batch for batch in self._taken), ()
+    def had(self) -> tuple[Sequence[int], Sequence[int]]:
+        return sorted(self._taken), ()
 
 
 class LaneBuffer(OrderedBuffer):
@@ -89,15 +89,18 @@ class LaneBuffer(OrderedBuffer):
     of a lane is a number, and where it ends is known when all before it was taken.
 
     Args:
+        first: number of the first batch of the epoch.
         lanes: how many there are.
         in_order: whether they are handed out in their numbers' order, lanes that have ended left out; or as they come.
         places: what was taken before.
     """
 
-    def __init__(self, lanes: int, in_order: bool, places: LanePlaces | None = None) -> None:
+    def __init__(
+        self, first: int, lanes: int, in_order: bool, places: LanePlaces | None = None
+    ) -> None:
         places = places or LanePlaces((0,) * lanes)
-        super().__init__(places.begin_at)
-        self._lanes, self._in_order = lanes, in_order
+        super().__init__(first + places.begin_at)
+        self._epoch_first, self._lanes, self._in_order = first, lanes, in_order
         self._taken = list(places.taken)
         self.ended: dict[int, int] = {lane: places.taken[lane] for lane in places.over}
         self._waiting: dict[int, Delivery] = {}
@@ -121,7 +124,7 @@ class LaneBuffer(OrderedBuffer):
     def put(self, arrived: Delivery) -> bool:
         """Keep what arrived for its turn; False: it was taken, or lies after its lane's end."""
         number = arrived.first
-        batch, lane = divmod(number, self._lanes)
+        batch, lane = divmod(number - self._epoch_first, self._lanes)
         if batch < self._taken[lane] or lane in self.ended:
             return False
         self._waiting[number] = arrived
@@ -166,20 +169,19 @@ class LaneBuffer(OrderedBuffer):
         return len(self._waiting)
 
     def rest(self) -> LaneBuffer:
-        return LaneBuffer(self._lanes, self._in_order, self.places)
+        return LaneBuffer(self._epoch_first, self._lanes, self._in_order, self.places)
 
-    def had(self, base: int) -> tuple[Sequence[int], Sequence[int]]:
-        lanes, had = self._lanes, list[int]()
+    def had(self) -> tuple[Sequence[int], Sequence[int]]:
+        first, lanes, had = self._epoch_first, self._lanes, list[int]()
+        begin_at = self.begin_at - first
         for lane, taken in enumerate(self._taken):
-            first = lane + lanes * (-(-(self.begin_at - lane) // lanes))
-            had += range(base + first, base + taken * lanes + lane, lanes)
-        return sorted(had), sorted(
-            (base + lane) % lanes for lane in self.ended
-        )  # as the supervisor numbers them
+            after = lane + lanes * (-(-(begin_at - lane) // lanes))
+            had += range(first + after, first + taken * lanes + lane, lanes)
+        return sorted(had), sorted(self.ended)
 
     def _move_on(self) -> None:
         while not self.is_over:
-            batch, lane = divmod(self.begin_at, self._lanes)
+            batch, lane = divmod(self.begin_at - self._epoch_first, self._lanes)
             if batch >= self._taken[lane] and lane not in self.ended:
                 return
             self.begin_at += 1

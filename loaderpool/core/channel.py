@@ -1,11 +1,14 @@
 """A connection between two processes that carries messages.
 
-A pair of connected Unix sockets of packets (`SOCK_SEQPACKET`). Four properties carry the whole design:
+It is a pair of connected Unix packet sockets (`SOCK_SEQPACKET`). The design needs four properties:
 
-- A packet is sent whole or not at all: a process that is killed leaves no half message.
-- Sending is one system call, so any thread may send at any time, also inside a garbage collection, without a lock.
-- What a process sent before its death can still be read. So a worker that was killed after it said `Done` has done it.
-- A packet can carry file descriptors. A message longer than a packet should be travels in a memory file of its own.
+- A packet is sent whole or not at all. A process that is killed leaves no half message.
+- A send is one system call without a lock. So any thread may send at any time, also inside a
+  garbage collection.
+- The messages of a process can still be read after its death. So a worker that was killed after it
+  sent `Done` has done the ticket.
+- A packet can carry file descriptors. A message of more than 192 bytes is written to a memory file,
+  and the packet carries that file.
 """
 
 from __future__ import annotations
@@ -23,52 +26,55 @@ from typing import Any, NamedTuple
 from loaderpool.core.messages import KINDS, Message, decode, encode
 from loaderpool.system import machine
 
-# Bytes of a message within a packet. The kernel counts 768 for packets of up to 192 bytes, and 1,280 for the next size.
+# Longest message in a packet, in bytes. The kernel charges 768 bytes for a packet of up to 192, and
+# 1,280 for the next size.
 _PACKET_BYTES = 192
-_IN_FILE = b"\0in the file"
-# Asked for; the kernel grants twice `net.core.wmem_max` at most.
+_IN_FILE = b"\0in the file"  # data of a packet whose message is in a file
+# Requested size of the send buffer. The kernel grants at most twice `net.core.wmem_max`.
 _BUFFER_BYTES = 1 << 20
 _MOST_PACKETS = 4096
-_MOST_DESCRIPTORS = 253  # in one packet; the kernel's own limit
+_MOST_DESCRIPTORS = 253  # the kernel's limit for one packet
 _ROOM_FOR_DESCRIPTORS = (
     socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS) if hasattr(socket, "CMSG_SPACE") else 0
 )
-# As plain numbers: an operator between members of an enum takes longer than the system call that they are for.
+# Flags as plain numbers, because `|` between members of an enum takes longer than the system call.
 _RECEIVE = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0)) | int(getattr(socket, "MSG_DONTWAIT", 0))
 _DONTWAIT, _CTRUNC = int(getattr(socket, "MSG_DONTWAIT", 0)), int(getattr(socket, "MSG_CTRUNC", 0))
-_GONE = frozenset(
-    {errno.EPIPE, errno.ECONNRESET, errno.EBADF}
-)  # the other end is gone; or ours was closed
-# How long a process may take, once it is not wanted any more, to let go of a stream or of generators, and to end.
-# Smaller: the user's code that happens to wait is killed instead of closed. Larger: the loader's end waits as long.
+# Errors of a socket whose other end is gone, or which was closed here.
+_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})
+# Time for a process to close a stream or generators and to exit, after the request to stop.
+# Smaller: user code that waits at that moment is killed instead of closed. Larger: closing a loader
+# may take that long.
 GRACE_S = 0.5
 
 
 class ChannelClosed(Exception):
-    """The process at the other end has closed its end, or is gone; all that it sent has been read."""
+    """The process at the other end has closed its end or is gone. All its messages were read."""
 
 
 class LostPacket(Exception):
-    """A packet came without its file descriptors: this process can have no more of them."""
+    """A packet came without its file descriptors, because this process cannot open more of them."""
 
 
 class Received(NamedTuple):
-    """A message, and file descriptors that came with it. Ownership: whoever receives them closes them."""
+    """A message and the file descriptors that came with it. Ownership: the receiver closes them."""
 
     message: Message
     descriptors: Sequence[int] = ()
-    content: Any = None  # what a file would hold, where no descriptors travel
+    content: Any = None  # content of the file, if the channel cannot carry descriptors
 
 
 class Channel:
-    """One end. Blocks in `wait` only, and in `send` if it may wait for room.
+    """One end of a channel. Only `wait` blocks, and `send` if `wait_for_room` is given.
 
-    A process that was forked from the one that has it can neither send nor receive; `close` in it closes its copy.
+    Any thread may send. In a fork of the owner, the channel can neither send nor receive, and
+    `close` closes the fork's copy.
 
     Args:
-        end: the socket.
-        wait_for_room: called by `send` while the channel is full, with a poll object for room. None: a
-            full channel is a broken bound (the table in `messages.py`).
+        end: The socket.
+        wait_for_room: Called by `send` while the channel is full, with a poll object that reports
+            room. None: a full channel is an error, because it breaks a bound in the table of
+            `messages.py`.
     """
 
     def __init__(
@@ -82,7 +88,7 @@ class Channel:
 
     @staticmethod
     def pair() -> tuple[socket.socket, socket.socket]:
-        """Return two connected ends, for `Channel`, above the standard descriptors."""
+        """Return two connected sockets for `Channel`, numbered above the standard descriptors."""
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         first, second = (socket.socket(fileno=machine.above_standard(end.detach())) for end in ends)
         for end in (first, second):
@@ -90,15 +96,15 @@ class Channel:
         return first, second
 
     def fileno(self) -> int:
-        """Return the descriptor; -1: it was closed."""
+        """Return the descriptor; -1 after `close`."""
         return self._socket.fileno()
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send a message. Nothing happens if the other process is gone: whoever reads from it will know.
+        """Send a message. Do nothing if the other process is gone, because `receive` reports that.
 
         Raises:
-            OSError: it cannot be sent: the process has no descriptors left, say.
-            AssertionError: the channel is full.
+            OSError: The message cannot be sent. For example, this process has no descriptors left.
+            AssertionError: The channel is full, and `wait_for_room` is None.
         """
         if os.getpid() != self._owner:
             return
@@ -131,11 +137,11 @@ class Channel:
                 os.close(file)
 
     def receive(self) -> Received | None:
-        """Return the next message, or None if there is none now.
+        """Return the next message, or None if there is none yet. Never blocks.
 
         Raises:
-            ChannelClosed: there will be none any more.
-            LostPacket: a descriptor of the next message was lost, and so was the message.
+            ChannelClosed: No message will come any more.
+            LostPacket: The next message lost a descriptor, and was dropped.
         """
         if os.getpid() != self._owner:
             raise ChannelClosed
@@ -148,7 +154,9 @@ class Channel:
                 return None
             except OSError as error:
                 if error.errno == errno.ECONNRESET:
-                    continue  # the other end closed before it read all that we sent; what it sent is still to be read
+                    # The other end closed before it had read all our messages. Its own can still be
+                    # read.
+                    continue
                 if error.errno not in _GONE:
                     raise
                 raise ChannelClosed from None
@@ -156,24 +164,24 @@ class Channel:
                 return _with_descriptors(data, control, flags)
             if not data:
                 raise ChannelClosed
-            code, *fields = marshal.loads(data)  # as `decode`: one call less for each
+            code, *fields = marshal.loads(data)  # inlined `decode`, which saves a call
             return Received(tuple.__new__(KINDS[code], fields))
 
     def wait(self) -> None:
-        """Return when there is something to receive, or the end. Takes nothing, so it may be interrupted."""
+        """Block until a message or the end has arrived. Reads nothing, so interrupts are safe."""
         self._poll.poll()
 
     def end_sending(self) -> None:
-        """Let the other process find the end of the messages, once it has read those that were sent."""
+        """Stop sending. The other process gets `ChannelClosed` after it has read all messages."""
         if os.getpid() == self._owner:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close this end. A thread that waits for it wakes, and finds it closed."""
+        """Close this end. A thread in `wait` wakes, and its next `receive` raises."""
         if os.getpid() == self._owner:
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # closing alone would not wake it
+                self._socket.shutdown(socket.SHUT_RDWR)  # `close` alone would not wake a thread
         self._socket.close()
 
 
@@ -207,7 +215,10 @@ def _with_descriptors(data: bytes, control: list[tuple[int, int, bytes]], flags:
 
 
 def most_messages() -> int:
-    """Return how many packets a channel holds, by filling one; no more than files may be on their way."""
+    """Return the number of packets that a channel holds, measured by filling one.
+
+    The result is at most the limit of open files, because each packet may carry one.
+    """
     first, second = Channel.pair()
     with first, second:
         packet, packets, (files, _) = bytes(_PACKET_BYTES), 0, machine.descriptor_limits()

@@ -1,8 +1,9 @@
-"""How a process of ours begins that is not forked: a clean interpreter, told by a memory file what it is to be.
+"""Start processes without a fork: clean interpreters that read their settings from a memory file.
 
-A frozen or embedding program runs itself where Python would run a command. So each start leaves a mark in the child's
-environment, which the command takes away. The import of this package that finds it has the process become what it was
-started as; a loader that finds it is an error, for the program would start itself without end.
+If `sys.executable` is a frozen or embedding program, a start runs that program instead of the
+command. So each start sets a mark in the child's environment, and the command removes it. If an
+import of this package finds the mark, the process becomes what it was started as (`become_child`).
+If a loader finds the mark, it raises, because the program would start itself without end.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from loaderpool.errors import PoolBrokenError
 from loaderpool.system import abilities, capacity, clock, machine
 from loaderpool.transport.payload.modules import ModuleStore
 
-# One thread each: as many processes as cores run already, and a fork needs a single-threaded parent.
+# Variables that set the number of threads of a library, here to one: there is already a process for
+# each core, and a fork needs a parent with one thread.
 _ONE_THREAD = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -33,37 +35,46 @@ _ONE_THREAD = (
     "BLIS_NUM_THREADS",
 )
 
-# sys.path is set before anything is imported, so the process finds what the trainer finds. `-c` has put the working
-# directory in front: not even mmap may come from there. The settings come in a memory file: a script's arguments alone
-# (6,000 file names) can be more than one argument of a command may be. By marshal, as both ends are this interpreter
-# and it is built in: json takes each of them a millisecond and a half to import. Descriptors had to be inheritable
-# for the exec; what the user's code starts needs none. Garbage is not collected
-# while our modules are imported, nor is what they made looked at later: each would take five milliseconds.
+# - sys.path is set before any import, so the process finds the same modules as the main process.
+#   `-c` has put the working directory in front, and nothing may be imported from there, not even
+#   mmap.
+# - The settings are in a memory file, because the script's arguments alone (6,000 file names) can
+#   be longer than one argument of a command.
+# - They are marshalled: both ends are the same interpreter, and marshal is built in. The import of
+#   json would take each end 1.5 ms.
+# - Descriptors had to be inheritable for the exec. Processes that the user's code starts need none.
+# - Garbage collection is off while the package is imported, and its objects are frozen afterwards.
+#   Each of these saves 5 ms.
 _BOOT = (
     "import sys; sys.path[:] = filter(None, sys.path); "
-    "import importlib, marshal, mmap, os; module, file, size = os.environ.pop('LOADERPOOL_START').split(); "
-    "start = marshal.loads(mmap.mmap(int(file), int(size))[:]); os.close(int(file)); sys.path[:] = start['path']; "
-    "sys.argv[:] = start['argv']; [os.set_inheritable(each, False) for each in start['descriptors']]; "
-    "import gc; gc.disable(); main = importlib.import_module(module).main; gc.freeze(); gc.enable(); main(start)"
+    "import importlib, marshal, mmap, os; "
+    "module, file, size = os.environ.pop('LOADERPOOL_START').split(); "
+    "start = marshal.loads(mmap.mmap(int(file), int(size))[:]); os.close(int(file)); "
+    "sys.path[:] = start['path']; sys.argv[:] = start['argv']; "
+    "[os.set_inheritable(each, False) for each in start['descriptors']]; "
+    "import gc; gc.disable(); main = importlib.import_module(module).main; "
+    "gc.freeze(); gc.enable(); main(start)"
 )
-_MARK = "LOADERPOOL_START"  # module, descriptor and size of the memory file
+# Environment variable with the module to run, and the descriptor and size of the memory file.
+_MARK = "LOADERPOOL_START"
 
 
 class Program(NamedTuple):
-    """What a process of its own executes, begun as a clean interpreter."""
+    """The program of a process that is started as a clean interpreter."""
 
-    module: str  # whose `main(start)` is called with the settings of the start, by name
-    label: str = "loaderpool-supervisor"  # for who looks at a list of tasks
-    settings: Mapping[str, Any] = {}  # its own, beside those of each start: plain
+    module: str  # module whose `main(start)` is called; `start` has the settings by name
+    label: str = "loaderpool-supervisor"  # last argument of the command, shown in process lists
+    settings: Mapping[str, Any] = {}  # settings of all its starts, as plain values
 
 
 class Surroundings(NamedTuple):
-    """What the processes of a pool find around them, whenever they start: as this process had it when the pool began.
+    """Working directory, environment and modules of this process when the pool was made.
 
-    Batches of one pass would else depend on which of its processes is a later one.
+    All processes of the pool get these, whenever they start. Otherwise batches would depend on when
+    a process was started.
     """
 
-    directory: str | None  # None: it was deleted; then it is whichever this process has
+    directory: str | None  # working directory; None: deleted, so a child inherits the current one
     environment: Mapping[str, str]
     path: list[str]
     argv: list[str]
@@ -71,11 +82,11 @@ class Surroundings(NamedTuple):
 
     @classmethod
     def of_now(cls, modules: ModuleStore) -> Surroundings:
-        """Return those of this moment, and the pool's store of modules."""
+        """Return the present surroundings of this process, with the pool's store of modules."""
         directory = None
         with contextlib.suppress(FileNotFoundError):
             directory = os.getcwd()
-        # As imports read it: what is no str is passed over, "" is the working directory.
+        # Imports skip entries that are not str, and read "" as the working directory.
         path = [str(entry) or directory for entry in sys.path if isinstance(entry, str)]
         argv = [str(argument) for argument in getattr(sys, "argv", ())]
         return cls(
@@ -86,19 +97,17 @@ class Surroundings(NamedTuple):
 def _environment() -> dict[str, str]:
     """Return the environment of the processes that run the user's code."""
     variables = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1")}
-    for (
-        name
-    ) in capacity.OPENMP_BINDING:  # with one thread, it would bind all workers to the same CPU
+    # With one thread, OpenMP would bind all workers to the same CPU.
+    for name in capacity.OPENMP_BINDING:
         variables.pop(name, None)
     variables["CUDA_VISIBLE_DEVICES"] = ""
-    variables["JAX_PLATFORMS"] = (
-        "cpu"  # or JAX would want the GPU that it is told of, or the main process' TPU
-    )
-    if (
-        "jax" in sys.modules
-    ):  # set at run time, it would not travel, and workers would make float32 of what is float64
+    # Otherwise JAX would try to use the configured GPU, or the main process' TPU.
+    variables["JAX_PLATFORMS"] = "cpu"
+    # A value set at run time is not in the environment. Workers would then turn float64 into
+    # float32.
+    if "jax" in sys.modules:
         variables["JAX_ENABLE_X64"] = str(int(sys.modules["jax"].config.jax_enable_x64))
-    # Sets of str keep one order in all workers, over restarts and from one training to the next.
+    # Sets of str have the same order in all workers, after restarts, and in each training.
     if variables.get("PYTHONHASHSEED", "random") == "random":
         variables["PYTHONHASHSEED"] = "0"
     variables.pop("PYTHONSTARTUP", None)
@@ -112,14 +121,21 @@ def start(
     descriptors: Sequence[int],
     is_apart: bool = True,
 ) -> subprocess.Popen[bytes]:
-    """Have `main` of a module of ours run with settings, by this interpreter with its own -X, -W, -O and the like.
+    """Start a process that calls `main` of the program's module with the settings.
+
+    It runs this interpreter with the same options (-X, -W, -O and the like).
 
     Args:
-        program: the module, and settings of its own.
-        around: what it finds around it; `path` and `argv` are among the settings, too.
-        settings: plain values, and lists and dicts of them, by name.
-        descriptors: what it inherits.
-        is_apart: Ctrl-C and Ctrl-Z of the terminal are not for it.
+        program: The module, and its settings.
+        around: Working directory, environment and modules. `path` and `argv` are added to the
+            settings.
+        settings: Plain values, and lists and dicts of them, by name.
+        descriptors: Descriptors that the process inherits.
+        is_apart: Start a new session, so that Ctrl-C and Ctrl-Z of the terminal do not reach it.
+
+    Raises:
+        PoolBrokenError: `sys.executable` cannot be run.
+        OSError: The process cannot be started for another reason.
     """
     directory, modules = around.directory, around.modules.descriptor
     descriptors = [*descriptors, modules]
@@ -133,14 +149,12 @@ def start(
     file = machine.create_memory_file("start")
     try:
         os.ftruncate(file, len(content))
-        with mmap.mmap(
-            file, len(content)
-        ) as view:  # the fallback of a memory file takes no write()
+        # By mmap, because the fallback of a memory file has no write().
+        with mmap.mmap(file, len(content)) as view:
             view[:] = content
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        command = (
-            [] if is_frozen() else [*flags, "-c", _BOOT]
-        )  # of which a frozen program understands nothing
+        # A frozen program does not know these options.
+        command = [] if is_frozen() else [*flags, "-c", _BOOT]
         return subprocess.Popen(
             [sys.executable, *command, program.label],
             pass_fds=[file, *descriptors],
@@ -153,7 +167,10 @@ def start(
         )
     except OSError as error:
         if error.filename == sys.executable:
-            text = f"sys.executable is {sys.executable}, which cannot be run ({error.strerror}). {_CURE}"
+            text = (
+                f"sys.executable is {sys.executable}, which cannot be run ({error.strerror}). "
+                f"{_CURE}"
+            )
             raise PoolBrokenError(text) from error
         raise
     finally:
@@ -163,34 +180,39 @@ def start(
 # ---- programs that are not Python
 
 _CURE = (
-    "Before you create the loader, set sys.executable to the path of a Python interpreter that has the same packages, "
-    "or use workers=0."
+    "Before you create the loader, set sys.executable to the path of a Python interpreter that has "
+    "the same packages, or use workers=0."
 )
 
 
-_ANSWERS_S = 60.0  # an interpreter may have to come over a slow network
+_ANSWERS_S = 60.0  # time for an interpreter to start and answer, also over a slow network
 
 
 def is_frozen() -> bool:
-    """Return whether `sys.executable` is a program that brings Python along, as PyInstaller and cx_Freeze make them."""
+    """Return True if `sys.executable` is a frozen program, as made by PyInstaller or cx_Freeze."""
     return bool(getattr(sys, "frozen", False))
 
 
 def check_executable() -> None:
-    """Raise where no process can be started, or where this one was started as one and has become the program again."""
+    """Raise `PoolBrokenError` if `sys.executable` cannot start the processes of a pool.
+
+    That is so if it is empty. It is also so if this process was itself started as one of them, but
+    has run the user's program again.
+    """
     if _MARK in os.environ:
         raise PoolBrokenError(
-            f"loaderpool started {sys.executable} as one of its processes, but that runs this program again. A loader "
-            f"in it would start the program without end. {_CURE}"
+            f"loaderpool started {sys.executable} as one of its processes, but that runs this "
+            f"program again. A loader in it would start the program without end. {_CURE}"
         )
     if not sys.executable:
         raise PoolBrokenError(f"sys.executable is empty. {_CURE}")
 
 
 def check_spawning(executable: str) -> None:
-    """Raise where processes that `multiprocess` starts would run this program again.
+    """Raise `PoolBrokenError` if processes of `multiprocess` would run this program again.
 
-    Blocks: for the time of a start, where the name does not show that it is Python.
+    Blocks: Until an interpreter has started, if the name of the executable does not contain
+    "python".
     """
     if is_frozen():
         cure = (
@@ -218,20 +240,25 @@ def check_spawning(executable: str) -> None:
 
 
 def not_begun_error(what: str) -> PoolBrokenError:
-    """Return what is raised where the first process of a pool has never run any code of ours; `what` became of it."""
+    """Return the error for a first supervisor that has never run any code of this package.
+
+    Args:
+        what: Verb phrase for the message, such as "ended before it began".
+    """
     return PoolBrokenError(
-        f"The supervisor process {what}. Its own messages are above. sys.executable is {sys.executable}, which must be "
-        f"a Python interpreter. {_CURE}"
+        f"The supervisor process {what}. Its own messages are above. sys.executable is "
+        f"{sys.executable}, which must be a Python interpreter. {_CURE}"
     )
 
 
 def become_child() -> None:
-    """Be what this process was started as, if its executable has run the user's program instead. Then it never returns.
+    """Run the program of `start`, if the executable has run the user's program instead of it.
 
-    Runs in: any process that imports this package and has the mark. In the command's own process that may only be code
-    of the site, which runs before the command.
+    Never returns if it runs that program. Called by the import of this package, in any process that
+    has the mark. If that process does run the command, then the import is part of Python's site
+    code, which runs before the command. The function then returns at once.
     """
-    is_told = len(os.environ[_MARK].split()) == 3  # else it was only to answer `check_spawning`
+    is_told = len(os.environ[_MARK].split()) == 3  # otherwise the mark is of `check_spawning`
     is_main = threading.current_thread() is threading.main_thread()
     if sys.argv[:1] == ["-c"] or not is_told or not is_main:
         return
@@ -244,30 +271,42 @@ def become_child() -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a child has ended; it is not reaped by that."""
+    """Return True if a child has ended. Does not reap it."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # the program has reaped it, or ignores SIGCHLD
+    except ChildProcessError:  # the user's program has reaped it, or ignores SIGCHLD
         return True
 
 
 def kill_group(pid: int) -> None:
-    """Kill a child that is apart, and what it has started; safe while it is not reaped: its number is not reused."""
+    """Kill a child in its own session, and the processes that it has started.
+
+    The caller must not have reaped the child. Until then its pid is not reused.
+    """
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def end(process: subprocess.Popen[bytes], grace_s: float) -> int:
-    """Return how a child that is apart has ended: by itself within some seconds, or killed with its group."""
+    """Wait until a child in its own session has ended, kill its group, and return its exit status.
+
+    The child is killed if it has not ended after `grace_s` seconds.
+    """
     clock.wait_until(lambda: has_ended(process.pid), grace_s)
     kill_group(process.pid)
     return process.wait()
 
 
 def _inherited(stream: Any, descriptor: int) -> int | None:
-    """What a process of ours has for one of this one's streams: the same, unless this one began without it."""
+    """Return the `subprocess` argument for a standard stream: inherit it, or DEVNULL if absent.
+
+    Args:
+        stream: Python's stream of this process; None if the process was started without it.
+        descriptor: Descriptor of the stream.
+    """
     try:
         os.fstat(descriptor)
     except OSError:
         return subprocess.DEVNULL
-    return subprocess.DEVNULL if stream is None else None  # another file may have got its number
+    # Without a stream, the descriptor may belong to another file by now.
+    return subprocess.DEVNULL if stream is None else None

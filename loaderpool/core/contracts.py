@@ -25,11 +25,9 @@ class Run(Protocol):
     One thread at a time takes from it. `Engine.begin` starts it, and `end` pairs with that.
 
     Attributes:
-        first_epoch: Epoch of the position at which it began. Deliveries count their batches from that epoch's first.
         outlives_interrupts: `take` may be called again after a KeyboardInterrupt.
     """
 
-    first_epoch: int
     outlives_interrupts: bool
 
     @property
@@ -58,7 +56,7 @@ class Run(Protocol):
         """
 
     def extend(self, limit: int) -> None:
-        """Allow batches before `limit` to be made. Called by the thread that takes."""
+        """Allow batches before the number `limit` to be made. Called by the thread that takes."""
 
     def end(self) -> None:
         """Abandon the rest. Idempotent and non-blocking. Called by any thread, and by finalizers."""
@@ -94,7 +92,7 @@ class Engine(Protocol):
 
         Args:
             place: Position of its first batch.
-            limit: Batches before this one may be made, counted from the position.
+            limit: Batches before this number may be made. A stream's are made as they are read.
 
         Raises:
             LoaderpoolError: As `form`.

@@ -61,7 +61,7 @@ def with_classes(form: BatchForm) -> BatchForm:
 class Delivery:
     """Batches that came together in one slot. They wait for their turn there, and are handed out with its bytes."""
 
-    first: int  # number of the first one, counted from its run's first epoch on
+    first: int  # number of the first one
     count: int  # how many are handed out
     rows: int  # of each (varying batches tell their own)
     slot: int | None = 0  # where it begins; None: there is no such batch, for its lane has ended
@@ -200,12 +200,8 @@ class OrderedBuffer:
         """An empty buffer for what was not taken from this one."""
         return OrderedBuffer(self.begin_at)
 
-    def had(self, base: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the batches after `begin_at` that are not to be made, and the lanes that are over.
-
-        Args:
-            base: the supervisor's number of the batch that is number 0 here.
-        """
+    def had(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the batches after `begin_at` that are not to be made, and the lanes that are over."""
         return (), ()
 
 

@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-import functools
-import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from loaderpool.core.changes import COMPARED_BYTES, ObjectChanges, Shipments, Shipping
-from loaderpool.core.delivery import CheckedArguments, DeliveryCounts, with_classes
+from loaderpool.core.delivery import CheckedArguments, DeliveryCounts
+from loaderpool.core.known_form import KnownForm
 from loaderpool.core.messages import Found
 from loaderpool.core.pool import WorkerPool
-from loaderpool.core.run import PoolRun
+from loaderpool.core.run import PoolRun, Runs
+from loaderpool.core.stream.versions import FeedVersions
 from loaderpool.core.version import Version
 from loaderpool.errors import (
-    LoaderpoolError,
     MemoryLimitError,
     SetupError,
-    SourceError,
     closed_error,
     warn,
 )
 from loaderpool.memory.layout import BatchForm
 from loaderpool.plan.places import Position
 from loaderpool.sources.recognise import check_length
-from loaderpool.sources.stream import nothing_there
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.transport.payload.generators import Registry
 from loaderpool.transport.payload.glance import Glance
-from loaderpool.transport.payload.kept import counted_in_passes
 from loaderpool.transport.payload.module_versions import note_modules, version_warnings
 from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.payload.structure import Difference
-from loaderpool.transport.pickling import receive
 
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
     from loaderpool.core.engine_statistics import EngineStatistics
-    from loaderpool.core.stream.feed import Feed, StreamFeeds
+    from loaderpool.core.stream.feed import Feed
 
 _LOCK_TIMEOUT_S = 1.0
 
@@ -50,8 +44,9 @@ class PoolEngine:
         cache: the loader's; None: it has none.
         generators: the random generators of the payload.
         settings: what a supervisor needs to know that does not load the payload.
-        found: what batches look like, as it was found; None: not yet.
-        is_after_hook: the first sample is made after a hook of the user's, which has not run yet.
+        runs: Runs of the loader.
+        known: Form of the batches.
+        feeds: Feeds of its stream, if the source is one.
         is_outdated: the next pass begins with a new version, whatever has changed.
 
     Args:
@@ -73,25 +68,15 @@ class PoolEngine:
             self.number = pool.take_number()
         self.settings = checked.payload.settings._replace(loader=self.number)
         self.cache = cache
-        self.runs: dict[int, PoolRun] = {}  # that the supervisor has
-        self._begun: weakref.WeakSet[PoolRun] = (
-            weakref.WeakSet()
-        )  # also those that begin again after its death
-        self.counts = DeliveryCounts()
-        self.lent: list[dict[int, None]] = []  # of each run: slots that have views
         self.is_closed = self.is_outdated = False
-        self.known_form: BatchForm | None = None
-        self.found: Found | None = None
-        self._was_asked = False  # `form` has returned it: it stays
-        self.is_after_hook = checked.has_epoch_begin
+        self.runs = Runs()
+        self.known = KnownForm(awaits_hook=checked.has_epoch_begin)
+        self.feeds = FeedVersions(checked.stream, checked.plan)
+        self._versions: list[Version] = []  # the present one last
         if cache is not None:
             cache.count_in(pool.arena, pool.lock)
-        self.feeds: StreamFeeds | None = None
-        self._old_feeds: list[StreamFeeds] = []  # which read what the stream was before
-        self._versions: list[Version] = []  # the present one last
         self._is_comparing = False  # a signal's handler may begin a pass meanwhile
         self._length = checked.length
-        self._has_begun = self._told_of_counts = False
         roots = checked.payload.roots(checked.stream)
         with InterruptsAllowed():
             self.generators = Registry(roots)
@@ -140,46 +125,36 @@ class PoolEngine:
 
     def _form(self) -> BatchForm:
         self.pool.check_owner()  # first: in a fork a thread that is not there may hold the lock
-        if self.known_form is None:
+        if self.known.form is None:
             with InterruptsHeld():
                 with self.pool.lock:
-                    version = self.version
-                    if (
-                        version.was_told
-                        and self.feeds is not None
-                        and self._why_no_item() is not None
-                    ):
-                        self.feeds.begin_again()
-                    if (
-                        version.was_told and version.may_pass
-                    ):  # a first sample that failed is tried again in a pass
-                        version.failure, version.may_pass = None, False
-                        version.look()
-                    elif self.is_after_hook:
-                        self.is_after_hook = False
-                        version.look()
+                    self._retry_first_sample()
                 while not self._is_decided():
                     self.pool.session.wait(self._is_decided)
                 with self.pool.lock:
-                    if self.known_form is None:
+                    if self.known.form is None:
                         self.version.was_told = True
                         self.check(self.version)
         self.pool.say_warnings()
-        assert self.known_form is not None
-        self._was_asked = True
-        return self.known_form
+        return self.known.fix()
+
+    def _retry_first_sample(self) -> None:
+        """Request the first sample again if it has failed and may succeed now, or if its hook has run."""
+        version = self.version
+        if version.was_told:
+            self.feeds.retry_first()
+        if version.was_told and version.may_pass:
+            version.failure, version.may_pass = None, False
+            version.look()
+        elif self.known.awaits_hook:
+            self.known.awaits_hook = False
+            version.look()
 
     def _is_decided(self) -> bool:
-        """Whether the form is known, or no batch can be made."""
-        is_over = self.is_closed or self.pool.is_closed or self.version.failure is not None
-        return is_over or self.known_form is not None or self._why_no_item() is not None
-
-    def _why_no_item(self) -> Callable[[], LoaderpoolError] | None:
-        """What makes the error that the first pass over a stream had no item; None: it had, or may yet have."""
-        first = None if self.feeds is None else self.feeds.first
-        if first is None or first.end is None or first.made:
-            return None
-        return first.make_error or functools.partial(SourceError, nothing_there(self.plan))
+        """Return True if the form is known, or no batch can be made. Under the lock."""
+        if self.is_closed or self.pool.is_closed or self.version.failure is not None:
+            return True
+        return self.known.form is not None or self.feeds.why_no_item() is not None
 
     def read_ahead(self) -> int:
         """How many batches of an epoch that may never be asked for it may well make: enough to keep workers busy."""
@@ -196,14 +171,9 @@ class PoolEngine:
         with self.pool.lock:
             self.pool.check_usable()
             self.check(self.version)
-            feed = (
-                None
-                if self.feeds is None
-                else self.feeds.of_pass(place.epoch, self.plan.after(place.start))
-            )
+            feed = self.feeds.of_pass(place.epoch, self.plan.after(place.start))
             run = PoolRun(self, self.version, self.pool, place, limit, feed)
-            self._begun.add(run)
-            self._has_begun = True
+            self.runs.note_start(run)
             try:
                 run.begin()
                 if feed is not None and not feed.is_started:
@@ -234,7 +204,7 @@ class PoolEngine:
             return
         self._is_comparing = True
         try:
-            if len(self._versions) > 1 or self._old_feeds:
+            if len(self._versions) > 1 or self.feeds.earlier:
                 with self.pool.lock:
                     self._drop_outdated()
             self._refresh(is_whole)
@@ -248,7 +218,7 @@ class PoolEngine:
         check_length(self._payload.source, self._length)
         if self.cache is not None:
             self.cache.check(self._payload.cached_of)
-        feeds = self.feeds
+        feeds = self.feeds.present
         try:
             self._send(change.shipped)
         except MemoryLimitError as error:
@@ -256,22 +226,10 @@ class PoolEngine:
                 raise
             self._changes.warn_of_failure(change, error)
             return
-        if self._has_begun and self.feeds is not feeds:
-            self._warn_of_lost_counts()
+        if self.runs.have_started and self.feeds.present is not feeds:
+            self.feeds.warn_of_lost_counts()
         self.is_outdated = False
         self._changes.note_sent(change)
-
-    def _warn_of_lost_counts(self) -> None:
-        """Warn if the stream has counted in passes, for it begins again from this process's copy."""
-        assert self._stream is not None
-        names = counted_in_passes(type(self._stream.items))
-        if names and not self._told_of_counts:
-            self._told_of_counts = True
-            shown = ", ".join(f"source.{name}" for name in names)
-            warn(
-                f"The stream has changed, so it begins again from this process's copy. It loses what it counted in "
-                f"{shown} in another process. Set that before each epoch, too"
-            )
 
     def warn_of_replay(self) -> None:
         """Warn of what has changed since the workers got it, for one sample is made here.
@@ -286,65 +244,35 @@ class PoolEngine:
         for_workers, for_reader = shipped
         found = self.version.sent.difference(for_workers)
         if (found is None or found.is_kept) and isinstance(for_reader, Shipment):
-            found = (
-                Difference("") if self.feeds is None else self.feeds.difference(for_reader) or found
-            )
+            found = self.feeds.difference(for_reader) or found
         return found
 
     def _send(self, shipped: Shipments) -> None:
-        """Send a version to the supervisor; later runs are of it."""
+        """Send a version to the supervisor; later runs use it."""
         for_workers, for_reader = shipped
         with self.pool.lock:
             if self._versions:
                 self.pool.check_usable()
-                if (
-                    not self._was_asked
-                ):  # nobody counts on what a batch of the version before would look like
-                    self.known_form = self.found = None
+                self.known.forget_unless_fixed()
             version = Version(self, for_workers, self._versions[-1] if self._versions else None)
             try:
                 if for_reader is not None:
-                    self._renew_feeds(for_reader)
+                    self.feeds.renew(self, self.pool, for_reader)
             except BaseException:
                 version.sent.give_back()
                 raise
             self._versions.append(version)
             version.begin()
-            if self.feeds is not None and self.feeds.first is None and self.known_form is None:
-                self.feeds.begin()
-
-    def _renew_feeds(self, for_reader: Shipment | str) -> None:
-        """Read the stream as it is sent now in later passes. The pool's lock is held."""
-        from loaderpool.core.stream.feed import StreamFeeds  # which few loaders need
-
-        before = self.feeds
-        if before is not None and (
-            isinstance(for_reader, str) or before.difference(for_reader) is None
-        ):
-            if self._why_no_item() is not None:
-                before.begin_again()
-            return
-        assert self._stream is not None
-        self.feeds = StreamFeeds(
-            self, self.pool, self._stream, for_reader, None if before is None else before.sent
-        )
-        if before is not None:
-            before.retire()
-            self._old_feeds.append(before)
+            if self.known.form is None:
+                self.feeds.begin_first()
 
     def _drop_outdated(self) -> None:
-        """Unload versions that no run is of any more. The pool's lock is held."""
-        used = {run.version for run in self.runs.values()} | {
-            run.version for run in self._begun if not run.is_over
-        }
+        """Unload versions that no run uses any more. Under the lock."""
+        used = self.runs.versions
         for version in self._versions[:-1]:
             if version not in used:
                 version.end()
-        for feeds in [*self._old_feeds]:
-            feeds.free({id(run.feed) for run in self.runs.values()})
-            if feeds.is_done:
-                feeds.free_all()
-                self._old_feeds.remove(feeds)
+        self.feeds.free_earlier(self.runs.feeds)
 
     @property
     def version(self) -> Version:
@@ -363,17 +291,11 @@ class PoolEngine:
             pool_statistics,
         )  # few loaders are asked for them
 
-        return pool_statistics(self.pool, self.counts, self.slots_lent, self._notes())
-
-    @property
-    def slots_lent(self) -> int:
-        """How many slots have views, of all runs."""
-        self.lent = [each for each in self.lent if each]
-        return sum(map(len, self.lent))
+        return pool_statistics(self.pool, self.runs.counts, self.runs.slots_lent, self._notes())
 
     def _notes(self) -> tuple[str, ...]:
         """What is to be said of how function and source have travelled."""
-        feeds = self.feeds
+        feeds = self.feeds.present
         placements = [self.version.sent.placement] if self._versions else []
         if feeds is not None and feeds.sent is not None:
             placements.append(feeds.sent.placement)
@@ -408,7 +330,7 @@ class PoolEngine:
         self.on_close()
         if pool.lock.acquire(timeout=_LOCK_TIMEOUT_S):
             try:
-                for run in [*self.runs.values()]:
+                for run in [*self.runs.by_number.values()]:
                     run.end()
                 for version in [*self._versions]:
                     version.end()
@@ -418,65 +340,53 @@ class PoolEngine:
     # ---- what is said of versions; the pool's lock is held
 
     def on_found(self, version: Version, message: Found) -> None:
-        """Take over the form of the batches if the present version has found it."""
+        """Store the form of the batches if the present version has found it."""
         if version in self._versions[-1:]:
-            form, _ = receive(message.content)
-            self.known_form = with_classes(form)
-            self.found = message
+            self.known.learn(message)
 
     def on_version_ended(self, version: Version) -> None:
-        """No process looks at a version any more."""
+        """Release a version that no process uses any more."""
         if version in self._versions:
             self._versions.remove(version)
             version.sent.give_back()
         if not self._versions:
-            for feeds in self._all_feeds():
-                feeds.free_all()
+            self.feeds.free_all()
             if self.cache is not None:
                 self.cache.close(clears=True)
 
-    def _all_feeds(self) -> list[StreamFeeds]:
-        return self._old_feeds if self.feeds is None else [*self._old_feeds, self.feeds]
-
     def on_close(self) -> None:
-        """The pool is closed."""
-        for feeds in self._all_feeds():
-            feeds.stop()
+        """Stop reading: the pool is being closed."""
+        self.feeds.stop()
 
-    # ---- the items of a stream; the pool's lock is held
+    # ---- called by runs and feeds, under the lock
 
-    def add_run(self, number: int, run: PoolRun) -> None:
-        """Note that the supervisor knows a run by this number."""
-        self.runs[number] = run
-
-    def drop_run(self, number: int) -> None:
-        """Note that the supervisor that knew a run by this number is lost."""
-        self.runs.pop(number, None)
-
-    def active_runs(self) -> int:
-        """Return the number of runs whose consumers still take batches."""
-        return sum(not run.is_over for run in self.runs.values())
+    @property
+    def counts(self) -> DeliveryCounts:
+        """Counts of deliveries, over all runs."""
+        return self.runs.counts
 
     def on_run_ended(self, number: int) -> None:
-        """No worker looks at what this run needs any more."""
-        self.runs.pop(number, None)
+        """Release what a run holds: no worker reads it any more."""
+        self.runs.by_number.pop(number, None)
         self.pool.session.listeners.pop(number, None)
-        if self.known_form is not None:
-            for feeds in self._all_feeds():
-                feeds.free({id(run.feed) for run in self.runs.values()})
+        if self.known.form is not None:
+            self.feeds.free(self.runs.feeds)
 
     def on_feed_news(self, feed: Feed) -> None:
-        """A feed has another batch, or its end. Runs in: its thread."""
-        assert self.feeds is not None
-        if feed is self.feeds.first and feed.made == 1 and feed.end is None and not self.is_closed:
+        """Tell the runs of a feed that it has another batch, or its end. Called by the feed's thread."""
+        if self.feeds.has_first_item(feed) and not self.is_closed:
             self.version.look()
-        for run in [*self.runs.values()]:
+        for run in [*self.runs.by_number.values()]:
             if run.feed is feed and not run.is_over:
                 run.fed(feed)
 
     def check(self, version: Version) -> None:
-        """Raise if no batch can be made of a version: the loader, or its pool, was closed, or something has failed."""
+        """Raise if no batch can be made of a version.
+
+        Raises:
+            LoaderpoolError: The loader or its pool is closed, or loading the version or reading the stream failed.
+        """
         if self.is_closed or self.pool.is_closed:
             raise closed_error()
-        if (make_error := version.failure or self._why_no_item()) is not None:
+        if (make_error := version.failure or self.feeds.why_no_item()) is not None:
             raise make_error()

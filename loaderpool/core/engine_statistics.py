@@ -1,4 +1,4 @@
-"""What an engine knows for `Loader.statistics()`."""
+"""The engine's part of `Loader.statistics()`. Runs in: the main process."""
 
 from __future__ import annotations
 
@@ -53,27 +53,27 @@ class MemoryStatistics:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineStatistics:
-    """What a loader's workers and batch buffers have done; the defaults are those of a loader without workers."""
+    """Counts of a loader's workers and batch buffers.
+
+    The defaults are those of a loader without workers.
+    """
 
     memory: MemoryStatistics = MemoryStatistics()  # Batch buffers.
     restarts: int = 0  # Worker restarts after a crash.
     supervisor_restarts: int = 0  # Supervisor restarts after a crash.
-    workers_start: Literal["fork", "exec", "spawn"] | None = (
-        None  # Start method; `"exec"` if imports start threads.
-    )
+    # `"exec"` if imports start threads. (The site shows the comment on a field's own line only.)
+    workers_start: Literal["fork", "exec", "spawn"] | None = None  # Start method of the workers.
     workers: tuple[WorkerStatistics, ...] = ()  # Counts of each worker.
     nodes: tuple[NodeStatistics, ...] = ()  # Counts of each node of a `RayPool`.
     nodes_lost: int = 0  # Nodes that crashed or left.
-    notes: tuple[
-        str, ...
-    ] = ()  # Messages about data that was shared or copied, and about slow parts.
+    notes: tuple[str, ...] = ()  # Messages about shared or copied data, and about slow parts.
 
 
 def pool_statistics(
     pool: WorkerPool, counts: DeliveryCounts, slots_lent: int, notes: tuple[str, ...]
 ) -> EngineStatistics:
-    """Return these notes with the counts of this moment."""
-    workers, nodes = _workers(pool)  # first: it takes in the latest news
+    """Return the present counts of a pool, with a loader's deliveries and notes."""
+    workers, nodes = _workers(pool)  # first, because it reads the messages that have arrived
     lost = pool.arena.board.lost
     return EngineStatistics(
         memory=MemoryStatistics(
@@ -99,7 +99,7 @@ def pool_statistics(
 
 
 def _workers(pool: WorkerPool) -> tuple[tuple[WorkerStatistics, ...], tuple[NodeStatistics, ...]]:
-    """Those that run; and all nodes."""
+    """Return the counts of the running workers, and of all nodes."""
     if pool.is_closed:
         return (), ()
     pool.catch_up()

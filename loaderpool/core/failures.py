@@ -1,4 +1,7 @@
-"""What users are told of an error in a worker or supervisor. In the main process; `reports` has how it travels."""
+"""Make the exceptions for errors in a worker or supervisor. Runs in: the main process.
+
+`transport.reports` describes the errors, and pickles them in the other process.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,20 @@ from loaderpool.transport.reports import (
 
 
 def may_pass(packed: bytes) -> bool:
-    """Whether the same may go well another time: a sample that failed, say."""
+    """Return True if a retry may succeed, for example after the failure of a sample.
+
+    Args:
+        packed: Pickled error from a `BatchFailed` or `LoaderFailed`.
+    """
     return pickle.loads(packed)[0] in ("sample", "lost")
 
 
 def unpack(packed: bytes) -> LoaderpoolError:
-    """Return the exception to be raised in the main process, a new one each time."""
+    """Return the exception to raise in the main process, a new one at each call.
+
+    Args:
+        packed: Pickled error from a `BatchFailed` or `LoaderFailed`.
+    """
     kind, *parts = pickle.loads(packed)
     if kind == "error":
         ours: LoaderpoolError = getattr(errors, parts[0])(parts[1])
@@ -52,15 +63,19 @@ def unpack(packed: bytes) -> LoaderpoolError:
 
 
 def _node_lost_error(report: LostReport) -> WorkerLostError:
-    """Return the exception for work given up because nodes died: the report has them."""
+    """Return the exception for work that was given up because nodes died (`report.nodes`)."""
     address, why = report.nodes[-1]
     what = "in a row before they started any batch"
-    advice = "Check the environment (actor_options=), the versions of Python and Ray, and the memory of the nodes."
+    advice = (
+        "Check the environment (actor_options=), the versions of Python and Ray, and the memory of "
+        "the nodes."
+    )
     if report.why is GivenUp.NODE:
         what = f"over {_work(report)}"
         advice = (
-            "A crash in a sample ends only a worker, so the node probably ran out of memory. Set a smaller batch_size= "
-            "or workers_per_node=, or reserve more memory on each node with actor_options=."
+            "A crash in a sample ends only a worker, so the node probably ran out of memory. Set a "
+            "smaller batch_size= or workers_per_node=, or reserve more memory on each node with "
+            "actor_options=."
         )
     elif report.why is GivenUp.STORM:
         what = f"within {_more_than_allowed(report)}"
@@ -101,43 +116,48 @@ def _work(report: LostReport) -> str:
     return work
 
 
-# As `traceback` writes a frame, in an exception group too, and as faulthandler does (which never writes the line).
+# A frame without its source line, as `traceback` writes it, also in an exception group, and as
+# faulthandler writes it. faulthandler never writes source lines.
 _FRAME = re.compile(r'^([ |]*  )File "([^"]+)", line (\d+),? in .*$(?!\n\1  )', re.MULTILINE)
 
 
 def with_source_lines(text: str) -> str:
-    """Tracebacks with the source line below each frame that lacks it, where this process has it.
+    """Return a text of tracebacks, with missing source lines added if this process has them.
 
-    A worker looks for a file that may be nowhere; IPython keeps its cells' source in `linecache`, here in the trainer.
+    A worker cannot read the source of notebook cells from a file. IPython keeps it in the
+    `linecache` of the main process.
     """
     return _FRAME.sub(_with_source_line, text)
 
 
 def _with_source_line(frame: re.Match[str]) -> str:
     source = ""
-    if (
-        frame[2] != "<string>"
-    ):  # of `python -c`, dataclasses and namedtuples alike: another one's line would mislead
-        with FailuresIgnored():  # others may have put anything into linecache
+    # "<string>" is the file of `python -c`, dataclasses and namedtuples alike, so a line of it may
+    # be that of other code.
+    if frame[2] != "<string>":
+        with FailuresIgnored():  # other code may have put anything into linecache
             source = linecache.getline(frame[2], int(frame[3])).strip()
     return f"{frame[0]}\n{frame[1]}  {source}" if source else frame[0]
 
 
-command_target = ""  # TARGET of the command that runs, if any
+command_target = ""  # TARGET of the `loaderpool` command that is running; empty: none is
 _Error = TypeVar("_Error", bound=LoaderpoolError)
-# What loading raises and `describe_load_error` has the cause of, so that no variable is looked for.
+# Errors of loading whose cause `describe_load_error` names, so no search for a variable is needed.
 _ADVISED_ON = frozenset({"AuthenticationError", "ModuleNotFoundError"})
 
 
 def sample_error(
     failure: Failure, cause: BaseException | None = None, preface: str = ""
 ) -> LoaderpoolError:
-    """Return the exception for a failure: a SampleError that is also of the user's type where such a class can be made.
+    """Return the exception for a failure of the user's code.
+
+    It is a `SampleError` that is also of the user's type if such a class can be made. Failures of
+    `setup` and of loading are a `SetupError`. Errors of this package keep their class.
 
     Args:
-        failure: as it came from the worker.
-        cause: the exception object itself, where the function ran in this process.
-        preface: begins the message.
+        failure: Failure from the worker.
+        cause: Exception object, if the function ran in this process.
+        preface: Beginning of the message.
     """
     failure = _with_source_lines(failure)
     if failure.is_setup:
@@ -148,7 +168,7 @@ def sample_error(
         )
     original = original_of(cause) if cause is not None else unpickled(failure)
     is_of_call = failure.index is not None or bool(failure.indices)
-    # A SourceError that is of no call a dispatcher has found, or it is of generators that end too early.
+    # A SourceError without a call comes from a dispatcher, or from generators that end too early.
     for ours in (SpecMismatchError, SourceError)[: 1 if is_of_call else 2]:
         if original is not None and issubclass(original.cls, ours):
             return _with_cause(ours(preface + failure.text), cause)
@@ -163,7 +183,17 @@ def sample_error(
 def _of_both(
     error: _Error, original: Original | None, failure: Failure, message: str, told: dict[str, Any]
 ) -> _Error:
-    """Return an error of our type and the user's, made without calling the user's class; ours where that fails."""
+    """Return an error that is also of the user's type. If that fails, return `error` itself.
+
+    The user's class is not called.
+
+    Args:
+        error: Error of this package's type.
+        original: The user's exception; None: it could not be unpickled.
+        failure: Failure from the worker.
+        message: Text of the error.
+        told: Attributes of the error.
+    """
     told |= {
         "epoch": failure.epoch,
         "remote_traceback": failure.traceback_text,
@@ -172,13 +202,13 @@ def _of_both(
     vars(error).update(told)
     cls = original.cls if original is not None else BaseException
     ours: type[LoaderpoolError] = SourceError if isinstance(error, SourceError) else SampleError
-    # An exception that ends loops or programs must not do so here: only its name travels.
+    # An exception that ends loops or programs must not do so here. Only its name is kept.
     if original is None or not issubclass(cls, Exception) or cls in (Exception, ours):
         return error
     if issubclass(cls, (StopIteration, StopAsyncIteration)):
         return error
-    # In the class, where they hide whatever the user's class has under these names, properties too. The message need
-    # not have the name of the user's class: the class has it.
+    # The attributes are in the class, so they hide attributes and properties of the user's class
+    # with these names. The message does not repeat the class name, because tracebacks show it.
     members = {**told, "__str__": lambda self: message, "__module__": cls.__module__}
     kept = {name: value for name, value in original.attributes.items() if name not in told}
     try:
@@ -193,9 +223,11 @@ def _of_both(
 
 
 def reading_error(ended: Failure | LoaderpoolError, position: int) -> LoaderpoolError:
-    """Return the exception for what `reports.what_ended` told, a new one for each that meets it.
+    """Return the exception for the early end of a stream, a new one for each caller.
 
-    `position` is of the first item that no batch has.
+    Args:
+        ended: Result of `reports.what_ended`.
+        position: Position of the first item that is in no batch.
     """
     return source_error(ended, position) if isinstance(ended, Failure) else type(ended)(str(ended))
 
@@ -203,7 +235,13 @@ def reading_error(ended: Failure | LoaderpoolError, position: int) -> Loaderpool
 def source_error(
     failure: Failure, position: int, cause: BaseException | None = None
 ) -> SourceError:
-    """Return the exception for what reading a stream raised; `cause` is the exception itself, where it is at hand."""
+    """Return the exception for an error that was raised while a stream was read.
+
+    Args:
+        failure: The error.
+        position: Position of the first item that is in no batch.
+        cause: Exception object, if it was raised in this process.
+    """
     failure = _with_source_lines(failure)
     original = original_of(cause) if cause is not None else unpickled(failure)
     message = (
@@ -218,15 +256,23 @@ def source_error(
 def setup_error(
     failure: Failure, what: str, advice: str = "", place: str | None = ""
 ) -> SetupError:
-    """Return the exception for what failed before any sample, in the named place or else a worker's.
+    """Return the exception for a failure before the first sample.
 
-    Of no place, where it was no code of the user's: a traceback would only hide the advice.
+    Args:
+        failure: The failure.
+        what: First words of the message, such as "the setup hook raised".
+        advice: Advice for the user.
+        place: Process of the failure; empty: the worker of `failure`. None: the user's code was not
+            involved, so no traceback is shown, because it would hide the advice.
     """
     text = f"{what}: {failure.type_name}: {failure.text}"
     if advice:
         text += f"\n{advice}"
     if place is not None:
-        text += f"\n\nTraceback in {place or _place(failure)}:\n{with_source_lines(failure.traceback_text)}"
+        text += (
+            f"\n\nTraceback in {place or _place(failure)}:\n"
+            f"{with_source_lines(failure.traceback_text)}"
+        )
     error = SetupError(text)
     if advice and place is not None and failure.type_name.rpartition(".")[2] not in _ADVISED_ON:
         error._load_error, error._advice = failure.type_name, advice
@@ -234,20 +280,30 @@ def setup_error(
 
 
 def lost_error(report: LostReport) -> WorkerLostError:
-    """The exception for work given up because workers died over it."""
+    """Return the exception for work that was given up because workers or nodes died."""
     if report.nodes:
         return _node_lost_error(report)
     ended, name = _ending(report)
-    worker = f"A worker (pid {report.pid}{f', node {report.node}' if report.node else ''}){' was' * bool(name)} {ended}"
+    worker = (
+        f"A worker (pid {report.pid}{f', node {report.node}' if report.node else ''})"
+        f"{' was' * bool(name)} {ended}"
+    )
     if report.why is GivenUp.STORM:
         text = (
-            f"{counted(report.deaths, 'worker')} crashed within {_more_than_allowed(report)}. The last one "
-            f"{worker.removeprefix('A worker ')}. A single sample is probably not the cause."
+            f"{counted(report.deaths, 'worker')} crashed within {_more_than_allowed(report)}. The "
+            f"last one {worker.removeprefix('A worker ')}. A single sample is probably not the "
+            "cause."
         )
     elif report.in_setup:
-        text = f"{worker} in the setup hook. {report.deaths} workers in a row crashed before their first sample."
+        text = (
+            f"{worker} in the setup hook. {report.deaths} workers in a row crashed before their "
+            "first sample."
+        )
     elif report.why is GivenUp.BEFORE:
-        text = f"{worker} before it started any sample, like {counted(report.deaths - 1, 'worker')} before it."
+        text = (
+            f"{worker} before it started any sample, like {counted(report.deaths - 1, 'worker')} "
+            "before it."
+        )
     else:
         where = f"in epoch {report.epoch}"
         if report.why is GivenUp.ALONE and report.index is not None:
@@ -272,10 +328,10 @@ def reader_lost_error(report: LostReport, position: int) -> SourceError:
     """Return the exception for the death of the process that reads a stream."""
     ended, name = _ending(report)
     text = (
-        f"The stream process (pid {report.pid}) {'was ' if name else ''}{ended} while reading the batch from position "
-        f"{position} in epoch {report.epoch}. All batches before it were delivered.\n"
-        f"{_likely_cause(report, name, 'source')}\nThe next iteration reads the stream from the beginning in a new "
-        "process. To read it once, in this process, pass iter(source)."
+        f"The stream process (pid {report.pid}) {'was ' if name else ''}{ended} while reading the "
+        f"batch from position {position} in epoch {report.epoch}. All batches before it were "
+        f"delivered.\n{_likely_cause(report, name, 'source')}\nThe next iteration reads the stream "
+        "from the beginning in a new process. To read it once, in this process, pass iter(source)."
     )
     error = SourceError(text)
     error.position, error.epoch, error.signal_name = position, report.epoch, name
@@ -283,30 +339,35 @@ def reader_lost_error(report: LostReport, position: int) -> SourceError:
 
 
 def _ending(report: LostReport) -> tuple[str, str]:
-    """Return how a process has ended, and the signal's name; "" if there was none."""
+    """Return a phrase for the end of a process, and the name of its signal; "": no signal."""
     ended = how_it_ended(report.exit_code or 0)
     return ended, ended.removeprefix("killed by ") if (report.exit_code or 0) < 0 else ""
 
 
 def _likely_cause(report: LostReport, signal_name: str, culprit: str) -> str:
     if report.was_stopped:
-        return "It was stopped (SIGSTOP) for 5 s, by your code or from outside, so loaderpool replaced it."
+        return (
+            "It was stopped (SIGSTOP) for 5 s, by your code or from outside, so loaderpool "
+            "replaced it."
+        )
     if report.is_out_of_memory:
         return (
-            "The kernel killed it because memory ran out (its count of such kills increased). Lower `workers`, "
-            "`batch_size` or `Limits.memory`, or give the machine (or its cgroup) more memory."
+            "The kernel killed it because memory ran out (its count of such kills increased). "
+            "Lower `workers`, `batch_size` or `Limits.memory`, or give the machine (or its "
+            "cgroup) more memory."
         )
     if signal_name == "SIGKILL":
         return (
-            "SIGKILL usually means that memory ran out, although the kernel's counter of such kills did not increase, "
-            "or that a user ran kill -9. Check `dmesg`, or lower `workers` or `batch_size`."
+            "SIGKILL usually means that memory ran out, although the kernel's counter of such "
+            "kills did not increase, or that a user ran kill -9. Check `dmesg`, or lower "
+            "`workers` or `batch_size`."
         )
     if signal_name in ("SIGABRT", "SIGBUS", "SIGSEGV"):
         return f"{signal_name} is a crash inside a C extension that the {culprit} uses."
     if report.exit_code == LOST_PIPES_STATUS:
         return (
-            "The function (or setup) closed file descriptors that loaderpool uses, for example with os.closerange. "
-            "Close only the descriptors that you opened."
+            "The function (or setup) closed file descriptors that loaderpool uses, for example "
+            "with os.closerange. Close only the descriptors that you opened."
         )
     how = (
         ""
@@ -345,7 +406,7 @@ def _message(failure: Failure) -> str:
 
 
 def _hint(failure: Failure) -> str:
-    """Return a sentence on what often causes such an error in a worker, with a space before it."""
+    """Return a hint on the cause of a failure, with a leading space; "": no hint is known."""
     if failure.type_name == SystemExit.__name__:
         return f" The function called sys.exit({failure.text}), which does not end a worker."
     if (
@@ -354,11 +415,14 @@ def _hint(failure: Failure) -> str:
         and "image file is truncated" in failure.text
     ):
         return (
-            " If your script sets PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True, set it in a function that you pass as "
-            "setup= instead: workers do not have the script's settings."
+            " If your script sets PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True, set it in a function "
+            "that you pass as setup= instead: workers do not have the script's settings."
         )
     if failure.unseen and not os.path.isabs(failure.unseen):
-        return " The path is relative. Use absolute paths, such as Path(path).resolve(), to files that all nodes have."
+        return (
+            " The path is relative. Use absolute paths, such as Path(path).resolve(), to files "
+            "that all nodes have."
+        )
     if failure.unseen and os.path.exists(failure.unseen):
         return (
             " This machine has the file. Mount the same file system at the same path on all nodes."
@@ -367,9 +431,12 @@ def _hint(failure: Failure) -> str:
 
 
 def _how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str:
-    """Return a line with a line end before it; "": there is nothing to say.
+    """Return a line on how to run a sample alone, after a line end; "": there is no way.
 
-    Of no index, `replay` cannot run it; `was_here`, it ran in this process already.
+    Args:
+        index: Source index of the sample; None: unknown, so `replay` cannot run it.
+        epoch: Epoch of the sample.
+        was_here: True if the sample ran in this process already.
     """
     call = ""
     if index is not None and generated_item(index) is None:
@@ -377,7 +444,7 @@ def _how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str
             call = f"run `loaderpool replay {target} --index {index} --epoch {epoch}`"
         else:
             script = str(getattr(sys.modules.get("__main__"), "__file__", None) or "<notebook>")
-            # An error does not end a notebook, or "<stdin>", where Python itself calls it so.
+            # In a notebook, and in "<stdin>" as Python calls it, the session survives the error.
             under_try = "" if script.startswith("<") else "catch the error and "
             call = f"{under_try}call `loaderpool.replay(loader, index={index}, epoch={epoch})`"
     if was_here:
@@ -386,19 +453,17 @@ def _how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str
 
 
 def _target() -> str:
-    """Return TARGET of the loader that is being iterated, if it is a variable of a module; else "".
+    """Return the TARGET of the loader that is iterated, if it is a variable of a module; else "".
 
     `__main__` has no TARGET, because importing a script runs it.
     """
     kind = getattr(sys.modules.get("loaderpool.trainer.loader"), "Loader", ())
     targets: dict[int, str] = {}
     for module in sys.modules.copy():
-        names = dict(
-            getattr(sys.modules.get(module), "__dict__", ())
-        )  # something else may stand in a module's place
-        if not any(
-            issubclass(each, kind) for each in set(map(type, names.values()))
-        ):  # few modules have one
+        # `sys.modules` may have another object in a module's place.
+        names = dict(getattr(sys.modules.get(module), "__dict__", ()))
+        # A quick check of the types, because few modules have a loader.
+        if not any(issubclass(each, kind) for each in set(map(type, names.values()))):
             continue
         for name, loader in names.items():
             if (
@@ -411,7 +476,7 @@ def _target() -> str:
 
 
 def _index_told(index: int | None) -> int | None:
-    """Return the attribute of an error: of what a generator yields its number there."""
+    """Return the `index` of an error. For a generator's item it is its number in the generator."""
     generated = None if index is None else generated_item(index)
     return index if generated is None else generated[1]
 

@@ -1,4 +1,7 @@
-"""From what the first sample was like to the form of all batches and the layout of their slots. In the supervisor."""
+"""Choose the form of a loader's batches and the layout of its slots from the first sample.
+
+Runs in: the supervisor.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +23,26 @@ if TYPE_CHECKING:
     from loaderpool.transport.payload.record import LoaderSettings
     from loaderpool.worker.tickets import Probe
 
-_DEFAULT_BYTES = 2 << 30  # of a run's slots; no more than
-_SHARE_OF_FREE = (
-    4  # ... this part of what is free, divided by the processes of the training on this machine
-)
-_RUNS = (
-    4  # for so many at the same time the limit has all slots that they want, if batches are tiny
-)
-_LEAST_SLOTS = 2  # one is filled while the consumer has views of another
-_CALLS_AHEAD = 8  # for each thread. Less: threads idle while one call takes much longer than others
-_MOST_ROOM = 256  # tickets of a worker with threads
+# Default limit of the memory for a loader's slots. It is also limited to one part in
+# `_SHARE_OF_FREE` of the free memory, divided by the training's processes on this machine.
+_DEFAULT_BYTES = 2 << 30
+_SHARE_OF_FREE = 4
+# Tiny batches share slots only as far as this number of runs can have all their slots at the same
+# time.
+_RUNS = 4
+_LEAST_SLOTS = 2  # a worker fills one while the consumer has views of the other
+# Calls that each thread of a worker has queued. Smaller: threads idle while one call takes much
+# longer than others. Larger: more slots are needed.
+_CALLS_AHEAD = 8
+_MOST_ROOM = 256  # greatest number of tickets of a worker with threads
 
 
 def choose(probe: Probe, settings: LoaderSettings, workers: int) -> tuple[BatchForm, Layout, float]:
-    """Return the form of a loader's batches, the layout of its slots, and the seconds that a row is taken to last.
+    """Return the form of a loader's batches, the layout of its slots, and the seconds for a row.
 
     Raises:
-        SpecMismatchError: the given spec has another structure than what the function returns.
-        MemoryLimitError: two batches do not fit the limit, or the machine.
+        SpecMismatchError: The given spec and the function's results differ in structure.
+        MemoryLimitError: Two batches do not fit the limit or the machine.
     """
     config, plan = settings.config, settings.plan
     form = choose_form(probe, settings.given_spec, config, plan, settings.unit)
@@ -49,11 +54,14 @@ def choose(probe: Probe, settings: LoaderSettings, workers: int) -> tuple[BatchF
     form = with_batches(form, most)
     layout = _layout_of(form, config, limit)
     least = layout.slot_bytes * _LEAST_SLOTS
-    large = f"one batch takes {layout.slot_bytes:,} bytes, and at least {_LEAST_SLOTS} batch buffers are needed"
+    large = (
+        f"one batch takes {layout.slot_bytes:,} bytes, and at least {_LEAST_SLOTS} batch buffers "
+        "are needed"
+    )
     if least > free and form.max_chunk == 1:
         raise MemoryLimitError(
-            f"{large}, but this machine (or its cgroup) has only {free:,} bytes for them. Lower batch_size, or return "
-            "smaller samples, such as uint8."
+            f"{large}, but this machine (or its cgroup) has only {free:,} bytes for them. Lower "
+            "batch_size, or return smaller samples, such as uint8."
         )
     if limit < least:
         memory = config.limits.memory
@@ -63,15 +71,15 @@ def choose(probe: Probe, settings: LoaderSettings, workers: int) -> tuple[BatchF
             else f"the default of {limit:,} bytes"
         )
         raise MemoryLimitError(
-            f"{setting} is too small: {large}. Set Limits(memory={least}) ({least / 2**20:.1f} MiB) or more, or lower "
-            "batch_size."
+            f"{setting} is too small: {large}. Set Limits(memory={least}) "
+            f"({least / 2**20:.1f} MiB) or more, or lower batch_size."
         )
     call_s = probe.elapsed_ns / 1e9 / max(1, probe.rows)
     return form, layout, call_s / min(config.threads, _calls_of(form))
 
 
 def known_layout(form: BatchForm, config: LoaderConfig) -> Layout:
-    """Return the layout of slots for batches of a form that was chosen before."""
+    """Return the layout of slots for a form of batches that was chosen before."""
     return _layout_of(form, config, memory_limit(config))
 
 
@@ -81,13 +89,13 @@ def _layout_of(form: BatchForm, config: LoaderConfig, limit: int) -> Layout:
 
 
 def memory_limit(config: LoaderConfig) -> int:
-    """Return how many bytes the slots of a run may have."""
+    """Return the limit in bytes for the slots of a loader."""
     limit = config.limits.memory
     return min(_DEFAULT_BYTES, ranks.memory_bytes() // _SHARE_OF_FREE) if limit is None else limit
 
 
 def _room_of(form: BatchForm, config: LoaderConfig) -> int:
-    """Return how many tickets a worker may have."""
+    """Return the number of tickets that a worker may have."""
     if config.threads == 1:
         return MOST_TICKETS
     return min(
@@ -100,7 +108,7 @@ def _calls_of(form: BatchForm) -> int:
 
 
 def with_batches(form: BatchForm, most: int) -> BatchForm:
-    """Return the form with slots for at most so many batches."""
+    """Return the form with slots for `most` batches. `most` is at most `form.max_chunk`."""
     if form.fixed is None:
         return dataclasses.replace(
             form, max_chunk=most, slot_bytes=form.slot_bytes // form.max_chunk * most
@@ -112,10 +120,10 @@ def with_batches(form: BatchForm, most: int) -> BatchForm:
 def choose_form(
     probe: Probe, given: ElementSpec | None, config: LoaderConfig, plan: Plan, unit: UnitKind
 ) -> BatchForm:
-    """The form of a loader's batches, of which the first calls told this.
+    """Return the form of a loader's batches from the results of the first calls.
 
     Raises:
-        SpecMismatchError: `element_spec` or `pad` has another structure than what the function returns.
+        SpecMismatchError: `element_spec` or `pad`, and the function's results, differ in structure.
     """
     padding: tuple[Any, ...] = ()
     if given is not None:
@@ -130,9 +138,10 @@ def choose_form(
         )
     if unit == "sample" and config.pad is not False:
         padding = _padding_of(spec, given is not None, config)
-    # A source of fewer items than `batch_size` has no batch as large.
+    # If a source has fewer items than `batch_size`, all its batches are smaller.
     most_rows = None if config.batch_size is None else plan.most_rows
-    # Of batches of varied rows the sample's own is the usual one: long samples come in smaller batches.
+    # If the rows of batches vary, take the rows of the first sample's batch as usual. Batches of
+    # long samples are smaller.
     usual_rows = probe.batch_rows if plan.rows_vary else most_rows or 1
     form = batch_form(
         spec,
@@ -148,9 +157,10 @@ def choose_form(
 
 
 def _padding_of(spec: ElementSpec, is_given: bool, config: LoaderConfig) -> tuple[Any, ...]:
-    """What fills up the rows of each component, None for the default; False: they have one shape.
+    """Return the padding value of each component; None: the default, False: no padding.
 
-    A length that the user's spec has is what a batch is padded to, whatever its rows are.
+    A component is padded if its rows vary in shape. If the user's spec gives a length, batches are
+    padded to that length, whatever the length of their rows.
     """
     padding = padding_of(config.pad, spec.structure)
     for number, (component, path) in enumerate(zip(spec.components, spec.paths, strict=True)):
@@ -158,12 +168,15 @@ def _padding_of(spec: ElementSpec, is_given: bool, config: LoaderConfig) -> tupl
         if component.ragged or not (has_open_axis or (is_given and component.shape[1:])):
             padding[number] = False
         elif has_open_axis and padding[number] is not False:
-            fill_value(padding[number], component, path)  # raises where it does not fit
+            fill_value(padding[number], component, path)  # raises if the value does not fit
     return tuple(padding)
 
 
 def spec_of_whole_batches(seen: ElementSpec) -> ElementSpec:
-    """The spec of what a call makes whole: its first axis is the batch's own, and the last one may be shorter."""
+    """Return the spec of batches that one call makes whole.
+
+    The first axis is the batch axis. It is None, because the last batch may be shorter.
+    """
     components = tuple(
         ArraySpec((None, *c.shape[1:]) if c.shape else (), c.dtype, c.text, c.ragged)
         for c in seen.components
@@ -179,9 +192,14 @@ def spec_of_batches(
     ragged: bool,
     static_rows: int | None,
 ) -> ElementSpec:
-    """The batch spec for samples like `sample`, with None in `seen` for the axes in which others differed.
+    """Return the spec of batches that are stacked from samples.
 
-    `padding` says for each component what fills it up, or False; empty: none is padded.
+    Args:
+        sample: Spec of the first sample.
+        seen: The same spec, with None for axes in which other samples differed.
+        padding: Padding value of each component, or False; empty: no component is padded.
+        ragged: True: components whose first axis varies become ragged.
+        static_rows: Rows of each batch; None: the number varies.
     """
     components = []
     for number, (exact, varied) in enumerate(zip(sample.components, seen.components, strict=True)):
@@ -198,18 +216,23 @@ def spec_of_batches(
 def _as_function_returns(
     given: ElementSpec, seen: ElementSpec, config: LoaderConfig, unit: UnitKind
 ) -> ElementSpec:
-    """The given spec, its batch axis as the loader's batches really have it.
+    """Return the given spec, completed from the first results and the settings.
 
-    A `tf.string` does not say whether the NumPy side has str or bytes: what the function returns does. An axis of None
-    does not say whether `ragged=True` is meant: that setting does.
+    - The batch axis is that of the loader's batches.
+    - A `tf.string` does not show if the NumPy arrays have str or bytes. The results show it.
+    - An axis of None does not show if the component is ragged. The setting `ragged=True` does.
+
+    Raises:
+        SpecMismatchError: The spec and the results differ in structure, or the spec has another
+            batch size.
     """
     batch_size = config.batch_size if unit == "sample" else None
     try:
         in_given_order: list[ArraySpec] = given.structure.flatten(seen.pack())
     except SpecMismatchError:
         raise SpecMismatchError(
-            f"element_spec has the structure {shortened(str(given.structure))}, but the function returns "
-            f"{shortened(str(seen.structure))}"
+            f"element_spec has the structure {shortened(str(given.structure))}, but the function "
+            f"returns {shortened(str(seen.structure))}"
         ) from None
     components = []
     for component, path, actual in zip(given.components, given.paths, in_given_order, strict=True):
@@ -217,8 +240,8 @@ def _as_function_returns(
         if batch_size is not None:
             if not shape or shape[0] not in (None, batch_size):
                 raise SpecMismatchError(
-                    f"element_spec{path} is {component}, but a batch has batch_size={batch_size} rows. Use "
-                    "None if the last batch may be smaller"
+                    f"element_spec{path} is {component}, but a batch has batch_size={batch_size} "
+                    "rows. Use None if the last batch may be smaller"
                 )
             shape = (config.static_rows, *shape[1:])
         text = (

@@ -27,7 +27,7 @@ from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.layout import BatchForm, is_empty
 from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.batches import Plan
-from loaderpool.plan.places import LanePlaces, Position
+from loaderpool.plan.places import LanePlaces, Position, first_number
 from loaderpool.sources.recognise import check_length, length_of
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import FailuresIgnored, InterruptsAllowed, is_of_a_handler
@@ -389,7 +389,8 @@ class LocalRun:
         self, engine: LocalEngine, place: Position, limit: int, reading: StreamReading | None
     ) -> None:
         self._plan = plan = engine.plan.after(place.start)
-        self._engine, self.first_epoch, self.limit = engine, place.epoch, limit
+        self._engine, self._epoch, self.limit = engine, place.epoch, limit
+        self._first = first_number(engine.plan, place)
         self._taken, self._reading = place.taken, reading
         self._places = place.lanes or LanePlaces((0,) * plan.lanes)
         self.ended_lanes = {lane: self._places.taken[lane] for lane in self._places.over}
@@ -408,13 +409,15 @@ class LocalRun:
                 items = self._reading.take()
                 if items is None:
                     break
-            elif number >= self.limit and not self._tells_end:
+            elif self._first + number >= self.limit and not self._tells_end:
                 break
             self._next = number + 1
             if number in self._taken or (plan.lanes and self._is_left_out(number)):
                 continue
             epoch, batch = divmod(number, plan.batches_per_epoch)
-            delivery = self._engine.make(self.first_epoch + epoch, batch, number, plan, items)
+            delivery = self._engine.make(
+                self._epoch + epoch, batch, self._first + number, plan, items
+            )
             if delivery is not None:
                 return delivery
             self.ended_lanes[number % plan.lanes] = number // plan.lanes
@@ -437,4 +440,4 @@ class LocalRun:
     def end(self) -> None:
         """The consumer abandoned the rest."""
         self.is_over = True
-        self._engine.forget(self.first_epoch)
+        self._engine.forget(self._epoch)

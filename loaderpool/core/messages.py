@@ -1,30 +1,31 @@
-"""All messages between the processes of a pool: one class for each kind, read by field name.
+"""All messages between the processes of a pool. Each kind is one class, and is read by field name.
 
-    main process  <---- one channel ---->  supervisor  <---- one channel each ---->  worker 0 ... n-1
+    main process  <--- one channel --->  supervisor  <--- one channel each --->  worker 0 ... n-1
 
 | kind | from -> to | most on their way |
 |---|---|---|
-| `Load`, `Look` | main -> supervisor | a few for each loader, and for each epoch that begins with changed objects |
+| `Load`, `Look` | main -> supervisor | a few for each loader and each epoch with changed objects |
 | `Begin` | main -> supervisor | one for each run |
 | `End` | main -> supervisor | one for each run and each loader |
-| `Extend` | main -> supervisor | one for each epoch; one for each batch of a stream that is read ahead |
+| `Extend` | main -> supervisor | one for each epoch; one for each prefetched batch of a stream |
 | `Release` | main -> supervisor | one for each slot |
-| `Resize` | main -> supervisor | one: the next is not sent before it is read |
-| `Filled`, `BatchFailed` | supervisor -> main | one for each slot, and one for a run without a slot |
+| `Resize` | main -> supervisor | one: the next one is sent after this one was read |
+| `Filled`, `BatchFailed` | supervisor -> main | one for each slot; one for a run without a slot |
 | `Loaded`, `LoaderFailed` | supervisor -> main | one for each loader |
 | `Ended` | supervisor -> main | one for each run and each loader |
 | `NodeIs`, `Warn` | supervisor -> main | a few for each node |
-| `Found` | worker -> supervisor -> main and all other workers; main -> supervisor | one for each `Look` or `Load` |
-| `Ticket` | supervisor -> worker | what the worker has room for |
+| `Found` | worker -> supervisor -> main, workers; main -> supervisor | one per `Look` or `Load` |
+| `Ticket` | supervisor -> worker | as many as a worker may have at once |
 | `Done` | worker -> supervisor | one for each ticket |
 
-The right column is why no send ever blocks: a channel holds so many (`channel.most_messages` measures how many, and the
-number of slots follows from that).
+The right column is the reason why no send of the supervisor or of a worker blocks: a channel holds
+all these messages. `channel.most_messages` measures the capacity of a channel, and the number of
+slots follows from it.
 
-**Batch numbers.** A run is consecutive epochs of one loader. Its batches are numbered through all epochs: number
-`epoch * batches_per_epoch + k` is batch k of that epoch. A position is such a number, and nothing else. Of n generators
-(lanes), batch b is batch b // n of lane b % n. The rest of an epoch, which began elsewhere, has that epoch's last
-numbers.
+**Batch numbers.** A run is a sequence of epochs of one loader. Its batches are numbered through all
+epochs: number `epoch * batches_per_epoch + k` is batch k of that epoch. A position is such a
+number, and nothing else. With n generators (lanes), batch b is batch b // n of lane b % n. If a run
+starts within an epoch, the remaining batches have the last numbers of that epoch.
 """
 
 from __future__ import annotations
@@ -36,165 +37,172 @@ from loaderpool.worker.tickets import Ticket as Ticket
 
 
 class Load(NamedTuple):
-    """Main process -> supervisor, with files of large arrays: here is a loader, or another version of one.
+    """Main process -> supervisor: load a loader, or another version of one.
 
-    As `payload.sent.Sent` has put it. Answered by `Loaded`.
+    `payload.sent.Sent` has stored its pickle in the arena. The message carries the files of its
+    large arrays, and of its cache. The reply is `Loaded` or `LoaderFailed`.
     """
 
-    loader: int
-    offset: int  # in the arena
-    nbytes: int
+    loader: int  # number of the loader's version
+    offset: int  # start of the pickle in the arena
+    nbytes: int  # size of the pickle
 
 
 class Look(NamedTuple):
-    """Main process -> supervisor: make the first sample. Answered by `Found`."""
+    """Main process -> supervisor: make the first sample. The reply is `Found` or `LoaderFailed`."""
 
     loader: int
-    feed: int  # where in the arena the table of its stream is; 0: items are read by index
+    feed: int  # offset of the stream's table in the arena; 0: items are read by index
 
 
 class Begin(NamedTuple):
-    """Main process -> supervisor: make the batches from number `first` on, as far as there are slots."""
+    """Main process -> supervisor: start a run. Make the batches from `first` on into free slots."""
 
-    run: int
-    loader: int
-    first: int
-    stop: int  # the number after the last batch; -1: there is none
-    rest: (
-        int | tuple[int, ...]
-    )  # where the first epoch begins, as `Plan.after` has it; 0: it is whole
-    had: tuple[
-        int, ...
-    ]  # batches after `first` that are not to be made: taken out of order, or their lane is over
-    lanes_over: tuple[int, ...]
-    is_in_order: bool  # batches are taken in their order
-    feed: int  # as in `Look`
-    is_whole: bool = False  # all its batches go into one slot: it is a ticket of another machine
+    run: int  # number of the run, never used before in the pool
+    loader: int  # number of the loader's version
+    first: int  # number of the first batch
+    stop: int  # number after the last batch; -1: no limit
+    rest: int | tuple[int, ...]  # start of the first epoch, see `Plan.after`; 0: the whole epoch
+    # Batches after `first` that must not be made: they were delivered out of order, or are after
+    # the end of their lane.
+    had: tuple[int, ...]
+    lanes_over: tuple[int, ...]  # lanes that have ended
+    is_in_order: bool  # True if the consumer takes the batches in their order
+    feed: int  # offset of the stream's table in the arena, as in `Look`
+    is_whole: bool = False  # all batches go into one slot: the run is one ticket of another machine
 
 
 class Extend(NamedTuple):
-    """Main process -> supervisor: more batches are wanted, or may be made ahead; of a stream, whose items are there."""
+    """Main process -> supervisor: make or prefetch more batches.
 
-    run: int
-    stop: int  # the number after the last one
-    last_rows: int  # of that one, if it is a stream's; else 0
-
-
-class End(NamedTuple):
-    """Main process -> supervisor: the rest of this run is not wanted; or this loader, whose runs have been ended."""
-
-    number: int
-    lent: tuple[
-        int, ...
-    ] = ()  # offsets of slots with views; these come back by `Release`, and all others are free
-
-
-class Release(NamedTuple):
-    """Main process -> supervisor: the last view of this slot is gone."""
-
-    run: int
-    offset: int  # where the slot begins in the memory file; this is the slot's name
-    ticket: int  # that `Filled` named; of another one it is not meant, the slot was filled again
-
-
-class Resize(NamedTuple):
-    """Main process -> supervisor: have as many workers as `Board.size` says, maybe a newer number."""
-
-    workers: int
-
-
-class Filled(NamedTuple):
-    """Supervisor -> main process: a slot is full. It belongs to the main process until its `Release`.
-
-    With a file: the batch did not fit its slot, and is `oversize` bytes in that file.
+    For a stream, the items of these batches have arrived in the arena.
     """
 
     run: int
-    batch: int  # the first batch in the slot
-    batches: int  # consecutive ones in it
-    rows: int  # of all of them, by the plan
-    offset: int
-    slot_bytes: int
-    slots: int  # of the run
-    slots_wanted: int  # that it would have, were memory no limit
-    may_lend: int  # of these can have views without stopping the workers
-    is_last: bool  # its lane has no more batches; and not this one, if it has no rows
-    ticket: int
-    oversize: int
+    stop: int  # number after the last batch
+    last_rows: int  # rows of the last batch of a stream; 0: the number in the plan
+
+
+class End(NamedTuple):
+    """Main process -> supervisor: stop this run, or unload this loader, whose runs have ended."""
+
+    number: int  # number of the run or loader
+    # Offsets of slots with views. `Release` returns them later. All other slots of the run are
+    # free.
+    lent: tuple[int, ...] = ()
+
+
+class Release(NamedTuple):
+    """Main process -> supervisor: the last view of this slot was freed."""
+
+    run: int
+    offset: int  # start of the slot in the memory file; identifies the slot
+    ticket: int  # ticket of its `Filled`, 0 after `BatchFailed`; ignored if refilled since
+
+
+class Resize(NamedTuple):
+    """Main process -> supervisor: start or stop workers until their number is that of `Board.size`.
+
+    `Board.size` is 1 + the number of workers, and may be newer than this message.
+    """
+
+    workers: int  # number of workers at the time of the send
+
+
+class Filled(NamedTuple):
+    """Supervisor -> main process: a slot is full. The main process owns it until its `Release`.
+
+    If the batch did not fit its slot, the message carries a file with its `oversize` bytes.
+    """
+
+    run: int
+    batch: int  # number of the first batch in the slot
+    batches: int  # number of consecutive batches in the slot
+    rows: int  # rows of all these batches in the plan, including samples that were left out
+    offset: int  # start of the slot in the memory file
+    slot_bytes: int  # size of the slot
+    slots: int  # number of slots of the run
+    slots_wanted: int  # number of slots that the run would have if memory were unlimited
+    may_lend: int  # number of slots that can have views while all workers go on working
+    is_last: bool  # True if the lane ends with this batch, or before it if it has no rows
+    ticket: int  # ticket whose `Done` completed the slot
+    oversize: int  # bytes of the batch in the file; 0: the batch is in the slot
     failures: bytes  # pickled `RowFailure`s: samples that were left out or replaced
 
 
 class BatchFailed(NamedTuple):
-    """Supervisor -> main process: this batch cannot be made. Its slot comes back by `Release` like any other."""
+    """Supervisor -> main process: this batch cannot be made. `Release` returns its slot."""
 
     run: int
     batch: int
-    offset: int  # of its slot; -1: the run has no slots, and no batches at all
-    error: bytes  # a pickled `Failure` or `LostReport`; empty: there is no memory
+    offset: int  # start of its slot; -1: the run has no slots, so no batch of it can be made
+    error: bytes  # pickled `Failure` or `LostReport`; empty: not enough memory
 
 
 class Loaded(NamedTuple):
-    """Supervisor -> main process: function and source of a loader were loaded."""
+    """Supervisor -> main process: the function and the source of a loader were loaded."""
 
     loader: int
 
 
 class LoaderFailed(NamedTuple):
-    """Supervisor -> main process: no batch of this loader can be made, until the next `Look`."""
+    """Supervisor -> main process: no batch of this loader can be made until the next `Look`."""
 
     loader: int
-    error: bytes
+    error: bytes  # pickled error; see `failures.unpack`
 
 
 class Ended(NamedTuple):
-    """Supervisor -> main process: no process looks at the items of this run of a stream any more, or at this loader.
+    """Supervisor -> main process: no process uses this run of a stream, or this loader, any more.
 
     Supervisor -> workers: this run of generators has ended.
     """
 
-    number: int
+    number: int  # number of the run or loader
 
 
 class NodeIs(NamedTuple):
-    """Supervisor -> main process: what is known of a node that takes a worker's place."""
+    """Supervisor -> main process: the state of a node that takes a worker's place."""
 
-    number: int  # as of a worker
-    node: str  # its id, as Ray names it; empty: none is chosen yet
+    number: int  # number in place of a worker's
+    node: str  # Ray's ID of the node; empty: not chosen yet
     address: str
-    workers: int  # that it has; 0: it starts; -1: it is gone
+    workers: int  # number of its workers; 0: the node is starting; -1: the node is gone
 
 
 class Warn(NamedTuple):
-    """Supervisor -> main process: the user should know this."""
+    """Supervisor -> main process: warn the user."""
 
     text: str
-    are_not_forked: bool = False  # that is what it says: workers are executed
+    are_not_forked: bool = False  # True if the text says that workers are started without a fork
 
 
 class Found(NamedTuple):
-    """Worker -> supervisor: the first sample was made, and looks like this.
+    """Worker -> supervisor: the first sample was made. `content` is its pickled `Probe`.
 
-    On to main process and workers: so a batch looks like that. Main process -> supervisor: that was known before it.
+    Supervisor -> main process and workers: the form of the batches follows from the probe.
+    `content` is then a pickled pair: the `BatchForm`, and True if the user has given its spec.
+    Main process -> supervisor: the form was known before this supervisor started.
     """
 
     ticket: int
     loader: int
-    content: bytes  # a pickled `Probe`; on from the supervisor a pickled `BatchForm`, and whether the user has given it
-    seconds: float  # what the first sample took
+    content: bytes
+    seconds: float  # time to make the first sample; after the supervisor: expected time of a row
 
 
 class Done(NamedTuple):
-    """Worker -> supervisor: a ticket is done: its rows are in their slot, or they failed, or are not wanted any more.
+    """Worker -> supervisor: a ticket is done. Its rows are in the slot, failed or were abandoned.
 
-    With a file: as in `Filled`.
+    If the batch did not fit its slot, the message carries a file, as in `Filled`.
     """
 
     ticket: int
-    rows: int = 0  # by the plan: fewer than asked for if a lane ends
-    seconds: float = 0.0
-    oversize: int = 0
-    failures: bytes = b""
-    error: bytes = b""  # what the user's code raised
+    rows: int = 0  # rows in the plan; fewer than the ticket's if a lane ends
+    seconds: float = 0.0  # time that the worker spent on the ticket
+    oversize: int = 0  # bytes of the batch in the file; 0: the batch is in the slot
+    failures: bytes = b""  # pickled `RowFailure`s, as in `Filled`
+    error: bytes = b""  # pickled `Failure`: the user's code raised; empty: it did not
 
 
 Message = (
@@ -211,7 +219,8 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Return the message that these bytes are."""
+    """Return the message from its bytes."""
     code, *fields = marshal.loads(data)
-    message: Message = tuple.__new__(KINDS[code], fields)  # half the time of a call of the class
+    # `tuple.__new__` takes half the time of a call of the class.
+    message: Message = tuple.__new__(KINDS[code], fields)
     return message

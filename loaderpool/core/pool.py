@@ -1,4 +1,7 @@
-"""A pool of workers as the main process has it: a supervisor, and another one when that has died."""
+"""A pool of workers: starts the supervisor, and another one after its death.
+
+Runs in: the main process.
+"""
 
 from __future__ import annotations
 
@@ -27,83 +30,92 @@ from loaderpool.system.process import RestartLimit
 from loaderpool.transport.payload.modules import ModuleStore
 from loaderpool.transport.payload.record import LoaderSettings
 
-# A supervisor begins in a tenth of a second. Shorter: an interpreter that comes over a slow network would be suspected.
+# Time until a warning that the first supervisor has not started. Its start takes 0.1 s. Smaller:
+# false warnings if the interpreter is on a slow network. Larger: the warning comes later.
 _BEGINS_S = 60.0
-_WORKERS_END_S = 5.0  # they end in milliseconds; longer for one in an uninterruptible system call
+# Time for killed workers to end. They take milliseconds, or longer in an uninterruptible system
+# call.
+_WORKERS_END_S = 5.0
 
 SUPERVISOR = Program("loaderpool.core.supervisor")
-live: weakref.WeakSet[WorkerPool] = weakref.WeakSet()  # that are open in this process
+live: weakref.WeakSet[WorkerPool] = weakref.WeakSet()  # open pools of this process
 
 
 def close_all() -> None:
-    """Close every pool, for the interpreter ends; in one step that Ctrl-C does not break off."""
+    """Close every pool, in one step that Ctrl-C does not interrupt. Called at interpreter exit."""
     with InterruptsHeld():
         note_exit()
         for pool in list(live):
             pool.close()
 
 
-# Before the interpreter is torn down: a tf.data thread that waits in one of our calls would hang the exit for ever.
+# A tf.data thread may be waiting in a call of this package. If the pool were not closed before the
+# interpreter shuts down, that thread would block the exit forever.
 atexit.register(close_all)
 
 
 class LoaderListener(Listener, Protocol):
-    """A version of a loader, which a new supervisor has to load again.
+    """A version of a loader, as its pool uses it. A new supervisor has to load it again.
 
     Attributes:
-        settings: What a supervisor reads that does not load the payload.
-        was_loaded: A supervisor has loaded it, or an earlier version, once.
+        settings: Settings for a supervisor that does not load the payload.
+        was_loaded: True if a supervisor has loaded this version or an earlier one before.
     """
 
     settings: LoaderSettings
     was_loaded: bool
 
     def load(self, session: Session) -> None:
-        """Send it to a supervisor that has just started. Under the lock."""
+        """Send the version to a supervisor that has just started. Called under the lock."""
 
     def on_load_died(self, how: str) -> None:
-        """Fail all runs, because importing its modules ended a supervisor. Under the lock."""
+        """Fail all runs: the import of its modules crashed a supervisor. Called under the lock."""
 
     def on_close(self) -> None:
-        """Stop reading its stream: the pool is being closed."""
+        """Stop reading the stream, because the pool is being closed. Called without the lock."""
 
 
 class NodePlace(NamedTuple):
-    """Where a node of a cluster is, as the dispatcher tells it."""
+    """A node of a cluster, as the dispatcher has reported it by `NodeIs`."""
 
-    node: str  # its id, as Ray names it; empty while none is chosen
+    node: str  # Ray's ID of the node; empty: not chosen yet
     address: str
-    workers: int  # that the node has; 0 while it starts
+    workers: int  # number of its workers; 0 while the node starts
 
 
 class RunningWorker(NamedTuple):
-    """A worker that there is."""
+    """A worker or node on the board."""
 
     number: int
     pid: int
-    cell: int
-    place: NodePlace | None = None  # of a node; None: it is a process of this machine
+    cell: int  # its cell of the board
+    place: NodePlace | None = None  # the node; None: the worker is a process of this machine
 
 
 class WorkerPool:
     """A supervisor and its workers.
 
     Attributes:
-        arena: shared memory beside the slots; it outlives supervisors.
-        modules: the user's modules as its processes have first imported them.
-        places: of nodes, by number.
-        has_nodes: its workers are nodes with workers of their own.
-        workers_wanted: how many there shall be.
-        owner_pid: of the process that has it, and not of its forks.
+        arena: Shared memory beside the slots. It outlives supervisors.
+        modules: The user's modules, in the versions that the pool's processes imported first.
+        places: Nodes by number.
+        has_nodes: True if the workers are nodes, which have their own workers.
+        workers_wanted: Number of workers that there should be.
+        owner_pid: Pid of the process that made the pool. It differs in forks of that process.
 
     Args:
-        workers: at least 1.
-        restarts: deaths of workers, or of supervisors, that are made good, and within how many seconds; None: any.
-        program: is executed in the supervisor's place. It gets its channel, the arena and the slots as descriptors.
-            When its channel ends, it must end.
+        workers: Number of workers, at least 1.
+        restarts: Limit (deaths, seconds) for workers, and for supervisors: more deaths within these
+            seconds break the pool; None: no limit.
+        program: Program that is executed in the supervisor's place; None: the supervisor. It gets
+            its channel, the arena and the slots as descriptors, and must exit when its channel
+            ends.
+
+    Raises:
+        PoolBrokenError: The pool cannot be started.
     """
 
-    hands_over_files = True
+    hands_over_files = True  # False: the processes do not pass descriptors to one another
     _make_arena: Callable[[], Arena] = staticmethod(Arena.create)
     _make_modules: Callable[[], ModuleStore] = staticmethod(ModuleStore.create)
     _make_session: type[Session] = Session
@@ -119,31 +131,29 @@ class WorkerPool:
                 undo.callback(self.modules.close)
                 self.arena = self._make_arena()
                 undo.pop_all()
-        except OSError as error:  # too many open files, say
+        except OSError as error:  # for example, too many open files
             raise PoolBrokenError(f"Could not start the worker pool: {error}") from error
         self.has_nodes = program is not None
         self.places: dict[int, NodePlace] = {}
-        # Texts of what came up in other processes, for the user to be warned of in a line of his.
+        # Warnings from other processes. They are raised in a line of the user's code.
         advice = "" if self.has_nodes else capacity.openmp_advice()
         self.due_warnings: collections.deque[str] = collections.deque([advice] if advice else ())
         self._begins_by_s: float | None = (
             clock.monotonic_s() + _BEGINS_S if self.hands_over_files else None
         )
-        self.imports_anew = (
-            not self.hands_over_files
-        )  # workers are no forks, and import modules themselves
+        # True if workers are not forked, and import modules themselves.
+        self.imports_anew = not self.hands_over_files
         self.on_idle: Callable[[], None] | None = None
         self.is_closed = False
         self.supervisor_restarts = self.deliveries = 0
-        self.loaders: dict[int, LoaderListener] = {}  # by number
+        self.loaders: dict[int, LoaderListener] = {}  # open versions of loaders, by number
         self._numbers = itertools.count(1)
         self._deaths = SupervisorDeaths(restarts)
-        self._broken: Callable[[], LoaderpoolError] | None = (
-            None  # makes the error that nothing can go on
-        )
+        # Makes the error of a broken pool; None: the pool is usable.
+        self._broken: Callable[[], LoaderpoolError] | None = None
         self.owner_pid = os.getpid()
         self._around = Surroundings.of_now(self.modules)
-        self.lock = threading.RLock()  # held while anything changes
+        self.lock = threading.RLock()  # guards all state of the pool, its sessions and its runs
         self._news = threading.Condition(self.lock)
         try:
             self.session = self._start()
@@ -155,7 +165,9 @@ class WorkerPool:
 
     def _start(self) -> Session:
         workers, is_first = self.workers_wanted, not self.supervisor_restarts
-        self._resizes = self.arena.board.resizes  # `Resize` messages sent; unread ones are lost now
+        # Number of `Resize` messages that were sent. Those that the last supervisor has not read
+        # are lost.
+        self._resizes = self.arena.board.resizes
         settings = {
             "workers": workers,
             "max_restarts": self._restarts,
@@ -168,7 +180,7 @@ class WorkerPool:
         return session
 
     def running(self) -> list[RunningWorker]:
-        """Return the workers that there are: the board has them."""
+        """Return the workers or nodes that are on the board."""
         nowhere = NodePlace("", "", 0) if self.has_nodes else None
         return [
             RunningWorker(*each, self.places.get(each[0], nowhere))
@@ -176,49 +188,55 @@ class WorkerPool:
         ]
 
     def take_number(self) -> int:
-        """Return a number that no loader or run of this pool has had."""
+        """Return a new number for a loader or run. The pool never uses it again."""
         return next(self._numbers)
 
     def resize(self, workers: int) -> None:
-        """Have so many workers from now on."""
+        """Set the number of workers. Does not wait until the supervisor has changed it."""
         self.check_usable()
-        if self._program is SUPERVISOR:  # else nodes tell how many they have
+        if self._program is SUPERVISOR:  # otherwise nodes report the numbers of their workers
             self.workers_wanted = workers
         board = self.arena.board
-        with self.lock:  # or another session would take the place of this one
-            # SYNC: stored before the look; pairs with Supervisor._on_main, which counts a message
-            # before it reads the size. A message that is on its way brings this size, too: any number
-            # of calls beside a supervisor that reads nothing leaves one.
+        with self.lock:  # otherwise another session could replace this one meanwhile
+            # SYNC: the size is stored before the count is read. Pairs with Supervisor._on_main,
+            # which counts a message before it reads the size. So a message that is not read yet
+            # covers this size, too, and the channel never holds more than one.
             board.size = 1 + workers
             if board.resizes == self._resizes:
                 self._resizes += 1
                 self.session.send(Resize(workers))
 
     def catch_up(self) -> None:
-        """Take in what has arrived, without waiting."""
+        """Process the messages that have arrived, without waiting. Replace a lost supervisor.
+
+        Does nothing in a fork, or after `close`.
+        """
         session = self.session
         if os.getpid() == self.owner_pid and not self.is_closed:
             with InterruptsHeld():
                 session.catch_up()
-                with (
-                    self.lock
-                ):  # or another thread might be in the middle of taking in what has arrived
+                # Under the lock, because another thread may be processing messages.
+                with self.lock:
                     is_usable = session.is_usable
                 if not is_usable and self._broken is None:
                     self.replace(session)
 
     def replace(self, lost: Session) -> None:
-        """Have another supervisor in the place of one that is lost, unless there is one by now.
+        """Start another supervisor in place of a lost one, unless another thread has done so.
+
+        Args:
+            lost: Session of the lost supervisor.
 
         Raises:
-            PoolBrokenError: no supervisor could go on.
+            PoolBrokenError: The pool is broken: another supervisor would fail, too.
         """
         with InterruptsHeld(), self.lock:
             if self.is_closed or self.session is not lost:
                 return
             self.check_usable()
             how = lost.reap()
-            # Until killed workers are gone, or one would write to a cell that another one has.
+            # Wait until killed workers are gone. Otherwise they could write to the cells of new
+            # ones.
             pids = [worker.pid for worker in self.running() if worker.pid]
             clock.wait_until(lambda: not any(map(machine.start_time, pids)), _WORKERS_END_S)
             indices = {
@@ -229,13 +247,13 @@ class WorkerPool:
             if lost.lacks_descriptors:
                 soft, _ = machine.descriptor_limits()
                 text = (
-                    f"This process ran out of file descriptors (limit: {soft}), so a batch or error could not be "
-                    "received. Create a new loader, and close files, keep fewer batches, or raise the limit (ulimit "
-                    "-n)."
+                    f"This process ran out of file descriptors (limit: {soft}), so a batch or "
+                    "error could not be received. Create a new loader, and close files, keep fewer "
+                    "batches, or raise the limit (ulimit -n)."
                 )
                 self._broken = functools.partial(PoolBrokenError, text)
                 self.check_usable()
-            has_exited = lost.exit_code is not None and lost.exit_code >= 0  # and was not killed
+            has_exited = lost.exit_code is not None and lost.exit_code >= 0  # not by a signal
             if has_exited and not self.arena.board.begun:
                 self._broken = functools.partial(not_begun_error, f"ended before it began ({how})")
                 self.check_usable()
@@ -247,20 +265,20 @@ class WorkerPool:
             try:
                 session = self._start()
             except (LoaderpoolError, OSError, ValueError) as error:
-                if self.is_closed:  # meanwhile, and so is the arena
+                if self.is_closed:  # another thread has closed the pool, and its arena
                     return
                 how = f"{how}, and it could not be restarted: {error}"
                 self._broken = functools.partial(self._deaths.error, lost.name, how)
                 raise self._broken() from error
-            lost.lender.keep_only_lent()  # only now: where nothing goes on, runs hand out what they have
+            # Not earlier: if the pool is broken, runs still deliver the batches that they have.
+            lost.lender.keep_only_lent()
             for number, listener in [*lost.listeners.items()]:
-                if (
-                    number not in self.loaders
-                ):  # a run's, or a loader's that was closed: no process looks at it now
+                # A run or a closed loader, which no process uses any more.
+                if number not in self.loaders:
                     listener.hear(Received(Ended(number)))
             lost.listeners = {}
             self.session = session
-            if self.is_closed:  # meanwhile, and what was closed was the lost one
+            if self.is_closed:  # another thread has closed the pool, with the lost session
                 session.close()
                 return
             for loader in [*self.loaders.values()]:
@@ -271,16 +289,15 @@ class WorkerPool:
         board = self.arena.board
         importing, board.loading = self.loaders.get(board.loading), 0
         if importing is not None and not importing.was_loaded:
-            importing.on_load_died(
-                how
-            )  # the next one would die of that import, too; so it does not count
+            # The import is not repeated, so this death does not count.
+            importing.on_load_died(how)
         else:
             self._deaths.note(indices, self.deliveries)
 
     def hear(self, message: NodeIs | Warn) -> None:
-        """Take in what is said of the pool. The lock is held."""
+        """Process a message about the pool. Called by the session, with the lock held."""
         if isinstance(message, Warn):
-            # Why workers are not forked is said of the first machine on which that is so.
+            # The warning that workers are not forked is shown for the first machine only.
             if not (message.are_not_forked and self.imports_anew):
                 self.due_warnings.append(message.text)
             self.imports_anew |= message.are_not_forked
@@ -293,7 +310,11 @@ class WorkerPool:
         )
 
     def turn(self, came: bool) -> None:
-        """Done now and then by who waits, without a lock."""
+        """Do periodic work. Called by waiting threads after each wait, without a lock.
+
+        Args:
+            came: True if a message has arrived since the last call.
+        """
         checkpoint()
         self.say_warnings()
         if self.on_idle is not None and not came:
@@ -302,7 +323,10 @@ class WorkerPool:
             self._look_whether_it_began(self._begins_by_s)
 
     def _look_whether_it_began(self, by_s: float) -> None:
-        """Warn if no supervisor has begun for long: an executable that is no Python may run and do anything."""
+        """Warn if no supervisor has started in time.
+
+        An executable that is not Python may run without an end.
+        """
         if self.arena.board.begun:
             self._begins_by_s = None
         elif clock.monotonic_s() > by_s:
@@ -310,27 +334,27 @@ class WorkerPool:
             warn(str(not_begun_error(f"has not begun for {_BEGINS_S:g} s")))
 
     def say_warnings(self) -> None:
-        """Warn in the line of the user's that has led here. Not while a lock is held: it may raise.
+        """Warn in the line of the user's code that led to this call. The caller holds no lock.
 
         Raises:
-            Warning: where a filter makes an error of it.
+            Warning: A warnings filter turns the warning into an error.
         """
         while self.due_warnings:
-            with contextlib.suppress(IndexError):  # another thread has said it
+            with contextlib.suppress(IndexError):  # another thread has taken the text
                 warn(self.due_warnings.popleft())
 
     @property
     def is_foreign(self) -> bool:
-        """Whether this process is a fork of the one that has the pool."""
+        """True if this process is a fork of the one that made the pool."""
         return os.getpid() != self.owner_pid
 
     def check_owner(self) -> None:
-        """Raise in a fork."""
+        """Raise an error if this process is a fork of the one that made the pool."""
         if os.getpid() != self.owner_pid:
             raise foreign_error(self.owner_pid)
 
     def check_usable(self) -> None:
-        """Raise if no batch will ever come any more."""
+        """Raise an error if the pool is closed or broken, or belongs to another process."""
         if self.is_closed:
             raise closed_error()
         self.check_owner()
@@ -338,7 +362,10 @@ class WorkerPool:
             raise self._broken()
 
     def close(self) -> None:
-        """End supervisor and workers; wakes all who wait. Twice is fine, from any thread, in any finalizer."""
+        """Stop the supervisor and the workers, and wake all waiting threads. Idempotent.
+
+        Called from any thread, and from finalizers.
+        """
         if self.is_closed or self.is_foreign:
             return
         with InterruptsHeld():
@@ -356,31 +383,34 @@ class WorkerPool:
                     self.lock.release()
 
 
-# Supervisors in a row that may die before a consumer has taken anything. Smaller: a few kills from outside, while one
-# of them starts, end the pool. Larger: the longer a sample that takes its supervisor along is tried.
+# Supervisors that may die in a row without a delivery to a consumer. Smaller: a few kills from
+# outside during a start break the pool. Larger: a sample that kills its supervisor is retried for
+# longer.
 _WITHOUT_PROGRESS = 8
 
 
 class SupervisorDeaths:
-    """Counts the deaths of a pool's supervisors; the caller holds the pool's lock.
+    """Counts the deaths of a pool's supervisors. The caller holds the pool's lock.
 
     Args:
-        max_restarts: how many are made good, and within how many seconds; None: any number.
+        max_restarts: Limit (deaths, seconds): more deaths within these seconds are too many; None:
+            no limit.
     """
 
     def __init__(self, max_restarts: tuple[int, float] | None) -> None:
         self._limit, self._max_restarts = RestartLimit(max_restarts), max_restarts
-        self._without_progress = 0  # since a consumer took anything
-        self._deliveries = 0  # that consumers had taken at the latest one
-        self._indices: tuple[int, ...] = ()  # at which the workers were at the latest one
+        self._without_progress = 0  # deaths since the latest delivery to a consumer
+        self._deliveries = 0  # deliveries to consumers until the latest death
+        # Source indices of the samples in work at the latest death.
+        self._indices: tuple[int, ...] = ()
 
     def note(self, indices: Iterable[int], deliveries: int) -> None:
-        """A supervisor died.
+        """Count the death of a supervisor.
 
         Args:
-            indices: source indices of the samples that its workers were at.
-            deliveries: how many consumers have taken so far: if more than at the latest death, then whatever ended
-                supervisors before, it was not for good.
+            indices: Source indices of the samples that its workers had in work.
+            deliveries: Number of deliveries to consumers so far. If it has grown since the latest
+                death, the earlier deaths did not stop the training for good.
         """
         self._limit.note(clock.monotonic_ns())
         self._without_progress = self._without_progress + 1 if deliveries == self._deliveries else 1
@@ -389,24 +419,30 @@ class SupervisorDeaths:
 
     @property
     def are_too_many(self) -> bool:
-        """Whether so many supervisors died that another one would likely die, too."""
+        """True if so many supervisors have died that the next one would probably die, too."""
         is_stuck = self._without_progress > _WITHOUT_PROGRESS
         return self._limit.is_exceeded or (self._max_restarts is not None and is_stuck)
 
     def error(self, name: str, how: str) -> PoolBrokenError:
-        """Return what is raised where the latest one is not replaced."""
+        """Return the error for a supervisor that is not replaced.
+
+        Args:
+            name: Name of the supervisor in messages.
+            how: Phrase for its end.
+        """
         advice = " If the machine ran out of memory, lower Limits.memory or the number of workers."
         if self._limit.is_exceeded and self._max_restarts is not None:
             most, seconds = self._max_restarts
             advice = (
-                f" Crashes within {seconds:g} s: {self._limit.count}, but restarts=({most}, {seconds:g}) allows {most}."
-                f"{advice}"
+                f" Crashes within {seconds:g} s: {self._limit.count}, but "
+                f"restarts=({most}, {seconds:g}) allows {most}.{advice}"
             )
         if self._without_progress > _WITHOUT_PROGRESS and self._indices:
             at_work = ", ".join(map(item_name, self._indices)).replace(", source index", ",")
             advice = (
-                f" It was crash {self._without_progress} in a row without a batch in between. Its workers were at "
-                f"{at_work} or shortly after. Check whether your function ends other processes, as os.killpg does."
+                f" It was crash {self._without_progress} in a row without a batch in between. Its "
+                f"workers were at {at_work} or shortly after. Check whether your function ends "
+                "other processes, as os.killpg does."
             )
         return PoolBrokenError(
             f"{name[0].upper()}{name[1:]} crashed ({how}), and its workers ended.{advice}"

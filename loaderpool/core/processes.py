@@ -1,8 +1,9 @@
-"""The worker processes as the supervisor has them: started, watched for stops and for slow samples, reaped.
+"""Start, watch and reap the worker processes. Runs in: the supervisor.
 
-They are forked: a worker inherits what the supervisor has loaded, drops every descriptor that is not its own, and opens
-the user's files again, so that it has a position of its own in each. Where a fork would not be clean
-(`loaded.ForkCheck`), each is an interpreter of its own, which loads payloads itself.
+Workers are forked. A worker inherits the payloads that the supervisor has loaded. It closes every
+descriptor that is not its own, and reopens the user's files, so that it has its own position in
+each. If a fork would not be clean (`loaded.ForkCheck`), each worker is a new interpreter that loads
+payloads itself.
 """
 
 from __future__ import annotations
@@ -36,49 +37,54 @@ if TYPE_CHECKING:
     import subprocess
 
 
+# Checks of a worker's sample within its timeout, and the limits of the time between two checks.
 _LOOKS_PER_TIMEOUT = 8
 _SHORTEST_LOOK_NS, _LONGEST_LOOK_NS = 10_000_000, 1_000_000_000
-# From the request for the stacks to the kill: faulthandler writes them in well under a millisecond.
+# Time from the request for a worker's stacks to its kill. faulthandler writes them in well under a
+# millisecond.
 _STACKS_NS = 100_000_000
+# The ticket is read first. If a new ticket begins meanwhile, the ticket that was read is older than
+# the sample, and `Supervisor._death_of` ignores the timeout.
 _FIELDS = Field.TICKET, Field.INDEX, Field.STARTED_NS
 
 
 class ForkedProcess:
-    """A forked process, from its first line to its exit status.
+    """A forked process, from its start to its exit status.
 
-    By `os.fork` itself: a library for it costs its import in every supervisor
+    It calls `os.fork` directly, because every supervisor would pay for the import of a library
     (docs/internals/decisions/0018-workers-are-forked-plainly.md).
 
     Args:
-        run: what it does; then it ends, and never returns to what is on the supervisor's stack.
+        run: Function that the process executes. The process exits after it, and never returns to
+            the frames of the supervisor.
 
     Raises:
-        OSError: no memory, or no more processes.
+        OSError: Not enough memory, or too many processes.
     """
 
     def __init__(self, run: Callable[[], None]) -> None:
-        machine.flush_standard_streams()  # or both would write what waits in them
+        machine.flush_standard_streams()  # otherwise both processes would write buffered output
         self._status: int | None = None
         self.pid = os.fork()
         if not self.pid:
             serve(run)
 
     def kill(self) -> None:
-        """End it, unless it is reaped: the number may be another one's by now."""
+        """Kill the process, unless it was reaped: its pid may belong to another one by now."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
     def poll(self) -> int | None:
-        """Return its exit status, minus the signal's number where one ended it; None: it runs."""
+        """Return the exit status, negative for a signal; None: the process is running."""
         return self.wait(os.WNOHANG)
 
     def wait(self, options: int = 0) -> int | None:
-        """As `poll`, once it has ended. Blocks until then."""
+        """Return the exit status. Blocks until the process has ended, unless `options` forbid."""
         if self._status is None:
             try:
                 pid, status = os.waitpid(self.pid, options)
-            except ChildProcessError:  # another caller was told how it ended, or SIGCHLD is ignored
+            except ChildProcessError:  # another caller has reaped it, or SIGCHLD is ignored
                 self._status = 0
             else:
                 self._status = os.waitstatus_to_exitcode(status) if pid else None
@@ -86,10 +92,12 @@ class ForkedProcess:
 
 
 class StackFile:
-    """A memory file into which a worker's faulthandler writes when it is asked; made before the fork.
+    """A memory file into which a worker's faulthandler writes its stacks.
+
+    The supervisor creates it before the fork. It calls `ask`, waits, then calls `read`.
 
     Args:
-        descriptor: of one that another process has made.
+        descriptor: Descriptor of a file that another process has created; None: create one.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -97,37 +105,40 @@ class StackFile:
         self._begins = 0
 
     def arm(self) -> None:
-        """Runs in: the worker. Faults of C code (SIGSEGV, SIGABRT, ...) write the stack there, too."""
+        """Let faulthandler write stacks to the file, at `ask` and at a crash of C code.
+
+        Called by the worker when it starts. Crashes are SIGSEGV, SIGABRT and the like.
+        """
         faulthandler.enable(self.descriptor, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file=self.descriptor, all_threads=True, chain=False)
 
     def ask(self, pid: int) -> None:
-        """Ask the worker for the stacks of its threads; what was written so far is of no interest."""
+        """Request the stacks of all threads of the worker. `read` skips earlier contents."""
         self._begins = os.fstat(self.descriptor).st_size
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
 
     def read(self) -> str:
-        """Return what was written since."""
+        """Return the text that was written since the last `ask`."""
         size = os.fstat(self.descriptor).st_size - self._begins
         return os.pread(self.descriptor, size, self._begins).decode(errors="replace")
 
     def close(self) -> None:
-        """Drop it."""
+        """Close the file's descriptor in this process."""
         os.close(self.descriptor)
 
 
 class Sample:
-    """What a worker is at, as far as it was watched."""
+    """The sample that a worker has in work, as `Processes.end_hung` watches it."""
 
     def __init__(self) -> None:
         self.started = self.ran_ns = self.asked_ns = self.ticket = self.looked_ns = 0
-        self.index: int | None = None  # of the sample, once the worker is killed for it
+        self.index: int | None = None  # source index, set when the worker is killed for its timeout
         self.stacks_text = ""
 
 
 class WorkerProcess:
-    """A worker: its process, the supervisor's end of its channel, and what its threads were at."""
+    """A worker: its process, the supervisor's end of its channel, and its watched sample."""
 
     def __init__(
         self, number: int, process: Any, cell: int, channel: Channel, stacks: StackFile
@@ -136,21 +147,20 @@ class WorkerProcess:
         self.kill: Callable[[], None] = process.kill
         self.channel, self.stacks = channel, stacks
         self.sample = Sample()
-        self.stop_watch, self.was_stopped = (
-            StopWatch(),
-            False,
-        )  # it was ended as it was stopped (SIGSTOP) for long
+        # `was_stopped` is True if the worker was killed because it was stopped (SIGSTOP) for long.
+        self.stop_watch, self.was_stopped = StopWatch(), False
         self.pidfd: int | None = None
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is now, by a SIGSTOP. As a parent sees it: that costs a twentieth of a look into /proc."""
+        """True if the process is stopped by SIGSTOP now.
+
+        By `waitid`, which the parent can call, and which takes a twentieth of a read from /proc.
+        """
         try:
             found = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        except (
-            AttributeError,
-            ChildProcessError,
-        ):  # other systems have no such call; or it was reaped
+        # Some systems have no such call. Or the process was reaped.
+        except (AttributeError, ChildProcessError):
             return False
         return found is not None
 
@@ -159,12 +169,12 @@ class Processes:
     """All workers of a supervisor.
 
     Args:
-        arena: with the board.
-        slots: where workers write.
-        payloads: what workers inherit, or load.
-        forms: by loader.
-        start: the supervisor's own settings.
-        private: descriptors of the supervisor that are not the workers'.
+        arena: Arena with the board.
+        slots: Memory file that workers write into.
+        payloads: Payloads that workers inherit or load.
+        forms: Pickled form of the batches, by loader (`Found.content`).
+        start: Settings of the supervisor.
+        private: Returns the descriptors of the supervisor that workers must close.
     """
 
     def __init__(
@@ -185,20 +195,20 @@ class Processes:
         )
         self._settings = start
         self.by_number: dict[int, WorkerProcess] = {}
-        self.has_lanes = False  # there is, or was, a loader of generators
-        self.without_pidfd: list[WorkerProcess] = []  # their end is found only by a look
-        self._cells = list(range(MAX_WORKERS - 1, -1, -1))  # that are free
+        self.has_lanes = False  # True if a loader of generators was ever loaded
+        self.without_pidfd: list[WorkerProcess] = []  # workers whose end must be polled
+        self._cells = list(range(MAX_WORKERS - 1, -1, -1))  # free cells of the board
         self._pid = os.getpid()
 
     def start(self, number: int, files: Sequence[OpenFile] | None) -> WorkerProcess:
         """Start a worker, by fork or by exec.
 
         Args:
-            number: its number.
-            files: those that a fork opens again. None: start it by exec.
+            number: Number of the worker.
+            files: Files of the user that the fork reopens. None: start it by exec.
 
         Raises:
-            OSError: no memory, no more processes, no descriptors, or no interpreter any more.
+            OSError: Not enough memory, processes or descriptors, or the interpreter is gone.
         """
         if not self._cells:
             raise OSError(errno.EAGAIN, "too many workers have not ended yet")
@@ -235,16 +245,18 @@ class Processes:
         worker = WorkerProcess(number, started, cell, Channel(ours), stacks)
         try:
             worker.pidfd = machine.open_pidfd(worker.pid)
-        except (
-            OSError
-        ):  # none left: its end is found by a look, as on machines that have no such thing
+        # No descriptor is left. The worker's end is polled, as on systems without pidfds.
+        except OSError:
             worker.pidfd = None
         if worker.pidfd is None:
             self.without_pidfd.append(worker)
         return worker
 
     def bury(self, worker: WorkerProcess) -> int:
-        """Reap a worker that has ended, and return its exit code; its cell is the caller's until `free`."""
+        """Reap a worker that has ended, and return its exit code. Pairs with `free`.
+
+        The caller may read the worker's cell and stacks until it calls `free`.
+        """
         del self.by_number[worker.number]
         if worker in self.without_pidfd:
             self.without_pidfd.remove(worker)
@@ -255,14 +267,14 @@ class Processes:
         return code or 0
 
     def free(self, worker: WorkerProcess) -> None:
-        """Its cell and its stacks are not looked at any more."""
+        """Release the cell and the stacks of a reaped worker. Pairs with `bury`."""
         worker.stacks.close()
         board = self._arena.board
         board.numbers[board.base(worker.cell) + Field.NUMBER] = 0
         self._cells.append(worker.cell)
 
     def end_stopped(self) -> None:
-        """End those that were stopped for too long; their death is told as any other."""
+        """Kill workers that were stopped (SIGSTOP) for too long. Called at each tick."""
         for worker in self.by_number.values():
             if not worker.is_stopped:
                 worker.stop_watch.runs()
@@ -271,23 +283,26 @@ class Processes:
                 worker.kill()
 
     def end_hung(self, watched: Sequence[tuple[WorkerProcess, int]]) -> None:
-        """End those whose sample runs past its timeout, which is given in nanoseconds; to be called every `look_ns`.
+        """Kill workers whose sample has run longer than its timeout. Called every `look_ns`.
 
-        A worker notes on the board which sample it is at and since when. The time a sample has run is summed up over
-        looks, and a gap between looks (Ctrl-Z, a suspended machine, a supervisor that was kept waiting) counts as no
-        more than two of them, so that only a worker that really ran, or really slept, for so long is called hung.
+        A worker stores its sample and the start time on the board. The run time of a sample is
+        summed over the calls. A gap between two calls counts as at most two intervals. Such gaps
+        are Ctrl-Z, a suspended machine, or a supervisor that had to wait. So only a worker that
+        itself ran or slept for that long is killed.
 
-            runs ──past the limit──▶ asked (SIGUSR1: faulthandler writes all stacks, also out of C code) ──▶ killed
-              ▲────────────── it went on to the next sample after all ─────────────┘
+            runs ──timeout──▶ asked (SIGUSR1: faulthandler writes all stacks, also in C) ──▶ killed
+              ▲───── the worker has begun its next sample ─────┘
+
+        Args:
+            watched: Workers, each with its timeout in nanoseconds.
         """
         now = clock.monotonic_ns()
         for worker, timeout_ns in watched:
-            # The ticket first: where a new one begins meanwhile, the state sees that this one is over.
             ticket, index, started = (
                 self._arena.board.read(worker.cell, field) for field in _FIELDS
             )
             sample = worker.sample
-            if sample.index is not None:  # killed, not reaped yet
+            if sample.index is not None:  # was killed, and is not reaped yet
                 continue
             elapsed, longest, sample.looked_ns = (
                 now - sample.looked_ns,
@@ -316,7 +331,7 @@ class Processes:
                 worker.kill()
 
     def end_all(self) -> None:
-        """Kill and reap them, those with generators after a moment in which they may close these."""
+        """Kill and reap all workers. Workers with generators get `GRACE_S` to close these first."""
         workers = [*self.by_number.values()]
         if self.has_lanes:
             for worker in workers:
@@ -333,8 +348,8 @@ class Processes:
     def _execute(
         self, number: int, cell: int, channel: int, stacks: int
     ) -> subprocess.Popen[bytes]:
-        """Start a worker that is no fork, and loads what it gets tickets for."""
-        from loaderpool.core import child_process  # few supervisors ever come here
+        """Start a worker without a fork. It loads the payloads of the tickets that it gets."""
+        from loaderpool.core import child_process  # imported here, because few supervisors need it
 
         start = self._settings
         settings = {name: start[name] for name in ("arena", "arena_bytes", "slots")}
@@ -353,17 +368,17 @@ class Processes:
             ),
             settings,
             [settings["arena"], settings["slots"], channel, stacks, *files],
-            is_apart=False,  # it is of the supervisor's group, and ends with it
+            is_apart=False,  # the worker is in the supervisor's group, and is killed with it
         )
 
     def _told(self, number: int, cell: int) -> dict[str, Any]:
-        """Return what a worker that is no fork is told of itself and of loaders."""
+        """Return the settings of a worker without a fork: its number and cell, and the loaders."""
         payloads, forms = self._payloads, dict(self._forms)
         loaders = {"files": payloads.files, "places": dict(payloads.places)}
         return {"number": number, "cell": cell, "forms": forms, **loaders}
 
     def private(self) -> list[int]:
-        """Return the descriptors that are the supervisor's alone, with its ends of all workers."""
+        """Return all descriptors that a new worker must close, with those for the other workers."""
         found = self._private()
         for worker in self.by_number.values():
             found += [worker.channel.fileno(), worker.stacks.descriptor]
@@ -380,7 +395,7 @@ class Processes:
         stacks: StackFile,
         files: Sequence[OpenFile],
     ) -> None:
-        """Runs in: the new worker, a fork, which keeps nothing of the supervisor's."""
+        """Run the worker. Called in the fork, which first closes the supervisor's descriptors."""
         process.become("worker")
         become_worker(self._pid, private)
         open_files.reopen(files)
@@ -393,14 +408,14 @@ class Processes:
 
 
 def fault_in(stacks: str) -> str:
-    """Return what faulthandler wrote as C code ended the process; "": it did not."""
-    begins = stacks.rfind("Fatal Python error")  # what faulthandler begins with then
+    """Return the output of faulthandler at a crash of C code; "": there was no such crash."""
+    begins = stacks.rfind("Fatal Python error")  # first words of that output
     return stacks[begins:] if begins >= 0 else ""
 
 
 def _beginning_with(thread: int, stacks: str) -> str:
-    """Return the stacks of all threads, this one's first, as far as faulthandler has named it."""
-    first = f"hread 0x{thread:016x} "  # "Thread ..." or "Current thread ..."
+    """Return the stacks of all threads, with those of this thread first."""
+    first = f"hread 0x{thread:016x} "  # part of "Thread ..." and "Current thread ..."
     return "\n\n".join(
         sorted(
             stacks.strip().split("\n\n"), key=lambda stack: first not in stack.partition("\n")[0]
@@ -409,22 +424,23 @@ def _beginning_with(thread: int, stacks: str) -> str:
 
 
 def look_ns(timeout_ns: int) -> int:
-    """Return how often workers are to be looked at for a timeout."""
+    """Return the time between two checks of workers with this timeout, in nanoseconds."""
     return max(_SHORTEST_LOOK_NS, min(_LONGEST_LOOK_NS, timeout_ns // _LOOKS_PER_TIMEOUT))
 
 
-# ---- workers that are no forks
+# ---- workers without a fork
 
 
 class LatePayloads(dict[int, WorkerPayload]):
-    """Payloads by loader, each loaded when it is asked for first.
+    """Payloads by loader. Each is loaded at its first lookup.
 
-    Not at once: a loader may be unloaded while this process starts, and its place in the arena be another's. Who asks
-    has a ticket for it.
+    The process does not load payloads at its start, because a loader may be unloaded during the
+    start, and its place in the arena reused. A worker that looks up a payload has a ticket for it,
+    so the loader is still there.
 
     Args:
-        arena: where they are.
-        start: what its process is told.
+        arena: Arena with the pickled payloads.
+        start: Settings of the process.
     """
 
     def __init__(self, arena: Arena, start: Mapping[str, Any]) -> None:
@@ -445,7 +461,7 @@ class LatePayloads(dict[int, WorkerPayload]):
 
 
 def main(start: Mapping[str, Any]) -> None:
-    """Runs in: a worker that is no fork, from the first import to its end."""
+    """Run a worker without a fork, until its end. Called by the boot code of `child_process`."""
     process.become("worker", start["node"])
     become_worker(start["supervisor_pid"])
     keep(ModuleStore(start["modules"]))

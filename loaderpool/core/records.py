@@ -1,4 +1,7 @@
-"""What the supervisor knows: loaders, runs, slots, jobs, workers and deaths; and what it has others do. Pure."""
+"""Records of the supervisor's state: loaders, runs, slots, jobs, workers, deaths; and instructions.
+
+Pure: no clock, no process, no I/O.
+"""
 
 from __future__ import annotations
 
@@ -11,64 +14,64 @@ from loaderpool.plan.batches import Numbering
 from loaderpool.system.process import RestartLimit
 from loaderpool.transport.reports import GivenUp
 
-MOST_TICKETS = 2  # of a worker: one that it makes, one that waits in its channel
-_TOGETHER = (
-    3  # a ticket is given up at so many times the deaths of one sample: together its samples kill
-)
-_IDLE = 5  # beside the number of workers: so many may die running before they have begun anything
+MOST_TICKETS = 2  # tickets of a worker: one in work, one waiting in its channel
+# A ticket whose deaths were at changing samples is given up after this times `most_deaths`.
+_TOGETHER = 3
+# Workers that may die in a row before they have begun anything: this plus the number of workers.
+_IDLE = 5
 
 
 class Layout(NamedTuple):
     """The layout of a loader's slots."""
 
-    slot_bytes: int
-    max_chunk: int  # batches that fit a slot
-    splits: bool  # whether several workers may make rows of one batch
-    limit_bytes: int = 1 << 62  # of all slots of a run
-    room: int = MOST_TICKETS  # tickets that a worker may have: more, where it has threads
+    slot_bytes: int  # size of a slot
+    max_chunk: int  # number of batches that fit a slot
+    splits: bool  # True if several workers may make rows of one batch
+    limit_bytes: int = 1 << 62  # limit of all slots of the loader's runs together
+    room: int = MOST_TICKETS  # tickets that a worker may have; larger for workers with threads
 
 
 class ToMain(NamedTuple):
     """Send a message to the main process."""
 
     message: Message
-    file: Any = None  # that goes with it
+    file: Any = None  # descriptor to send with the message, then to close
 
 
 class ToWorker(NamedTuple):
-    """Send a message to a worker; nothing happens if it is gone."""
+    """Send a message to a worker. Do nothing if the worker is gone."""
 
     worker: int
     message: Message
 
 
 class Start(NamedTuple):
-    """Start a worker with this number, which no other one has had; answered by `not_started` if that fails."""
+    """Start a worker with this new number. If that fails, `State.not_started` is called."""
 
     worker: int
 
 
 class Stop(NamedTuple):
-    """Let a worker exit, which has nothing to do; nothing happens if it is gone."""
+    """Stop a worker that has no tickets. Do nothing if the worker is gone."""
 
     worker: int
 
 
 class Abandon(NamedTuple):
-    """Let workers see on the board that this run has ended."""
+    """Mark this run as ended on the board, where workers check it before each sample."""
 
     run: int
 
 
 class ReturnPages(NamedTuple):
-    """Give a part of the memory file back to the machine."""
+    """Return the pages of a part of the memory file to the operating system."""
 
     offset: int
     nbytes: int
 
 
 class DropFile(NamedTuple):
-    """Close a file that came with an answer: the batch in it is not wanted."""
+    """Close a file that came with a `Done`, because its batch is not needed."""
 
     file: Any
 
@@ -78,64 +81,57 @@ Instruction = ToMain | ToWorker | Start | Stop | Abandon | ReturnPages | DropFil
 
 @dataclasses.dataclass
 class LoaderRecord:
-    """A loader that was loaded."""
+    """A version of a loader that was loaded."""
 
     number: int
     plan: Numbering
-    of: int  # the number of the first version: all share the limit of memory
-    leaves_out: bool  # samples that end a worker; else a batch with one is an error
-    most_deaths: int  # a ticket over which more workers die is given up
-    layout: Layout | None = None
-    keeper: int | None = None  # the worker that has the first sample
-    row_s: float = 0.0  # a moving mean
-    rows_measured: int = 0
-    left_out: list[tuple[int, int, float, int]] = dataclasses.field(
-        default_factory=list
-    )  # epoch, and as in a ticket
-    failure: bytes | None = None
+    of: int  # number of the loader's first version; all versions share one limit of memory
+    leaves_out: bool  # True: leave out samples that end a worker; False: they fail their batch
+    most_deaths: int  # deaths of workers at one sample after which it is given up
+    layout: Layout | None = None  # None until the first sample was made
+    keeper: int | None = None  # number of the worker that still has the first sample
+    row_s: float = 0.0  # moving mean of the seconds for a row
+    rows_measured: int = 0  # rows in `row_s`
+    # Samples that are left out: epoch, then as in `Ticket.left_out`.
+    left_out: list[tuple[int, int, float, int]] = dataclasses.field(default_factory=list)
+    failure: bytes | None = None  # pickled error why no batch can be made
 
 
 @dataclasses.dataclass
 class RunRecord:
-    """Batches of a loader that are being made."""
+    """A run: consecutive batches of a loader, and the slots for them."""
 
     number: int
     loader: LoaderRecord
     plan: Numbering
-    next: int  # the next batch to be cut; of lanes: the first of the run, as each lane has its own turn
-    stop: int  # the number after the last batch
-    had: set[int]  # batches from `next` on that are not to be made
-    again: list[int] = dataclasses.field(
-        default_factory=list
-    )  # heap: batches to be made one by one, before `next`
-    free: list[int] = dataclasses.field(
-        default_factory=list
-    )  # offsets; the last one released is used first
-    making: dict[int, Filling] = dataclasses.field(
-        default_factory=dict
-    )  # by offset: workers write into them
-    filled: dict[int, int] = dataclasses.field(
-        default_factory=dict
-    )  # offset to ticket, until `Release`
-    fresh: set[int] = dataclasses.field(
-        default_factory=set
-    )  # offsets of slots that have had no batch
-    slots: int = 0  # how many it has, all of one size
-    slots_wanted: int = 0  # that it would have, were memory no limit
-    may_lend: int = 0  # the most that was ever told
+    next: int  # next batch to cut; with lanes, the first batch of the run, because lanes have turns
+    stop: int  # number after the last batch
+    had: set[int]  # batches from `next` on that must not be made
+    # Heap of batches to make again, one by one, before `next`.
+    again: list[int] = dataclasses.field(default_factory=list)
+    # Offsets of free slots. The last one released is used first.
+    free: list[int] = dataclasses.field(default_factory=list)
+    # Slots that workers write into, by offset.
+    making: dict[int, Filling] = dataclasses.field(default_factory=dict)
+    # Ticket of each slot that the main process has, by offset. `Release` removes it.
+    filled: dict[int, int] = dataclasses.field(default_factory=dict)
+    # Offsets of slots that have never had a batch.
+    fresh: set[int] = dataclasses.field(default_factory=set)
+    slots: int = 0  # number of its slots, all of one size
+    slots_wanted: int = 0  # number of slots that it would have if memory were unlimited
+    may_lend: int = 0  # largest `may_lend` that was reported to the main process
     lanes: list[Lane] = dataclasses.field(default_factory=list)
-    window: tuple[float, dict[int | None, int]] | None = (
-        None  # of lanes, until something changes: see `next_batch`
-    )
-    is_in_order: bool = True
-    feed: int = 0  # where the items of a stream are; 0: they are read by index
-    last_rows: int = 0  # of the batch before `stop`; 0: as many as by the plan
-    last_ticket: int = 0  # number of the last one that was cut
+    # Cached result of `slots._window` for the lanes; None: compute it again.
+    window: tuple[float, dict[int | None, int]] | None = None
+    is_in_order: bool = True  # True if the consumer takes the batches in their order
+    feed: int = 0  # offset of the stream's table in the arena; 0: items are read by index
+    last_rows: int = 0  # rows of the batch before `stop`; 0: the number in the plan
+    last_ticket: int = 0  # number of the last ticket that was cut
     is_ended: bool = False
-    is_whole: bool = False  # all its batches go into one slot: it is a ticket of another machine
+    is_whole: bool = False  # all batches go into one slot: the run is one ticket of another machine
 
     def total_rows(self, batch: int, count: int) -> int:
-        """Return the rows of `count` batches from this one on."""
+        """Return the number of rows of `count` batches from `batch` on."""
         rows = self.plan.total_rows(batch, count)
         return (
             rows
@@ -144,18 +140,18 @@ class RunRecord:
         )
 
     def alike(self, batch: int) -> int:
-        """Return how many batches from this one on may share a slot."""
+        """Return the number of batches from `batch` on that may share a slot."""
         is_shorter = 0 < self.last_rows < self.plan.batch_size
         return max(1, min(self.plan.alike(batch), self.stop - is_shorter - batch))
 
 
 @dataclasses.dataclass
 class Lane:
-    """A generator of a run: it only moves forward, so one worker has it."""
+    """A generator of a run. It only moves forward, so one worker has it at a time."""
 
-    turn: int  # batches that were cut
-    home: int | None = None  # the worker that was given a ticket of it last
-    batches: int | None = None  # that it has; None: not known yet
+    turn: int  # number of its batches that were cut
+    home: int | None = None  # number of the worker that got its last ticket
+    batches: int | None = None  # number of its batches; None: not known yet
 
 
 @dataclasses.dataclass(slots=True)
@@ -163,71 +159,76 @@ class Filling:
     """A slot that workers write into."""
 
     run: RunRecord
-    offset: int
-    batch: int
-    count: int
-    unanswered: int  # jobs
-    may_lend: int
-    asked: int  # rows
-    lane: Lane | None  # that the rows come from
-    rows: int = 0  # that were made
-    answer: Done | None = None  # the last one
-    file: Any = None  # that came with it
-    failure: tuple[int, bytes] | None = None  # (row, error) of the first row that failed
+    offset: int  # start of the slot in the memory file
+    batch: int  # number of the first batch in the slot
+    count: int  # number of consecutive batches in the slot
+    unanswered: int  # number of its jobs without an answer
+    may_lend: int  # number of slots that may have views, reported with `Filled`
+    asked: int  # number of rows to make
+    lane: Lane | None  # generator of the rows
+    rows: int = 0  # number of rows that were made
+    answer: Done | None = None  # last answer
+    file: Any = None  # descriptor that came with the last answer
+    failure: tuple[int, bytes] | None = None  # (start, error) of the lowest row range that failed
 
 
 @dataclasses.dataclass(slots=True)
 class Job:
-    """A ticket, its slot (None: a first sample is made), and at which samples workers died over it."""
+    """A ticket with its slot, and the deaths of workers that had it."""
 
     ticket: Ticket
     loader: LoaderRecord
-    slot: Filling | None
-    seconds: float = 0.0  # expected
+    slot: Filling | None  # None: the ticket makes a first sample
+    seconds: float = 0.0  # expected time to make it
+    # Source index of the sample at each death; -1: none.
     deaths: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def is_unwanted(self) -> bool:
-        """Whether its run has ended meanwhile."""
+        """True if its run has ended."""
         return self.slot is not None and self.slot.run.is_ended
 
     @property
     def is_alone(self) -> bool:
-        """Whether a node is to have nothing else, so that it is known what the node dies of."""
+        """True if a node must have no other job, so that its death has one possible cause."""
         return len(self.deaths) >= self.loader.most_deaths - 1
 
 
 @dataclasses.dataclass
 class WorkerRecord:
-    """A worker that was started, and is not known to be gone."""
+    """A worker, or a node, that was started and whose death is not known."""
 
     number: int
-    workers: int = 1  # that it has: a node has several, and none while it starts
-    jobs: dict[int, Job] = dataclasses.field(
-        default_factory=dict
-    )  # by ticket, in the order in which they were dealt
-    is_leaving: bool = False
-    is_paused: bool = False  # it gets no new ticket for a moment: see `core/trial.py`
+    workers: int = 1  # number of processes: several for a node, 0 while the node starts
+    # Jobs by ticket number, in the order in which the worker got them.
+    jobs: dict[int, Job] = dataclasses.field(default_factory=dict)
+    is_leaving: bool = False  # True: the worker gets no new tickets, and stops after its last one
+    is_paused: bool = False  # True: the worker gets no new tickets during a pause of `Trial`
 
 
 class Death(NamedTuple):
-    """How a worker ended, as far as the state must know."""
+    """The death of a worker."""
 
-    error: Callable[
-        [GivenUp, int, Ticket | None], bytes
-    ]  # what is said if work is given up: why, deaths, ticket
-    sample: int = -1  # source index of what it was at; -1: nothing
-    hung_s: float = 0.0  # the sample had run for so long, and was ended for it: once is enough
+    # Makes the pickled error if work is given up, from the reason, the number of deaths, and the
+    # ticket.
+    error: Callable[[GivenUp, int, Ticket | None], bytes]
+    sample: int = -1  # source index of the sample in work; -1: none
+    hung_s: float = 0.0  # seconds that a sample had run when its timeout ended it; 0.0: no timeout
     exit_code: int = 0
-    has_begun: bool = True  # it had come to serve
-    is_generator: bool = False  # a generator made that sample: nothing of it can be left out
+    has_begun: bool = True  # True if the worker had started to read tickets
+    is_generator: bool = False  # True if a generator made the sample, which cannot be left out
 
 
 class Deaths:
-    """The deaths of late: some, within some seconds, are made good; None: any number.
+    """Retry policy: counts deaths, and decides if the work of a dead worker is retried.
 
     Attributes:
-        idle: running, before anything was begun.
+        idle: Deaths in a row of workers that had begun nothing.
+
+    Args:
+        restarts: Limit (deaths, seconds): more deaths within these seconds end all work; None: no
+            limit.
+        of_nodes: True if the workers are nodes.
     """
 
     def __init__(self, restarts: tuple[int, float] | None, of_nodes: bool) -> None:
@@ -237,7 +238,17 @@ class Deaths:
     def note(
         self, now: float, death: Death, had_begun: bool, workers: int
     ) -> tuple[GivenUp | None, int]:
-        """A worker has died; return why nothing can go on (None: it can), and after how many deaths."""
+        """Count the death of a worker. Return why all work is given up, and the number of deaths.
+
+        Args:
+            now: Time in seconds.
+            death: The death.
+            had_begun: True if the worker had a ticket in work.
+            workers: Number of workers that there should be.
+
+        Returns:
+            The reason (None: go on), and the number of deaths for the error.
+        """
         self.idle = 0 if had_begun or death.has_begun else self.idle + 1
         if not death.hung_s:
             self._limit.note(int(now * 1e9))
@@ -246,9 +257,11 @@ class Deaths:
         return (GivenUp.BEFORE if self.idle > _IDLE + workers else None), self.idle
 
     def blame(self, job: Job, death: Death) -> GivenUp | None:
-        """A worker has died over this job; return why that is given up, None: it is made again.
+        """Count the death of a worker at this job. Return why the job is given up; None: retry it.
 
-        It is given up if the last two deaths were at the same sample, or if its samples took too many in all.
+        A job is given up at the first timeout. Otherwise it is given up after `most_deaths` deaths
+        if the last two were at the same sample, and after `_TOGETHER` times `most_deaths` deaths in
+        any case. The job of a node is given up after `most_deaths` deaths.
         """
         job.deaths.append(death.sample)
         deaths, most = len(job.deaths), job.loader.most_deaths
@@ -257,5 +270,6 @@ class Deaths:
         is_same = deaths >= most and job.deaths[-1] == job.deaths[-2]
         if not (death.hung_s or is_same):
             return GivenUp.TOGETHER if deaths >= _TOGETHER * most else None
-        self._limit.forget(deaths - bool(death.hung_s))  # they are explained, so they are no storm
+        # The sample explains these deaths, so they do not count as a storm.
+        self._limit.forget(deaths - bool(death.hung_s))
         return GivenUp.ALONE

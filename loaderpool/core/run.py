@@ -6,29 +6,73 @@ import functools
 import gc
 import os
 import pickle
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from loaderpool.core.delivery import Delivery, OrderedBuffer, aligned_empty, made_of
+from loaderpool.core.delivery import Delivery, DeliveryCounts, OrderedBuffer, aligned_empty, made_of
 from loaderpool.core.messages import Begin, End, Ended, Extend, Filled, Release
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, SetupError, counted
 from loaderpool.memory.arena import map_memory_file
 from loaderpool.memory.recorder import DeliveryKind
-from loaderpool.plan.batches import Numbering
-from loaderpool.plan.places import Position
+from loaderpool.plan.places import Position, first_number
 from loaderpool.system import clock, fault_points
 
 if TYPE_CHECKING:
     from loaderpool.config import LoaderConfig
     from loaderpool.core.channel import Received
-    from loaderpool.core.delivery import DeliveryCounts
+    from loaderpool.core.known_form import KnownForm
     from loaderpool.core.pool import WorkerPool
     from loaderpool.core.stream.feed import Feed
     from loaderpool.core.version import Version
-    from loaderpool.memory.layout import BatchForm
     from loaderpool.plan.batches import Plan
+
+
+class Runs:
+    """Runs of a loader. All methods are called under the pool's lock.
+
+    Attributes:
+        by_number: Runs that the present supervisor knows.
+        counts: Counts of deliveries, over all runs.
+        lent: Slots with views, per run.
+        have_started: One run was started.
+    """
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, PoolRun] = {}
+        self.counts = DeliveryCounts()
+        self.lent: list[dict[int, None]] = []
+        self.have_started = False
+        self._started: weakref.WeakSet[PoolRun] = weakref.WeakSet()
+
+    def note_start(self, run: PoolRun) -> None:
+        """Note a run that may be restarted under other numbers after its supervisor's death."""
+        self._started.add(run)
+        self.have_started = True
+
+    @property
+    def active(self) -> int:
+        """Number of runs whose consumers still take batches."""
+        return sum(not run.is_over for run in self.by_number.values())
+
+    @property
+    def versions(self) -> set[Version]:
+        """Versions of the loader that a run uses, or will use when it is restarted."""
+        known = {run.version for run in self.by_number.values()}
+        return known | {run.version for run in self._started if not run.is_over}
+
+    @property
+    def feeds(self) -> set[int]:
+        """Ids of the feeds whose items a worker may still read."""
+        return {id(run.feed) for run in self.by_number.values()}
+
+    @property
+    def slots_lent(self) -> int:
+        """Number of slots with views."""
+        self.lent = [each for each in self.lent if each]
+        return sum(map(len, self.lent))
 
 
 class RunOwner(Protocol):
@@ -36,26 +80,16 @@ class RunOwner(Protocol):
 
     plan: Plan
     config: LoaderConfig
-    counts: DeliveryCounts
-    known_form: BatchForm | None  # None until the first sample has been made
-    lent: list[dict[int, None]]  # slots with views, per run
+    runs: Runs
+    known: KnownForm
     is_closed: bool
 
     @property
     def version(self) -> Version:
         """Present version of the loader."""
 
-    def add_run(self, number: int, run: PoolRun) -> None:
-        """Note that the supervisor knows the run by this number. `on_run_ended` and `drop_run` pair with it."""
-
     def on_run_ended(self, number: int) -> None:
         """Release what a run holds: no worker reads it any more."""
-
-    def drop_run(self, number: int) -> None:
-        """Note that the supervisor that knew a run by this number is lost."""
-
-    def active_runs(self) -> int:
-        """Return the number of runs whose consumers still take batches."""
 
     def check(self, version: Version) -> None:
         """Raise if no batch can be made of this version of the loader.
@@ -77,8 +111,8 @@ class PoolRun:
         engine: of the loader.
         version: whose function and objects make the batches.
         pool: whose workers make them.
-        place: where it begins; its batches are counted from there on.
-        limit: batches before this one are wanted, or may be made ahead.
+        place: where it begins.
+        limit: batches before this number are wanted, or may be made ahead.
         feed: where items come from, if the source is a stream.
     """
 
@@ -100,13 +134,14 @@ class PoolRun:
         self._pool = pool
         self._plan = engine.plan.after(place.start)
         plan = self._plan
-        self.first_epoch, self.limit = place.epoch, limit
+        self._epoch, self.limit = place.epoch, limit
         self.feed = feed
         self.is_over = False
         self._is_torn = False  # an interrupt fell where batches are taken: it begins again
         self.lent: dict[int, None] = {}
-        self._base = Numbering(engine.plan, place.epoch, place.start).first
-        self.buffer = OrderedBuffer()
+        self._first = first = first_number(engine.plan, place)
+        self._per_epoch = engine.plan.batches_per_epoch
+        self.buffer = OrderedBuffer(first)
         if plan.lanes or not engine.config.deterministic:
             from loaderpool.core.buffers import (
                 LaneBuffer,
@@ -114,9 +149,13 @@ class PoolRun:
             )  # which few loaders need
 
             if plan.lanes:
-                self.buffer = LaneBuffer(plan.lanes, engine.config.deterministic, place.lanes)
+                self.buffer = LaneBuffer(
+                    first, plan.lanes, engine.config.deterministic, place.lanes
+                )
             else:
-                self.buffer = UnorderedBuffer(0, plan.batches_per_epoch, place.taken)
+                self.buffer = UnorderedBuffer(
+                    first, self._per_epoch, {first + each for each in place.taken}
+                )
         self._can_end = feed is not None or plan.lanes > 0  # before its last batch
         self.number = 0
         self._failure: bytes | None = None  # of the whole run; empty: it has no slot
@@ -200,7 +239,7 @@ class PoolRun:
         """Whether all batches were taken that the stream has, or the generators have."""
         feed = self.feed
         if feed is not None:
-            return feed.end is not None and self.buffer.taken >= feed.end
+            return feed.end is not None and self.buffer.taken >= self._first + feed.end
         return self.buffer.is_over
 
     @property
@@ -236,10 +275,10 @@ class PoolRun:
             self._hear_other(message, received.descriptors)
             return
         count = message.batches
-        arrived = Delivery(message.batch - self._base, count, message.rows // count, message.offset)
+        arrived = Delivery(message.batch, count, message.rows // count, message.offset)
         arrived.ticket = message.ticket
         arrived.slot_bytes, arrived.may_lend = message.slot_bytes, message.may_lend
-        counts = self._engine.counts
+        counts = self._engine.runs.counts
         counts.slots, counts.slot_bytes, counts.slots_wanted = (
             message.slots,
             message.slot_bytes,
@@ -278,7 +317,7 @@ class PoolRun:
         elif message.offset < 0:
             self._failure = message.error
         else:
-            failed = Delivery(message.batch - self._base, 1, 0, message.offset)
+            failed = Delivery(message.batch, 1, 0, message.offset)
             failed.make_error = functools.partial(made_of, message.error)
             if not self.buffer.put(failed):
                 self._release(failed)
@@ -288,9 +327,7 @@ class PoolRun:
         assert arrived.slot is not None
         self._session.send(Release(self.number, arrived.slot, arrived.ticket))
         if self.feed is not None:
-            self.feed.take(
-                range(arrived.first, arrived.first + arrived.count), self.buffer.done_before
-            )
+            self._note_taken(arrived.first, arrived.count)
 
     # ---- the pool's lock is held
 
@@ -317,19 +354,19 @@ class PoolRun:
         )  # first: what is still said of its last number is not meant
         self._session.catch_up()  # what was said of a run that has ended is taken in before its slots are said again
         self.lent = {}
-        self._engine.lent.append(self.lent)
+        self._engine.runs.lent.append(self.lent)
         self._session.listeners[self.number] = self
-        self._engine.add_run(self.number, self)
+        self._engine.runs.by_number[self.number] = self
         first, rest, in_order = (
-            buffer.begin_at + self._base,
+            buffer.begin_at,
             self._plan.start,
             self._engine.config.deterministic,
         )
-        (had, over), stop, feed = map(tuple, buffer.had(self._base)), self._stop, 0
+        (had, over), stop, feed = map(tuple, buffer.had()), self._stop, 0
         if (
             self.feed is not None
         ):  # of a stream all are made again: items are let go of as their batches come
-            had, over, stop, feed = (), (), self._base, self.feed.offset
+            had, over, stop, feed = (), (), self._first, self.feed.offset
         self._session.send(
             Begin(self.number, self.version.number, first, stop, rest, had, over, in_order, feed)
         )
@@ -342,18 +379,18 @@ class PoolRun:
     def fed(self, feed: Feed) -> None:
         """More of the stream's batches may be made."""
         if feed.made:
-            self._session.send(Extend(self.number, self._base + feed.made, feed.latest_rows))
+            self._session.send(Extend(self.number, self._first + feed.made, feed.latest_rows))
 
     @property
     def _stop(self) -> int:
         """The number after the last batch that may be made; of generators, -1: there is none."""
-        return -1 if self._plan.lanes else self.limit + self._base
+        return -1 if self._plan.lanes else self.limit
 
     def _begin_again(self) -> None:
         if self._session is self._pool.session:
             self._end()
         else:
-            self._engine.drop_run(self.number)
+            self._engine.runs.by_number.pop(self.number, None)
         self.buffer = self.buffer.rest()
         self.begin()
 
@@ -375,26 +412,32 @@ class PoolRun:
         assert self._failure is not None
         if self._failure:
             return made_of(self._failure)
-        active = self._engine.active_runs() - 1
+        active = self._engine.runs.active - 1
         return MemoryLimitError(
             f"{counted(active, 'iterator')} of this loader {'is' if active == 1 else 'are'} active, and there is no "
             "batch buffer for another one. "
             "Close some of them, or set a larger Limits.memory."
         )
 
+    def _note_taken(self, first: int, count: int) -> None:
+        """Note that the consumer has the items of these batches, which the feed counts from its own first on."""
+        assert self.feed is not None
+        first -= self._first
+        self.feed.take(range(first, first + count), self.buffer.done_before - self._first)
+
     def _deliver(self, delivery: Delivery) -> None:
         """Have what is in front of the buffer be handed out, in its slot or in a copy."""
         engine, offset, stored = self._engine, delivery.slot, delivery.stored or delivery.count
-        form = engine.known_form
+        form = engine.known.form
         assert form is not None and offset is not None
         self.buffer.drop_front()
         self._pool.deliveries += 1
         if self.feed is not None:
-            engine.counts.largest_chunk = max(engine.counts.largest_chunk, stored)
-            self.feed.take(range(delivery.first, delivery.first + stored), self.buffer.done_before)
+            engine.runs.counts.largest_chunk = max(engine.runs.counts.largest_chunk, stored)
+            self._note_taken(delivery.first, stored)
         if fault_points.directory is not None:  # each batch passes here
             fault_points.reach("trainer.delivering")
-        way, counts = DeliveryKind.LENT, engine.counts
+        way, counts = DeliveryKind.LENT, engine.runs.counts
         if delivery.oversize is not None:
             delivery.anchor = np.ndarray(
                 (delivery.oversize[1],), np.uint8, buffer=delivery.oversize[0]
@@ -421,5 +464,7 @@ class PoolRun:
             counts.copied += stored
             counts.copied_ns += clock.monotonic_ns() - begun_ns
         delivery.form = form
-        epoch, batch = divmod(delivery.first, self._plan.batches_per_epoch)
-        delivery.origin = self.number, self.first_epoch + epoch, batch, stored, way
+        epoch, batch = divmod(delivery.first, self._per_epoch)
+        if epoch == self._epoch:  # as tickets count, from where the epoch was resumed
+            batch = delivery.first - self._first
+        delivery.origin = self.number, epoch, batch, stored, way

@@ -1,6 +1,7 @@
-"""Which run has which slots, and what is made in each: some tiny batches, one, or some rows of a slow one. Pure.
+"""Slots of each run, and the tickets for them. Pure; part of the supervisor's state.
 
-Part of the supervisor's state.
+A slot holds several tiny batches, or one batch. Several workers can make a slow batch: each ticket
+is then a range of its rows.
 """
 
 from __future__ import annotations
@@ -12,50 +13,68 @@ from loaderpool.core.messages import BatchFailed, Ticket
 from loaderpool.core.records import Filling, Instruction, Job, ReturnPages, RunRecord, ToMain
 from loaderpool.memory.arena import Extent, ExtentMap
 
-_FEW_BYTES = 64 << 20  # a run has 32 slots if they take less than this,
-_MANY_BATCHES_BYTES = (
-    8 << 20
-)  # ... or this, if each holds very many batches: to take their pages takes time, too
+# A run has at least 32 slots if they take less than this in all.
+_FEW_BYTES = 64 << 20
+# The same limit if a slot holds more than `_MANY_BATCHES` batches, because the first use of the
+# pages takes time, too.
+_MANY_BATCHES_BYTES = 8 << 20
 _MANY_BATCHES = 64
-_AT_CONSUMER = (
-    8  # what `tf.data` has under prefetch(2), which is five or six, and some that are ready
-)
-_CHUNK_S = 0.008  # batches that take less share a ticket. Less: messages cost as much as work. More: late first batches
-_NODE_CHUNK_S = 0.064  # the same for nodes: each ticket is a call to another machine
-_RANGE_S = 0.1  # a batch that takes longer is cut into ranges of rows. Less: more messages than balance is worth
-_FASTER = 4  # a ticket has at most so many times the batches of what was measured: first times are no rule
-# Of all slots these are for runs that begin later, as is a quarter of the memory. Less: a run beside others has few, or
-# none and an error. More: hundreds of workers have less than two each.
+# Slots for the consumer: five or six batches that `tf.data` holds with prefetch(2), and a few that
+# are ready.
+_AT_CONSUMER = 8
+# Batches share a ticket up to this expected time. Smaller: messages cost as much as the work.
+# Larger: the first batches arrive late.
+_CHUNK_S = 0.008
+_NODE_CHUNK_S = 0.064  # the same for nodes, where each ticket is a call to another machine
+# A batch that takes longer than this is cut into ranges of rows. Smaller: the extra messages cost
+# more than the better balance saves.
+_RANGE_S = 0.1
+# A ticket has at most this times the number of batches that were measured, because the first times
+# are not typical.
+_FASTER = 4
+# Slots that are reserved for runs that start later, as is a quarter of the memory. Smaller: a run
+# beside others has few slots, or none and an error. Larger: with hundreds of workers, each has
+# fewer than two slots.
 _FOR_OTHERS = 32
-_LEAST_AT_END = 4  # tickets before an epoch's end have so many batches at least, if they are tiny
+_LEAST_AT_END = 4  # least number of tiny batches in a ticket near the end of an epoch
 
 
 def slots_of(slot_bytes: int, most: int, workers: int, room: int) -> int:
-    """Return how many slots of `slot_bytes` a run should have, where each of the workers may have `room` tickets.
+    """Return the number of slots that a run should have.
 
-    Each worker fills some while the next ones wait for it, and the consumer has views of others. Small slots are more,
-    so that one slow sample does not stop all workers.
+    Each worker fills one slot while its next tickets wait, and the consumer has views of others. If
+    slots are small, there are more of them, so that one slow sample does not stop all workers.
+
+    Args:
+        slot_bytes: Size of a slot.
+        most: Number of batches that fit a slot.
+        workers: Number of workers.
+        room: Number of tickets that a worker may have.
     """
     few = _MANY_BATCHES_BYTES if most > _MANY_BATCHES else _FEW_BYTES
     return max(room * workers + _AT_CONSUMER, min(max(32, 4 * workers), few // slot_bytes))
 
 
 def lendable(slots: int, workers: int) -> int:
-    """Return how many of a run's slots may have views, so that each worker and the next batch still have one."""
+    """Return the number of a run's slots that may have views.
+
+    The rest is one slot for each worker and one for the next batch, or half of the slots if that is
+    fewer.
+    """
     return max(slots - min(workers + 1, (slots + 1) // 2), 0)
 
 
 def _most_of(slots: int) -> int:
-    """Return what one run may have of these: a quarter is for runs that begin later, or one."""
+    """Return the most slots for one run. Later runs get a quarter, and at least one of three."""
     return slots - max(slots // 4, int(slots > 2))
 
 
 class Slots:
-    """The slots of all runs, `most` of them at most. A run that can have no slot is taken out of `runs`.
+    """The slots of all runs, at most `most`. A run that cannot have a slot is removed from `runs`.
 
     Attributes:
-        free_bytes: that the machine has; looked at when slots are given.
-        kept_bytes: that ended runs have left in the file, for those that come.
+        free_bytes: Free memory of the machine, as the supervisor has measured it last.
+        kept_bytes: Bytes of pages that ended runs have left in the file for later runs.
     """
 
     def __init__(
@@ -69,19 +88,17 @@ class Slots:
         self._memory, self.most, self.runs, self._say = memory, most, runs, say
 
     def give(self, run: RunRecord, workers: int) -> None:
-        """Give a run as many slots as it should have for so many workers, if that is no more than its share.
+        """Give a run the slots that it should have for this number of workers, up to its share.
 
-        The third run of a loader gets a third of what is left, as the others cannot be asked for theirs. When one ends,
-        those that had less get more. One that gets none waits for an ended run whose slots are still written to, or is
-        told of an error.
+        The third run of a loader gets a third of the remaining memory, because other runs never
+        return slots before their end. After a run has ended, runs with too few slots get more. If a
+        run has no slot, it waits for an ended run whose slots are still written to. If there is
+        none, the main process gets `BatchFailed`.
         """
         layout = run.loader.layout
         if layout is None or run.is_ended:
             return
-        size, has_some = (
-            layout.slot_bytes,
-            run.slots > 0,
-        )  # the last slot of all is for a run that has none
+        size, has_some = layout.slot_bytes, run.slots > 0
         run.slots_wanted = slots_of(size, layout.max_chunk, workers, layout.room)
         of_loader = [
             each.slots
@@ -95,6 +112,7 @@ class Slots:
         share = min(
             1 if run.is_whole else run.slots_wanted, max(_most_of(limit) // len(of_loader), 1)
         )
+        # The last slot of all is for a run that has none, so `has_some` is subtracted.
         by_memory = min(limit - sum(of_loader), _most_of(nbytes // size)) - has_some
         by_number = self.most - sum(each.slots for each in self.runs.values()) - has_some
         by_number -= min(by_number // 2, _FOR_OTHERS)
@@ -113,9 +131,11 @@ class Slots:
             self._say(ToMain(BatchFailed(run.number, run.next, -1, b"")))
 
     def give_back(self, run: RunRecord, returns_pages: bool) -> None:
-        """Give back the slots of a run that has ended, which have neither a writer nor views.
+        """Release the free slots of an ended run, which have neither a writer nor views.
 
-        Their pages, too, if the loader has no next run that would have them.
+        Args:
+            run: The ended run.
+            returns_pages: Return the pages to the system, too, because the loader was closed.
         """
         for offset in run.free:
             assert run.loader.layout is not None
@@ -130,21 +150,21 @@ class Slots:
         run.fresh.clear()
 
     def return_kept(self) -> None:
-        """Give back the pages of all free parts of the memory file."""
+        """Return the pages of all free parts of the memory file to the system."""
         self.kept_bytes = 0
         for hole in self._memory.holes():
             self._say(ReturnPages(*hole))
 
 
 class Cutter:
-    """Cuts tickets, for nodes larger ones."""
+    """Cuts tickets. Tickets for nodes are larger."""
 
     def __init__(self, tickets: Iterator[int], of_nodes: bool) -> None:
         self._tickets, self._of_nodes = tickets, of_nodes
         self._chunk_s = _NODE_CHUNK_S if of_nodes else _CHUNK_S
 
     def cut(self, run: RunRecord, batch: int, workers: int) -> list[Job]:
-        """Return the tickets of a run's next batches, from this one on, for one of its free slots."""
+        """Take a free slot of a run, and return the jobs that fill it, from this batch on."""
         loader, plan, layout, offset, lane = (
             run.loader,
             run.plan,
@@ -167,7 +187,9 @@ class Cutter:
         elif batch == run.next:
             count = self._batches_in_ticket(run, of_epoch, batch_s, workers)
             run.next += count
-        else:  # of `again`: later batches may fill all other slots, so this one must come back even while it has views
+        else:
+            # A batch of `again`. Later batches may fill all other slots, so the consumer must copy
+            # this one and return its slot.
             may_lend = 0
         run.may_lend = max(run.may_lend, may_lend)
         rows = run.total_rows(batch, count)
@@ -210,7 +232,8 @@ class Cutter:
         if batch_s > self._chunk_s / 2 or not loader.rows_measured or loader.layout is None:
             return 1
         left = run.alike(run.next)
-        # Towards the end of an epoch all workers have something to do, and its first batches come soon.
+        # `share` lets all workers have work near the end of an epoch, and the first batches arrive
+        # soon.
         share = min(left, max(-(-left // (2 * workers)), _LEAST_AT_END), max(of_epoch, 1))
         measured = _FASTER * max(loader.rows_measured // plan.batch_size, 1)
         in_time = int(self._chunk_s / batch_s) if batch_s else 1 << 30
@@ -221,7 +244,7 @@ class Cutter:
 
 
 def next_batch(run: RunRecord, worker: int) -> int | None:
-    """Return the batch of a run that a worker may make next; None: there is none."""
+    """Return the batch of a run that a worker may make next; None: there is none now."""
     if run.again:
         return heapq.heappop(run.again)
     if not run.lanes:
@@ -236,9 +259,10 @@ def next_batch(run: RunRecord, worker: int) -> int | None:
 
 
 def _window(run: RunRecord) -> tuple[float, dict[int | None, int]]:
-    """Return the batch before which lanes' batches may be made, and the first one of the lanes at home with a worker.
+    """Return the read-ahead limit of a run with lanes, and the next batch of each worker's lanes.
 
-    Those at home with none are under None.
+    Only batches before the limit may be made. The next batches are keyed by the number of the
+    lanes' worker (`Lane.home`). The key None is for lanes without a worker.
     """
     lanes, by_home, lowest = len(run.lanes), dict[int | None, int](), 1 << 1000
     for number, lane in enumerate(run.lanes):
@@ -249,7 +273,7 @@ def _window(run: RunRecord) -> tuple[float, dict[int | None, int]]:
         if lane.batches is None:
             by_home[lane.home] = min(batch, by_home.get(lane.home, batch))
             lowest = min(batch, lowest)
-    if not run.is_in_order:  # what has a slot is taken: nothing waits for a lane
+    if not run.is_in_order:  # the consumer takes any batch, so no lane waits for another
         return float("inf"), by_home
     lowest = min([lowest, *(slot.batch for slot in run.making.values())])
     return lowest + max(run.slots - run.may_lend, 1), by_home

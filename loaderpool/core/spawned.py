@@ -1,9 +1,10 @@
-"""Workers without a fork: processes of `multiprocess`, directed by a thread in a supervisor's place.
+"""Spawned workers: processes of `multiprocess`, with a thread in the supervisor's place.
 
-    main process' threads <---- two queues ----> supervisor's thread <---- one connection each ----> worker 0 ... n-1
+    main process <-- two queues --> supervisor's thread <-- one connection each --> worker 0 ... n-1
 
-Works on each system: arena and slots are blocks of shared memory with names, each worker loads what it gets tickets
-for, and a worker's end is the end of its connection. Of a sample that is ended no stacks are known.
+This works on every operating system. Arena and slots are named blocks of shared memory. Each worker
+loads the payloads of the tickets that it gets. The end of a worker's connection is the end of the
+worker. The stacks of a worker that was killed for a timeout are not known.
 """
 
 from __future__ import annotations
@@ -47,12 +48,13 @@ _BOOT = (
     "import os; os.environ.clear(); os.environ.update(start['environment']); "
     "from loaderpool.core.spawned import main; main(start)"
 )
-_SEED = "PYTHONHASHSEED"  # an interpreter reads it before all else, for the order of sets
-_LOOK_S = 0.2  # a wait ends so often: on Windows nothing else has a signal's handler run
-_ENDS_S = (
-    5.0  # of a thread, or from the end of a connection to that of its process; kills are quicker
-)
-_BLOCK_BYTES = 64 << 20  # a block of shared memory has a multiple
+_SEED = "PYTHONHASHSEED"  # order of sets; an interpreter reads it at its start
+# Longest wait. On Windows, handlers of signals run only after a wait has ended.
+_LOOK_S = 0.2
+# Time for a thread to end, or for a process to exit after the end of its connection. A kill is
+# quicker.
+_ENDS_S = 5.0
+_BLOCK_BYTES = 64 << 20  # the size of a block of shared memory is a multiple of this
 _spawning = multiprocess.get_context("spawn")
 _starting = threading.Lock()
 
@@ -60,7 +62,11 @@ _starting = threading.Lock()
 def _without_script(
     name: str, prepare: Callable[[str], dict[str, Any]] = spawn.get_preparation_data
 ) -> dict[str, Any]:
-    """Have a worker of ours that begins not run the script again: scripts need no guard, and notebooks work."""
+    """Return `multiprocess`'s start data, without the script for workers of this package.
+
+    A worker then does not run the script again. So scripts need no `__main__` guard, and notebooks
+    work.
+    """
     skipped = ("init_main_from_name", "init_main_from_path") if name.startswith(_NAME) else ()
     return {key: value for key, value in prepare(name).items() if key not in skipped}
 
@@ -69,11 +75,15 @@ spawn.get_preparation_data = _without_script
 
 
 def shared(make: Callable[..., Any], name: str | None = None) -> Any:
-    """Return an arena or slots in the block of shared memory with this name; None: in a new one.
+    """Return an arena or slots in a block of shared memory.
 
-    Where this process is killed, `multiprocess`'s resource tracker unlinks it.
+    If this process is killed, `multiprocess`'s resource tracker unlinks the block.
+
+    Args:
+        make: `Arena` or `SlotFile`.
+        name: Name of the block; None: create a new one.
     """
-    # Windows promises all of a block's memory when it is made, others only what is written to.
+    # Windows commits all of a block's memory when it is created, other systems only written pages.
     size = (
         max(1, capacity.available_memory_bytes() // (_BLOCK_BYTES * (4 if os.name == "nt" else 1)))
         * _BLOCK_BYTES
@@ -88,19 +98,22 @@ def shared(make: Callable[..., Any], name: str | None = None) -> Any:
 
 
 class Queued:
-    """One end of a channel between two threads. Any thread may send, also inside a garbage collection."""
+    """One end of a channel between two threads of this process.
+
+    Any thread may send, also inside a garbage collection.
+
+    Args:
+        rings: Queue that wakes the receiving thread. Channels read by one thread share it.
+    """
 
     other: Queued
 
     def __init__(self, rings: queue.SimpleQueue[None]) -> None:
-        self._arrived, self.rings = (
-            collections.deque[Received | None](),
-            rings,
-        )  # one for all at which a thread waits
+        self._arrived, self.rings = collections.deque[Received | None](), rings
 
     def ring(self) -> None:
-        """End a wait, or the next one."""
-        if self.rings.empty():  # else who waits has not begun to look
+        """Wake the receiving thread, or end its next wait at once."""
+        if self.rings.empty():  # otherwise the thread has not handled the last ring yet
             self.rings.put(None)
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -108,7 +121,7 @@ class Queued:
             self.rings.get(timeout=timeout_s)
 
     def put(self, received: Received | None) -> None:
-        """Have a message arrive; None: the end."""
+        """Add a message for the thread that receives at this end; None: the end."""
         self._arrived.append(received)
         self.ring()
 
@@ -118,7 +131,7 @@ class Queued:
         return self._arrived.popleft() if self._arrived else None
 
     def send(self, message: Message, content: Sequence[Any] = ()) -> None:
-        """As `Channel.send`, but never waits, and with an object in place of a file."""
+        """Send a message as `Channel.send` does. Never waits; carries an object, not a file."""
         self.other.put(Received(message, (), *content))
 
     def close(self) -> None:
@@ -126,9 +139,17 @@ class Queued:
 
 
 class Connected(Queued):
-    """One end of a connection to another process. A thread reads it: neither process waits for the other's function.
+    """One end of a connection to another process.
 
-    `at_end` is called when it ends, or `is_there()` says that the other process has: a third one may have its end.
+    A thread reads it, so that no process waits for user code in the other one.
+
+    Args:
+        connection: Connection of `multiprocess`.
+        rings: Queue that wakes the receiving thread, as in `Queued`.
+        is_there: Returns True while the other process is running. The end of the connection is not
+            enough, because a third process may hold its other end.
+        at_end: Called in the reading thread when the connection or the other process has ended;
+            None: wake the receiving thread.
     """
 
     def __init__(
@@ -143,8 +164,8 @@ class Connected(Queued):
         self._thread.start()
 
     def send(self, message: Message | None, content: Sequence[Any] = ()) -> None:
-        """As `Channel.send`; a batch follows its message."""
-        with contextlib.suppress(OSError):  # it is gone: who reads from it will know
+        """Send a message as `Channel.send` does. A batch follows its message."""
+        with contextlib.suppress(OSError):  # the other process is gone, which `receive` reports
             for frame in (b"" if message is None else encode(message), *content):
                 self._connection.send_bytes(frame)
 
@@ -152,7 +173,7 @@ class Connected(Queued):
         self.send(None)
 
     def _hear(self) -> None:
-        with contextlib.suppress(Exception):  # no more can be read, for whatever reason
+        with contextlib.suppress(Exception):  # any error is the end of the connection
             while self._is_there():
                 if self._connection.poll(_LOOK_S):
                     frame, batches = self._connection.recv_bytes(), list[Any]()
@@ -165,12 +186,13 @@ class Connected(Queued):
         (self._at_end or self.ring)()
 
     def close(self) -> None:
-        self._thread.join(_ENDS_S)  # or its descriptor could be another's while the thread uses it
+        # Otherwise the descriptor's number could be reused while the thread reads from it.
+        self._thread.join(_ENDS_S)
         self._connection.close()
 
 
 class SpawnedSession(Session):
-    """A supervisor that is a thread."""
+    """A session whose supervisor is a thread of this process."""
 
     name = "the thread that directs the workers"
 
@@ -202,7 +224,8 @@ class SpawnedSession(Session):
 
     def reap(self) -> str:
         self._channel.close()
-        if threading.current_thread() is not self._thread:  # a finalizer runs anywhere
+        # A finalizer may run in any thread, also in the supervisor's.
+        if threading.current_thread() is not self._thread:
             self._thread.join(_ENDS_S)
             if self._thread.is_alive():
                 self._supervisor._workers.end_all()
@@ -211,10 +234,10 @@ class SpawnedSession(Session):
 
 
 class SpawnedPool(WorkerPool):
-    """A pool of such workers."""
+    """A pool of spawned workers."""
 
     hands_over_files = False
-    _make_modules = ModuleStore  # workers cannot add to it
+    _make_modules = ModuleStore  # in private memory, because workers cannot add modules to it
     _make_session = SpawnedSession
 
     @staticmethod
@@ -226,23 +249,24 @@ class SpawnedPool(WorkerPool):
 
 
 class SpawnedSupervisor(Supervisor):
-    """The loop, on a thread."""
+    """The supervisor's loop, on a thread of the main process."""
 
-    _main_pidfd = -1  # it is this process
-    _close_file: Any = staticmethod(lambda batch: None)  # no file
-    _listen: Any = staticmethod(lambda descriptor, handler: None)  # `_wait` hears all
-    _obstacles: Any = staticmethod(tuple)  # there is no fork, and that needs no warning
+    _main_pidfd = -1  # not needed, because the main process is this one
+    _close_file: Any = staticmethod(lambda batch: None)  # batches arrive as arrays, not as files
+    _listen: Any = staticmethod(lambda descriptor, handler: None)  # `_wait` checks all channels
+    _obstacles: Any = staticmethod(tuple)  # empty, because the missing fork needs no warning
 
     def _open(self, start: Mapping[str, Any]) -> int:
         self._main, self._arena, self._slots = start["channel"], start["arena"], start["slots"]
-        return 4096  # queues hold any number: it bounds the slots
+        return 4096  # queues hold any number of messages; this only limits the slots
 
     def _make_workers(self, start: Mapping[str, Any]) -> Any:
         return SpawnedWorkers(self._arena, self._slots, self._payloads, self._forms, start, list)
 
     def run(self) -> None:
         try:
-            super().run()  # what it raises is a defect of ours, which Python prints; another thread goes on
+            # Python prints an internal error, and the pool starts another thread.
+            super().run()
         finally:
             self._main.close()
 
@@ -255,14 +279,14 @@ class SpawnedSupervisor(Supervisor):
                 self._dead.append(worker)
 
     def _load(self, message: Load, received: Received) -> None:
-        if received.content is not None:  # else it is closed by now
+        if received.content is not None:  # otherwise the loader was closed before the send
             self._payloads.settings[message.loader] = received.content
             self._payloads.places[message.loader] = message.offset, message.nbytes
             self._on_loaded(message.loader)
 
 
 class SpawnedWorkers(Processes):
-    """The workers. Each is started with what loaders there are."""
+    """The spawned workers. Each gets the present loaders at its start."""
 
     def _launch(self, number: int, cell: int, files: Sequence[OpenFile] | None) -> WorkerProcess:
         ours, theirs = _spawning.Pipe()
@@ -280,7 +304,7 @@ class SpawnedWorkers(Processes):
             finally:
                 del os.environ[_SEED]
                 os.environ.update({} if before is None else {_SEED: before})
-        # Its end is ours to see to: `multiprocess` would wait for it when the interpreter exits.
+        # The pool ends its workers. Otherwise `multiprocess` would wait for them at exit.
         multiprocess.process._children.discard(started)
         kill, wait = started.kill, functools.partial(_end, started)
         running = types.SimpleNamespace(
@@ -289,14 +313,16 @@ class SpawnedWorkers(Processes):
         channel: Any = Connected(
             ours, self._settings["channel"].rings, lambda: started.exitcode is None
         )
-        no_stacks: Any = types.SimpleNamespace(
-            ask=id, read=str, close=int
-        )  # in place of a `StackFile`
+        # In place of a `StackFile`, with methods that do nothing.
+        no_stacks: Any = types.SimpleNamespace(ask=id, read=str, close=int)
         return WorkerProcess(number, running, cell, channel, no_stacks)
 
 
 def _end(started: Any) -> Any:
-    """Return the exit status of a process whose connection has ended, or which was killed."""
+    """Wait for the exit of a process whose connection has ended, and return its exit status.
+
+    Kills the process if it does not exit in time.
+    """
     started.join(_ENDS_S)
     started.kill()
     started.join(_ENDS_S)
@@ -304,33 +330,35 @@ def _end(started: Any) -> Any:
 
 
 class SpawnedWorker(Worker):
-    """A worker that has no files to send."""
+    """A worker that sends large batches over the connection, not in files."""
 
     def _send_batch(self, answer: Done, batch: Any) -> None:
         content = bytearray(batch.nbytes)
         batch.write(content, 0)
-        self._channel.send(answer, [content])  # type: ignore[list-item]  # in place of a file
+        self._channel.send(answer, [content])  # type: ignore[list-item]  # bytes, not a file
 
 
 def main(start: dict[str, Any]) -> None:
-    """Be a worker to the end. The connection is its one way to the main process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process' to answer
-    if hasattr(
-        os, "setsid"
-    ):  # what the function does to its process group is not done to the main process
+    """Run a worker until its end. Called in the new process. Its only link is the connection.
+
+    Args:
+        start: Settings of the worker, by name.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
+    # A new session, so that signals of the user's function to its process group do not reach the
+    # main process.
+    if hasattr(os, "setsid"):
         os.setsid()
-    with contextlib.suppress(
-        OSError, TypeError
-    ):  # it was deleted: it stays where the main process is
+    # If the directory was deleted, the worker keeps the main process' current one.
+    with contextlib.suppress(OSError, TypeError):
         os.chdir(start["directory"])
     sys.path[:], sys.argv = start["path"], list(start["argv"])
     process.become("worker")
     machine.wake_when_orphaned()
     settle_process()
     faulthandler.enable(sys.stderr or os.open(os.devnull, os.O_WRONLY), all_threads=False)
-    ends = functools.partial(
-        os._exit, LOST_PIPES_STATUS
-    )  # after the main process, or as the function has closed it
+    # Called if the main process has ended, or if the user's function has closed the connection.
+    ends = functools.partial(os._exit, LOST_PIPES_STATUS)
     channel: Any = Connected(
         start["channel"], queue.SimpleQueue(), lambda: os.getppid() == start["trainer_pid"], ends
     )

@@ -1,15 +1,21 @@
-"""Who works on what: the supervisor's whole state. Events in, instructions out; no clock, no process, no I/O.
+"""The supervisor's state: assigns work to workers. Pure: no clock, no process, no I/O.
 
-    Begin --> run: slots --cut--> jobs --deal--> worker --Done--> slot full: Filled --> main process --Release--+
-                ^                  ^ due: made again, or rows of a batch | death                                |
-                |                  +------------------------------------<+                                      |
-                +----------------------------------------- free slot <------------------------------------------+
+Events come in as method calls, and instructions go out.
 
-Why every wait ends. Batches of a run are cut in their order, so the batch that a consumer waits for got its slot
-before all later ones, and keeps it when it is made again; and the main process never lends a run's last slots
-(`may_lend`). A run without a slot waits only for one that has ended and is still written to; else it gets an error.
-Generators (lanes) get ahead of one another: a batch of theirs is cut only as far after the lowest one
-that is not full as there are slots that are never lent.
+    Begin -> run: slots --cut--> jobs --deal--> worker --Done--> Filled -> main process --Release-+
+                ^                  ^                | death                                       |
+                |                  +---- due <------+                                             |
+                +--------------------------- free slot <------------------------------------------+
+
+Every wait ends, for these reasons:
+
+- Batches of a run are cut in their order. So the batch that a consumer waits for got its slot
+  before all later batches, and it keeps that slot if it is made again.
+- The main process never lends the last slots of a run (`may_lend`).
+- A run without a slot waits only for a run that has ended and is still written to. If there is
+  none, it gets an error.
+- Generators (lanes) get ahead of one another. A lane's batch is cut only if it is close to the
+  lowest batch that is not full: the distance is less than the number of slots that are never lent.
 """
 
 from __future__ import annotations
@@ -54,30 +60,34 @@ from loaderpool.memory.arena import ExtentMap
 from loaderpool.plan.batches import Numbering
 from loaderpool.transport.reports import GivenUp
 
-_SHORT_S = 0.02  # a second ticket waits only after one that takes less: long ones would wait for a slow sample
+# A second ticket is queued only behind one that takes less time than this. Otherwise long tickets
+# would wait behind a slow sample.
+_SHORT_S = 0.02
 _LAST_TICKET, _SLOTS = operator.attrgetter("last_ticket"), operator.attrgetter("slots")
-_NODE_TICKETS, _MOST_NODE_TICKETS = (
-    4,
-    256,
-)  # that a node may have at least, and at most: each has a slot there
+# Least and greatest number of tickets that a node may have. Each ticket has a slot on the node.
+_NODE_TICKETS, _MOST_NODE_TICKETS = 4, 256
 
 
 class State:
     """Loaders, runs, slots, tickets and workers.
 
-    Each event is a method. After some events call `deal`, then carry out `instructions` in their order and clear them.
+    Each event is a method. After some events, the caller calls `deal`, then carries out the
+    `instructions` in their order and clears them. All calls come from the supervisor's thread.
 
     Attributes:
-        slots: which run has which.
-        is_short: a worker could not be started; none is, until the next `tick`.
+        instructions: Instructions that the supervisor has not carried out yet.
+        slots: Slots of all runs.
+        is_short: True if a worker could not be started. No worker is started until the next `tick`.
 
     Args:
-        workers: how many there shall be.
-        memory: for all slots.
-        most_slots: of all runs together.
-        restarts: deaths of workers that are made good, and within how many seconds; None: any number.
-        of_nodes: workers are nodes with workers of their own. Each begins to get tickets when it has `joined`, and is
-            told of loaders while it lives; its death is no sample's fault.
+        workers: Number of workers to start.
+        memory: Memory file for all slots.
+        most_slots: Greatest number of slots of all runs together.
+        restarts: Limit (deaths, seconds): more deaths within these seconds end all work; None: no
+            limit.
+        of_nodes: True if the workers are nodes, which have their own workers. A node gets tickets
+            after it has `joined`, and loads new loaders without a restart. Its death is not blamed
+            on a sample.
     """
 
     def __init__(
@@ -93,7 +103,7 @@ class State:
         self.loaders: dict[int, LoaderRecord] = {}
         self.runs: dict[int, RunRecord] = {}
         self.workers: dict[int, WorkerRecord] = {}
-        self.roomy: dict[int, WorkerRecord] = {}  # workers that may have more tickets
+        self.roomy: dict[int, WorkerRecord] = {}  # workers that can accept another ticket
         self.due: collections.deque[Job] = collections.deque()
         self._wanted, self._of_nodes = workers, of_nodes
         self.slots = Slots(memory, most_slots, self.runs, self._say)
@@ -103,7 +113,7 @@ class State:
         self._tickets, self._names = itertools.count(1), itertools.count()
         self._cutter = Cutter(self._tickets, of_nodes)
 
-    # ---- what the main process says
+    # ---- messages of the main process
 
     def load(
         self,
@@ -113,14 +123,14 @@ class State:
         most_deaths: int = 3,
         of: int | None = None,
     ) -> None:
-        """A loader was loaded. Workers that were forked before do not know it, and are replaced.
+        """Add a loader that was loaded. Replace the workers, which were forked without it.
 
         Args:
-            number: the loader's.
-            plan: of its batches.
-            leaves_out: whether samples that end a worker are left out; else a batch with one is an error.
-            most_deaths: over one sample, before it is given up.
-            of: the number of the loader's first version; None: it is this one.
+            number: Number of the loader's version.
+            plan: Numbering of its batches.
+            leaves_out: True: leave out samples that end a worker. False: they fail their batch.
+            most_deaths: Deaths of workers at one sample after which it is given up.
+            of: Number of the loader's first version; None: this one.
         """
         first = number if of is None else of
         loader = self.loaders[number] = LoaderRecord(
@@ -134,7 +144,7 @@ class State:
             self._hire()
 
     def look(self, asked: Look) -> None:
-        """A loader's first sample is to be made."""
+        """Queue a ticket that makes the first sample of a loader."""
         loader = self.loaders.get(asked.loader)
         if loader is None:
             return
@@ -146,13 +156,13 @@ class State:
         self.due.append(Job(ticket, loader, None))
 
     def fail(self, number: int, error: bytes) -> None:
-        """No batch of a loader can be made."""
+        """Fail a loader: none of its batches can be made. Does nothing if the error is the same."""
         loader = self.loaders.get(number)
         if loader is not None and loader.failure != error:
             self._fail_loader(loader, error)
 
     def unload(self, number: int) -> None:
-        """The loader is closed, and so are its runs."""
+        """Remove a loader that was closed. Its runs have ended before."""
         self.loaders.pop(number, None)
         self.slots.return_kept()
         self.due = collections.deque(
@@ -160,7 +170,10 @@ class State:
         )
 
     def begin(self, asked: Begin, plan: Numbering | None = None) -> None:
-        """A run begins, by another plan than its loader's perhaps. One of an unknown loader is answered as well."""
+        """Start a run, with `plan` if given, otherwise with the loader's plan.
+
+        If the loader is unknown or has failed, the reply is `BatchFailed`.
+        """
         loader, first = self.loaders.get(asked.loader), asked.first
         if loader is None or loader.failure is not None:
             error = b"" if loader is None else loader.failure or b""
@@ -177,28 +190,31 @@ class State:
             Lane(first // lanes + (lane < first % lanes), batches=0 if lane in over else None)
             for lane in range(lanes)
         ]
-        if (
-            run.lanes
-        ):  # a paused worker would keep its lanes, and with them all batches after theirs
+        # A paused worker would keep its lanes, and so delay all later batches.
+        if run.lanes:
             self.resume()
         self.slots.give(run, self.width)
 
     def extend(self, number: int, stop: int, last_rows: int) -> None:
-        """More batches may be made."""
+        """Allow more batches of a run, as in `Extend`."""
         run = self.runs.get(number)
         if run is not None:
             run.stop, run.last_rows = stop, last_rows
 
     def end(self, number: int, lent: tuple[int, ...]) -> None:
-        """A run is over: its slots are free, but for those that have views, and those that workers write into."""
+        """End a run. Free its slots, except those with views and those that workers write into.
+
+        Args:
+            number: Number of the run.
+            lent: Offsets of the slots with views.
+        """
         run = self.runs.get(number)
         if run is None or run.is_ended:
             return
         run.is_ended = True
         self._say(Abandon(number))
-        for worker in {
-            lane.home for lane in run.lanes if lane.home is not None
-        }:  # they end its generators
+        # These workers close the run's generators.
+        for worker in {lane.home for lane in run.lanes if lane.home is not None}:
             self._say(ToWorker(worker, Ended(number)))
         run.free.extend(run.filled.keys() - set(lent))
         run.filled = {offset: run.filled[offset] for offset in lent if offset in run.filled}
@@ -208,7 +224,10 @@ class State:
         self._settle(run)
 
     def release(self, number: int, offset: int, ticket: int) -> None:
-        """The last view of a slot is gone. What names nothing changes nothing: it crossed an `End`, or came twice."""
+        """Free a slot whose last view is gone.
+
+        Does nothing if the run or ticket is unknown: the message crossed an `End`, or came twice.
+        """
         run = self.runs.get(number)
         if run is None or run.filled.get(offset) != ticket:
             return
@@ -218,7 +237,7 @@ class State:
             self._settle(run)
 
     def resize(self, workers: int) -> None:
-        """Have so many workers."""
+        """Set the number of workers, at least 1. Starts or stops workers, and adds slots."""
         self._wanted = max(1, workers)
         staying = [worker for worker in self.workers.values() if not worker.is_leaving]
         for worker in staying[self._wanted :]:
@@ -227,9 +246,11 @@ class State:
         self._give_slots()
 
     def pause(self, staying: int) -> None:
-        """Give new tickets to this number of workers only, until `resume`. Tickets that others have are finished.
+        """Give new tickets to `staying` workers only, until `resume`. Pairs with `resume`.
 
-        A worker that starts, leaves or dies meanwhile ends the pause, as generators do. Does nothing for nodes.
+        The other workers finish the tickets that they have. The pause ends early if a worker
+        starts, leaves or dies, or if a run of generators starts. Does nothing for nodes and
+        generators.
         """
         self.resume()
         if self._of_nodes or any(run.lanes for run in self.runs.values()):
@@ -245,10 +266,10 @@ class State:
                 worker.is_paused = False
                 self.note_room(worker)
 
-    # ---- what workers say, and what becomes of them
+    # ---- messages and deaths of workers
 
     def found(self, worker: int, message: Found) -> bool:
-        """The first sample was made; returns whether that was asked for."""
+        """Process `Found`: the first sample was made. Return True if the worker had its ticket."""
         job = self._taken(worker, message.ticket)
         if job is None:
             return False
@@ -256,7 +277,13 @@ class State:
         return True
 
     def lay_out(self, number: int, layout: Layout, seconds: float) -> None:
-        """The layout of a loader's slots is known."""
+        """Set the layout of a loader's slots, and give slots to its runs. Later calls do nothing.
+
+        Args:
+            number: Number of the loader's version.
+            layout: Layout of its slots.
+            seconds: Expected time of a row.
+        """
         loader = self.loaders.get(number)
         if loader is None:
             return
@@ -267,9 +294,10 @@ class State:
                     self.slots.give(run, self.width)
 
     def done(self, worker: int, answer: Done, file: Any = None) -> int | None:
-        """A ticket is done, or the user's code raised. An answer to none that this worker has changes nothing.
+        """Process `Done`: a ticket is done, or the user's code raised.
 
-        Returns the number of the loader's first version, if rows were made.
+        If the worker does not have that ticket, only `file` is dropped. Return the number of the
+        loader's first version if rows were made, otherwise None.
         """
         job = self._taken(worker, answer.ticket)
         if job is None:
@@ -288,18 +316,21 @@ class State:
         return loader.of if answer.rows else None
 
     def died(self, worker: int, now: float, ticket: int, death: Death | None) -> bool:
-        """A worker is gone, and all that it said was heard before; returns whether it was lost.
+        """Process the death of a worker. All its messages were processed before.
+
+        Return True if the worker was lost: it had tickets, or was not asked to leave.
 
         Args:
-            worker: its number.
-            now: seconds.
-            ticket: what it was working at, by its cell; 0: nothing.
-            death: how it ended; None: as it was told to.
+            worker: Number of the worker.
+            now: Time in seconds.
+            ticket: Ticket in work, from the worker's cell of the board; 0: none.
+            death: The death; None: the worker ended as requested.
         """
         record = self._removed(worker)
         is_lost = not record.is_leaving or bool(record.jobs)
         death = death if is_lost else None
-        # Of a node all that it had: what several of them died of is dealt alone, and given up if its node goes again.
+        # When a node dies, all its tickets are blamed. A ticket that was blamed repeatedly is
+        # retried alone, and given up if its node dies again.
         at_work = (
             [*record.jobs.values()]
             if self._of_nodes
@@ -311,7 +342,7 @@ class State:
         self._take_back(record)
         if death is not None:
             why, deaths = self._deaths.note(now, death, bool(at_work), self._wanted)
-            if why is not None:  # to go on would be to start workers for ever
+            if why is not None:  # otherwise workers would be restarted forever
                 self.stop(death.error(why, deaths, None))
             for job in reversed(blamed):
                 self._blame(job, death)
@@ -319,36 +350,42 @@ class State:
         return is_lost
 
     def joined(self, node: int, workers: int) -> None:
-        """A node runs, with so many workers."""
+        """Set the number of workers of a node, which runs now. It gets tickets from now on."""
         if node in self.workers:
             self.workers[node].workers = workers
             self.note_room(self.workers[node])
             self._give_slots()
 
     def stop(self, error: bytes) -> None:
-        """Nothing can be made any more: no worker is started, and no batch made."""
+        """Fail all loaders, present and future. No worker is started any more."""
         self._broken = error
         for loader in self.loaders.values():
             if loader.failure is None:
                 self._fail_loader(loader, error)
 
     def not_started(self, worker: int, error: bytes) -> None:
-        """A worker could not be started: there are fewer until some time later, or, if there are none, an error."""
+        """Process the failed start of a worker. The next `tick` retries it.
+
+        If there is no other worker, all loaders fail with `error`.
+        """
         self._take_back(self._removed(worker))
         self.is_short = True
         if not self.workers:
             self.stop(error)
 
     def tick(self) -> None:
-        """A second has passed, or so."""
+        """Retry failed starts of workers. The supervisor calls this at each tick of its clock."""
         if self.is_short:
             self.is_short = False
             self._hire()
 
-    # ---- who gets what
+    # ---- assignment
 
     def deal(self) -> None:
-        """Give tickets to workers, the emptiest first: what is due, then new ones of the runs in turn."""
+        """Assign tickets to workers, to those with the fewest tickets first.
+
+        Due jobs come first, then new tickets of the runs in turn.
+        """
         has_work, has_homes = bool(self.due), self._of_nodes
         for run in self.runs.values():
             run.window = None
@@ -364,18 +401,18 @@ class State:
                     job = self._next_job(worker)
                     if job is not None:
                         self._give(worker, job)
-                    elif has_homes:  # there may be some for others
+                    elif has_homes:  # other workers may get jobs that this one cannot have
                         del asked[worker.number]
                     else:
                         return
 
     def running(self, worker: int) -> Job | None:
-        """Return what a worker should be working at."""
+        """Return the oldest job of a worker, which it should have in work; None: it has no job."""
         record = self.workers.get(worker)
         return None if record is None else next(iter(record.jobs.values()), None)
 
     def note_room(self, worker: WorkerRecord) -> None:
-        """Note whether a worker may have one more ticket, as its tickets have changed, or it has."""
+        """Recompute if a worker can accept another ticket. Called after each change of a worker."""
         jobs = worker.jobs
         if worker.is_leaving or worker.is_paused:
             has_room = False
@@ -402,7 +439,7 @@ class State:
     def _next_job(self, worker: WorkerRecord) -> Job | None:
         for job in self.due:
             if self._of_nodes and worker.jobs and job.is_alone:
-                return None  # until it has answered all
+                return None  # a job that must be alone waits until the node has no other
             if (
                 job.slot is None
                 or job.slot.lane is None
@@ -445,7 +482,10 @@ class State:
     # ---- slots
 
     def _answered(self, job: Job, answer: Done | None = None, file: Any = None) -> None:
-        """No worker has this job any more. When a slot has no job left, it is full, failed, or free again."""
+        """Finish a job that no worker has any more. The last job of a slot completes the slot.
+
+        The slot is then reported as full or failed, or is free again.
+        """
         slot = job.slot
         if slot is None:
             return
@@ -462,21 +502,19 @@ class State:
             run.free.append(slot.offset)
             self._settle(run)
             return
-        if lane is not None:  # it ends with a batch that is short, empty or failed
+        if lane is not None:  # a lane ends with a batch that is short, empty or failed
             turn, has_rows = slot.batch // len(run.lanes), slot.rows > 0 or slot.failure is not None
             is_end = slot.rows < slot.asked or slot.failure is not None
             if is_end and (lane.batches is None or turn + has_rows < lane.batches):
-                lane.batches, is_last = (
-                    turn + has_rows,
-                    True,
-                )  # an earlier one may be answered later, by another worker
-            elif lane.batches is not None and turn >= lane.batches:  # it is after the end
+                # `lane.batches` may shrink: another worker may answer an earlier batch later.
+                lane.batches, is_last = turn + has_rows, True
+            elif lane.batches is not None and turn >= lane.batches:  # after the lane's end
                 self._drop(slot.file)
                 run.free.append(slot.offset)
                 return
         if slot.failure is not None:
             if slot.count > 1 and not run.is_whole:
-                # Each is made by itself, and what is before the one that failed arrives before its error.
+                # Make each batch again by itself, so the batches before the failed one arrive.
                 for batch in range(slot.batch, slot.batch + slot.count):
                     heapq.heappush(run.again, batch)
                 run.free.append(slot.offset)
@@ -499,14 +537,17 @@ class State:
             self._say(DropFile(file))
 
     def _settle(self, run: RunRecord) -> None:
-        """Give back the slots of a run that has ended: those without a writer and without views."""
+        """Release the slots of an ended run that have neither a writer nor views.
+
+        The last one removes the run. Other runs may get the memory.
+        """
         self.slots.give_back(run, run.loader.number not in self.loaders)
         if run.feed and not run.making:
             run.feed = 0
             self._say(ToMain(Ended(run.number)))
         if not run.slots:
             self.runs.pop(run.number, None)
-        # First those that wait for what this one gives back, then those of its loader, which may have had less.
+        # Runs without slots wait for this memory. Runs of the same loader may have got fewer slots.
         for other in sorted(self.runs.values(), key=_SLOTS):
             if not other.slots or other.loader is run.loader:
                 self.slots.give(other, self.width)
@@ -514,7 +555,10 @@ class State:
     # ---- failures
 
     def _blame(self, job: Job, death: Death) -> None:
-        """A worker has died over this job: it is due again, or given up, or a sample of it is left out."""
+        """Requeue a job that was in work when a worker died, or give it up.
+
+        If the loader leaves out samples, give up only the sample that ended the workers.
+        """
         why, deaths = self._deaths.blame(job, death), len(job.deaths)
         is_left_out = why is GivenUp.ALONE and job.loader.leaves_out and death.sample >= 0
         if why is not None and (death.is_generator or not is_left_out):
@@ -544,7 +588,7 @@ class State:
     # ---- workers
 
     def _taken(self, worker: int, ticket: int) -> Job | None:
-        """Take a ticket from a worker; None: it has no such ticket."""
+        """Remove a ticket from a worker that has answered it; None: the worker does not have it."""
         record = self.workers.get(worker)
         if record is None:
             return None
@@ -557,7 +601,7 @@ class State:
         return job
 
     def _take_back(self, worker: WorkerRecord) -> None:
-        """What a worker had, which is gone, is due again."""
+        """Requeue the jobs of a worker that is gone. Jobs of ended runs are finished instead."""
         self._leave_homes(worker)
         for job in reversed(worker.jobs.values()):
             if job.is_unwanted:
@@ -566,10 +610,9 @@ class State:
                 self.due.appendleft(job)
 
     def _hire(self) -> None:
-        """Start workers up to the number that is wanted, beside those that leave."""
-        is_early = (
-            not self.loaders and not self._of_nodes
-        )  # nodes take long to start, and load what comes later
+        """Start workers up to the requested number, not counting those that leave."""
+        # Nodes are started before the first loader: they start slowly, and load loaders later.
+        is_early = not self.loaders and not self._of_nodes
         if is_early or self._broken is not None or self.is_short:
             return
         staying = sum(not worker.is_leaving for worker in self.workers.values())
@@ -581,21 +624,21 @@ class State:
             self._say(Start(number))
 
     def _removed(self, worker: int) -> WorkerRecord:
-        """Take out a worker that is gone."""
+        """Remove and return the record of a worker that is gone. Ends a pause."""
         self.resume()
         self.roomy.pop(worker, None)
         return self.workers.pop(worker)
 
     @property
     def width(self) -> int:
-        """How many processes make rows."""
+        """Number of processes that make rows, at least 1."""
         return max(
             1,
             sum(node.workers for node in self.workers.values()) if self._of_nodes else self._wanted,
         )
 
     def _give_slots(self) -> None:
-        """There are more workers, or fewer: runs get the slots that so many need."""
+        """Give all runs the slots for the present number of workers."""
         for run in [*self.runs.values()]:
             self.slots.give(run, self.width)
 

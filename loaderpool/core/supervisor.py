@@ -1,6 +1,7 @@
-"""The supervisor process: a clean interpreter that loads functions, starts workers and carries out what `State` says.
+"""The supervisor process: a clean interpreter that loads functions and starts workers.
 
-One thread, one loop. It waits for channels and for deaths, turns them into events, and carries out instructions.
+It has one thread and one loop. The loop waits for messages and for deaths of processes, passes them
+to `State` as events, and carries out the instructions of `State`.
 """
 
 from __future__ import annotations
@@ -38,29 +39,28 @@ from loaderpool.transport.payload.modules import ModuleStore, keep
 from loaderpool.transport.pickling import receive, send
 from loaderpool.transport.reports import GivenUp, LostReport, describe_failure, describe_timeout
 
-_LOOK_MS = 200  # without pidfds, processes are looked at so often
-_TRIAL_LOOK_MS = (
-    20  # during a trial the clock is looked at so often: a pause is measured in tenths of a second
-)
+_LOOK_MS = 200  # time between two checks of processes without a pidfd
+# Time between two checks of the clock during a trial, whose pauses last tenths of a second.
+_TRIAL_LOOK_MS = 20
 _FOR_OTHERS = 48  # messages in the main process' channel that are not about slots
-_SIGKILL = -9
-_DEATHS_WITH_THREADS = (
-    3  # over one sample, at least: the first attempt uses threads, which may blame another one
-)
+_SIGKILL = -9  # exit code of a process that was killed by SIGKILL
+# Least number of deaths at one sample if workers have threads. The first attempt uses threads, so
+# its death may be blamed on another sample.
+_DEATHS_WITH_THREADS = 3
 
 
 class Supervisor:
-    """The loop.
+    """The loop of the supervisor process.
 
     Args:
-        start: as `Session` tells it.
+        start: Settings from `Session` and the pool, by name.
     """
 
-    of_nodes = False  # its workers are nodes of a cluster
+    of_nodes = False  # True if the workers are nodes of a cluster
 
     def __init__(self, start: Mapping[str, Any]) -> None:
         self._main_pid: int = start["trainer_pid"]
-        self._size: int = start["workers"]  # as it was asked for
+        self._size: int = start["workers"]  # requested number of workers
         self._restarts: tuple[int, float] | None = start["max_restarts"]
         self._handlers: dict[int, Callable[[], None]] = {}
         most_messages = self._open(start)
@@ -74,26 +74,26 @@ class Supervisor:
             min(StopWatch().look_ms, _LOOK_MS) if self._main_pidfd is None else StopWatch().look_ms
         )
         self._tick_due_ns = 0
-        self._timeouts: dict[int, float] = {}  # seconds, by loader
+        self._timeouts: dict[int, float] = {}  # seconds for a sample, by loader
         self._oom_kills = capacity.oom_kill_count()
         self._has_loaded = self._has_unloaded = self._has_told_of_exec = self._is_over = False
         self._dead: list[WorkerProcess] = []
         self._trial: Trial | None = None
         self._trials: int = self._arena.board.trials
-        if self._trials != self._arena.board.trials_over:  # the trial of a supervisor that was lost
+        # The last trial was of a supervisor that was lost. It ends without a result.
+        if self._trials != self._arena.board.trials_over:
             self._arena.board.end_trial(self._trials, TrialResult())
         self._workers = self._make_workers(start)
 
     def _open(self, start: Mapping[str, Any]) -> int:
-        """Open what is shared with the main process; returns how many messages the channel holds."""
+        """Open the channel, arena and slots. Return the capacity of the channel in messages."""
         self._main = Channel(socket.socket(fileno=start["channel"]))
         self._arena = Arena(start["arena"], start["arena_bytes"])
         self._arena.board.begun = 1
         self._slots = SlotFile(start["slots"])
         self._epoll = select.epoll()
-        self._main_pidfd = machine.open_pidfd(
-            self._main_pid
-        )  # a fork of it may hold its end of the channel
+        # The pidfd reports the main process' death even if a fork still holds the channel's end.
+        self._main_pidfd = machine.open_pidfd(self._main_pid)
         self._listen(self._main.fileno(), self._hear_main)
         if self._main_pidfd is not None:
             self._listen(self._main_pidfd, self._leave)
@@ -105,12 +105,13 @@ class Supervisor:
         )
 
     def run(self) -> None:
-        """Work until the main process is gone, or has closed its end. Then end all workers."""
+        """Run until the main process is gone or has closed its end. Then end all workers."""
         try:
             while not self._is_over:
                 self._wait()
                 self._look_at_clock()
-                while self._dead:  # last: what they have said was read
+                # Deaths come last, after all messages of the dead workers were read.
+                while self._dead:
                     self._on_death(self._dead.pop())
                 self._state.deal()
                 if self._trial is not None:
@@ -126,7 +127,7 @@ class Supervisor:
     # ---- waiting
 
     def _wait(self) -> None:
-        """Wait until something has come, or the clock is to be looked at; take in what has."""
+        """Wait for messages, deaths or the next tick, and handle the messages and deaths."""
         for descriptor, _ in self._epoll.poll(self._wait_s):
             handler = self._handlers.get(descriptor)
             if handler is not None:
@@ -150,7 +151,7 @@ class Supervisor:
         return mine + [file for files in self._payloads.files.values() for file in files]
 
     def _look_at_clock(self) -> None:
-        """Do what is due by the clock, which no descriptor tells of."""
+        """Run `_on_tick` if its time has come."""
         if (now_ns := clock.monotonic_ns()) >= self._tick_due_ns:
             self._tick_due_ns = now_ns + self._tick_ms * 1_000_000
             self._on_tick()
@@ -163,12 +164,12 @@ class Supervisor:
             worker for worker in self._workers.without_pidfd if worker.process.poll() is not None
         ]
         self._is_over |= self._main_pidfd is None and os.getppid() != self._main_pid
-        self._note_size()  # if it was stored while an earlier message was being counted
+        self._note_size()  # the size may have changed while an earlier `Resize` was counted
         self._begin_trial()
         self._state.tick()
 
     def _watched(self) -> list[tuple[WorkerProcess, int]]:
-        """Return the workers whose ticket has a timeout, each with that in nanoseconds."""
+        """Return the running workers whose ticket has a timeout, and the timeout in nanoseconds."""
         found = []
         for number, worker in self._workers.by_number.items():
             job = self._state.running(number)
@@ -183,7 +184,7 @@ class Supervisor:
     # ---- trials of fewer workers
 
     def _begin_trial(self) -> None:
-        """Begin the trial that was requested. Nodes have none."""
+        """Start a trial that the main process has requested on the board. Nodes have no trials."""
         number = self._arena.board.trials
         if number != self._trials and not self.of_nodes:
             self._trials = number
@@ -197,7 +198,7 @@ class Supervisor:
             self._arena.board.end_trial(self._trials, trial.result)
             self._trial = None
 
-    # ---- what the main process says
+    # ---- messages of the main process
 
     def _hear_main(self) -> None:
         while not self._is_over and (received := self._main.receive()) is not None:
@@ -227,7 +228,7 @@ class Supervisor:
                 self._load(message, received)
 
     def _note_size(self) -> None:
-        """Resize to the size of the latest request, if it differs."""
+        """Resize to the size on the board, if it differs from the present one."""
         size = self._arena.board.size - 1
         if size not in (-1, self._size):
             self._size = size
@@ -250,7 +251,8 @@ class Supervisor:
         self._state.begin(message, plan)
 
     def _load(self, message: messages.Load, received: Received) -> None:
-        self._state.deal()  # what can be dealt: nothing is while modules are imported
+        # Assign all work now, because no work is assigned while modules are imported.
+        self._state.deal()
         self._carry_out()
         number = message.loader
         self._payloads.files[number] = list(received.descriptors)
@@ -282,9 +284,8 @@ class Supervisor:
             self._tick_due_ns = 0
         self._main.send(messages.Loaded(number))
         most_deaths = config.limits.restarts_per_item
-        if (
-            config.threads > 1
-        ):  # only what is made by one thread tells for certain which sample ends its worker
+        # Only a single thread shows for certain which sample ends its worker.
+        if config.threads > 1:
             most_deaths = max(_DEATHS_WITH_THREADS, most_deaths)
         self._state.load(number, Numbering(settings.plan), leaves_out, most_deaths, settings.loader)
 
@@ -295,17 +296,15 @@ class Supervisor:
         return reports.of_setup(failure, what, describe_load_error(error, place), place)
 
     def _freeze(self) -> None:
-        if (
-            self._has_loaded
-        ):  # what the first payload's imports have left in cycles is not worth the wait
-            if (
-                self._has_unloaded
-            ):  # functions are in cycles with their globals, and what is frozen is never collected
+        # For the first payload, the cycles that its imports have left are not worth a collection.
+        if self._has_loaded:
+            # Unloaded functions are in cycles with their globals. Frozen objects are not collected.
+            if self._has_unloaded:
                 gc.unfreeze()
             gc.collect()
         self._has_loaded, self._has_unloaded = True, False
         self._fork_check.handles.note_load(self._workers.private())
-        gc.freeze()  # workers would copy each page of objects that a collection looks at
+        gc.freeze()  # otherwise a collection in a worker would copy the pages of all these objects
 
     def _unload(self, number: int) -> None:
         self._state.unload(number)
@@ -313,10 +312,11 @@ class Supervisor:
         self._payloads.unload(number)
         self._has_unloaded = True
         self._forms.pop(number, None)
-        self._carry_out()  # its timeout stays: a worker may still be at one of its samples
+        # The loader's timeout is kept, because a worker may still have one of its samples in work.
+        self._carry_out()
 
     def _take_form(self, message: messages.Found) -> None:
-        """What batches look like was known to the supervisor before this one."""
+        """Use the form of a loader's batches that was known before this supervisor started."""
         from loaderpool.core import forms
 
         settings = self._payloads.settings.get(message.loader)
@@ -329,10 +329,9 @@ class Supervisor:
         )
 
     def _lay_out(self, number: int, probe: Any) -> None:
-        """The first sample is known: decide what batches look like, and tell all."""
-        from loaderpool.core import (
-            forms,
-        )  # while a worker makes the first sample: no start waits for it
+        """Choose the form of the batches from the first sample. Send it to all processes."""
+        # Imported here, so that the start of the supervisor does not wait for it.
+        from loaderpool.core import forms
 
         settings = self._payloads.settings[number]
         try:
@@ -349,12 +348,12 @@ class Supervisor:
         self._forms[form.loader] = form.content
         for worker in self._workers.by_number.values():
             self._send_to_worker(worker, form)
-        self._note_free_memory()  # as runs will get slots
+        self._note_free_memory()  # runs get slots after this
 
-    # ---- what workers say, and what becomes of them
+    # ---- messages and deaths of workers
 
     def _hear_worker(self, worker: WorkerProcess, is_all: bool = False) -> None:
-        """Read what a worker has said: one message, for the next wait finds others, or all of them."""
+        """Read one message from a worker, or all if `is_all`. The next wait reports the others."""
         try:
             while (received := worker.channel.receive()) is not None:
                 self._on_worker(worker.number, received)
@@ -362,7 +361,7 @@ class Supervisor:
                     return
         except ChannelClosed:
             self._ignore(worker.channel.fileno())
-        except LostPacket:  # its ticket is begun again by another worker
+        except LostPacket:  # another worker gets its ticket
             worker.kill()
 
     def _on_worker(self, number: int, received: Received) -> None:
@@ -379,7 +378,7 @@ class Supervisor:
                     self._on_found(message)
 
     def _on_found(self, message: messages.Found) -> None:
-        """The first sample was made, as was asked for."""
+        """Choose the form of a loader's batches, unless it is known."""
         if message.loader not in self._forms:
             self._lay_out(message.loader, receive(message.content, own=message.loader))
 
@@ -389,9 +388,9 @@ class Supervisor:
         fault_points.reach("supervisor.burying")
         if worker.pidfd is not None:
             self._ignore(worker.pidfd)
-        self._hear_worker(worker, is_all=True)  # before its death is handled
+        self._hear_worker(worker, is_all=True)  # a ticket with an answer is done
         self._ignore(worker.channel.fileno())
-        exit_code = self._workers.bury(worker)  # reaped: only now does its cell change no more
+        exit_code = self._workers.bury(worker)  # after this, its cell does not change any more
         read = self._arena.board.read
         ticket, index = read(worker.cell, Field.TICKET), read(worker.cell, Field.INDEX) - 1
         death = self._death_of(worker, index, exit_code)
@@ -416,13 +415,15 @@ class Supervisor:
             epoch = ticket.epoch if ticket is not None else 0
             if hung_s and why is GivenUp.ALONE and ticket is not None:
                 failure = describe_timeout(
-                    index=index, epoch=epoch, worker=worker.number, ran_s=hung_s, in_generator=in_generator,
-                    timeout_s=self._timeouts.get(ticket.loader, 0.0), stacks=sample.stacks_text,
+                    index=index, epoch=epoch, worker=worker.number, ran_s=hung_s,
+                    in_generator=in_generator, timeout_s=self._timeouts.get(ticket.loader, 0.0),
+                    stacks=sample.stacks_text,
                 )  # fmt: skip
                 return reports.of_sample(failure)
             report = LostReport(
-                why, index if index >= 0 else None, epoch, exit_code, worker.pid, deaths, stacks, is_out_of_memory,
-                was_stopped=worker.was_stopped, in_setup=in_setup, max_restarts=self._restarts, node=process.node(),
+                why, index if index >= 0 else None, epoch, exit_code, worker.pid, deaths, stacks,
+                is_out_of_memory, was_stopped=worker.was_stopped, in_setup=in_setup,
+                max_restarts=self._restarts, node=process.node(),
             )  # fmt: skip
             return reports.of_deaths(report)
 
@@ -467,18 +468,17 @@ class Supervisor:
     def _send_to_worker(self, worker: WorkerProcess, message: messages.Message) -> None:
         try:
             worker.channel.send(message)
-        except OSError:  # no descriptor for a long message: another worker gets it again
+        except OSError:  # no descriptor for a long message; another worker gets the ticket
             worker.kill()
 
     def _obstacles(self) -> Sequence[str]:
-        """Return why workers are not forked; empty: they are. Otherwise each is an interpreter of its own."""
+        """Return the reasons why workers are not forked; empty: they are forked."""
         return self._fork_check.obstacles(self._workers.private())
 
     def _start(self, number: int) -> None:
         obstacles = self._obstacles()
-        if (
-            obstacles and not self._has_told_of_exec
-        ):  # before anything that a worker by exec may say
+        # Sent before any message of a worker that was started by exec.
+        if obstacles and not self._has_told_of_exec:
             self._has_told_of_exec = True
             self._main.send(
                 messages.Warn(why_not_forked(obstacles, process.node()), are_not_forked=True)
@@ -502,7 +502,10 @@ class Supervisor:
 
 @contextlib.contextmanager
 def _ends_with(main_pid: int) -> Iterator[None]:
-    """Look for the main process' death by a timer while the user's modules are imported, which may take long."""
+    """Check by a timer if the main process has died, and end this process if so.
+
+    Used while the user's modules are imported, which may take long. The loop does not run then.
+    """
 
     def look(*_: Any) -> None:
         if os.getppid() != main_pid:
@@ -518,38 +521,43 @@ def _ends_with(main_pid: int) -> Iterator[None]:
 
 
 def _end_group() -> NoReturn:
-    """End this process, and with it what the user's function has started and left running."""
-    if os.getpgrp() == os.getpid():  # else the group is the main process'
+    """End this process, and all processes that the user's function has started and left running."""
+    if os.getpgrp() == os.getpid():  # otherwise this is the main process' group
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
 
 def main(start: Mapping[str, Any]) -> None:
-    """The supervisor process, from the first import to its end."""
+    """Run the supervisor process until its end. Called by the boot code of `child_process`."""
     serve(start, Supervisor, "supervisor")
 
 
 def serve(
     start: Mapping[str, Any], program: Callable[[Mapping[str, Any]], Supervisor], role: process.Role
 ) -> None:
-    """Be the process in the supervisor's place."""
+    """Run the process in the supervisor's place until its end.
+
+    Args:
+        start: Settings of the start, by name.
+        program: Makes the supervisor from `start`.
+        role: Role of the process.
+    """
     process.become(role, start.get("node"))
     machine.wake_when_orphaned()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored no exit status is told
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, exit statuses are lost
     if os.getppid() != start["trainer_pid"]:
-        return  # it died while we started
+        return  # the main process died during this start
     machine.raise_descriptor_limit()
     keep(ModuleStore(start["modules"]))
     try:
         supervisor = program(start)
     except ProcessLookupError:
-        return  # the main process died just now
+        return  # the main process has just died
     try:
         supervisor.run()
-    except (
-        BaseException
-    ):  # a defect of ours, or a signal from outside: another supervisor goes on, but it is told
+    # An internal error, or a signal from outside. Print it; the pool starts another supervisor.
+    except BaseException:
         traceback.print_exc()
         raise
     finally:

@@ -1,9 +1,10 @@
-"""Compares the rate of all workers with that of fewer, while the others are paused for a moment. Pure.
+"""Compare the rate of all workers with the rate of fewer, while the others are paused. Pure.
 
-    ALL --measured--> DRAIN --paused workers are idle--> FEW --measured--> ALL --measured--> next number, or the end
+    ALL --measured--> DRAIN --idle--> FEW --measured--> ALL --measured--> next number, or the end
 
-Fewer workers that are as fast as all show that workers wait for something that they share. The supervisor calls `note`
-for each answer and `look` after each deal. A trial ends by its own clock, whatever the main process does.
+If fewer workers are as fast as all, workers wait for something that they share. The supervisor
+calls `note` for each answer, and `look` after each assignment of tickets. A trial ends by its own
+clock, whatever the main process does.
 """
 
 from __future__ import annotations
@@ -16,25 +17,39 @@ from typing import NamedTuple
 from loaderpool.core.state import State
 from loaderpool.memory.board import TrialResult
 
-# A rate is measured over this time at least. Shorter: one slow ticket decides. Longer: a pause costs more.
+# Least time to measure a rate. Smaller: one slow ticket decides. Larger: a pause costs more.
 _LEAST_S = 0.4
-# For so long at most, where times vary. Fewer workers are measured for longer only if they seem to be as fast.
+# Greatest time to measure all workers, and fewer workers. Fewer workers are measured for longer
+# only if they seem to be as fast.
 _MOST_ALL_S, _MOST_FEW_S = 3.0, 1.0
-_LEAST_ANSWERS, _ANSWERS_EACH = 12, 3  # of all workers together, on average of each worker
-_LEAST_CYCLES = 2  # from here on a worker's own cycle tells its rate
-# Of the rate of all workers: fewer are as fast from here on. Unlimited ones have their share.
+# Least number of answers for a rate: of all workers together, and on average of each worker.
+_LEAST_ANSWERS, _ANSWERS_EACH = 12, 3
+# Least number of a worker's cycles for a rate from these cycles.
+_LEAST_CYCLES = 2
+# Least share of the rate of all workers at which fewer workers count as fast. If workers share no
+# limit, half of them have a share of 0.5.
 _AS_FAST = 0.9
-_JUST_AS_FAST = 0.95  # and only from here on they replace a larger number that was as fast
-# Standard errors between a measured share and what it would be otherwise. Smaller: stragglers would pass for a limit.
+# Least share at which fewer workers replace a larger number that was as fast.
+_JUST_AS_FAST = 0.95
+# Standard errors between a measured share and the alternative. Smaller: slow workers would look
+# like a shared limit.
 _CLEAR = 3.0
-# Of all workers' rate: it is measured for some time until its error is small; with a large one nothing is clear.
+# Relative errors of all workers' rate. It is measured until its error is at most `_GOOD_ERROR`.
+# After `_GOOD_S` seconds, `_MOST_ERROR` is enough. With a larger error, no result is clear.
 _GOOD_ERROR, _GOOD_S, _MOST_ERROR = 0.06, 1.2, 0.12
-_MANY, _PARTS = 3, 8  # workers; parts of the time, whose rates are compared
-_LEAST_ERROR = 0.02  # of a share: two rates that vary less are not known better
-_FEWER = 0.8  # of the workers: more are no evidence, because noise is as large as the difference
-_SAME = 0.25  # the rates of all workers before and after a pause differ by less, or the fewer are measured again
-_IDLE = 0.15  # of the time: workers with less work than that are not what training waits for
-_LATE_S = 0.05  # a look may come so much later than it is due
+# Least number of workers at which the error in all is evidence, and number of parts of the time
+# whose rates are compared for it.
+_MANY, _PARTS = 3, 8
+_LEAST_ERROR = 0.02  # least relative error of a rate, however little it varies
+# Greatest part of the workers that a pause leaves. With more workers, noise is as large as the
+# difference.
+_FEWER = 0.8
+# Relative difference of all workers' rates before and after a pause. With a larger difference, the
+# fewer workers are measured again.
+_SAME = 0.25
+# Part of the workers' time without a ticket. With a larger part, training does not wait for them.
+_IDLE = 0.15
+_LATE_S = 0.05  # greatest delay of a `look`
 
 
 class Rate(NamedTuple):
@@ -47,24 +62,35 @@ class Rate(NamedTuple):
 class Rates(NamedTuple):
     """The same rate, measured in two ways."""
 
-    by_cycles: Rate  # of each worker, as if workers were always slow at the same time: stragglers make it unsure
-    in_all: Rate  # of all answers in parts of the time: sure for a source that is steady, though not fair
+    # Sum of each worker's rate. Its error assumes that all workers are slow at the same time, so
+    # slow workers make it large.
+    by_cycles: Rate
+    # All answers by the time. Its error comes from the rates in parts of the time. It is small for
+    # a steady source, even if that serves some workers more slowly than others.
+    in_all: Rate
 
 
 class Gauge:
-    """Rate of some workers. Each counts by its own cycle, because several may always answer at the same moment."""
+    """Measures the rate of some workers.
+
+    The rate of each worker comes from its own cycle, the time between two of its answers. Otherwise
+    workers that always answer at the same moment would distort the rate.
+
+    Args:
+        workers: Number of workers.
+        now_s: Time in seconds.
+    """
 
     def __init__(self, workers: int, now_s: float) -> None:
         self._workers, self._begun_s, self._answers, self._idle_s = workers, now_s, 0, 0.0
-        self._first_s: dict[int, float] = {}  # by worker: the time of its first answer
-        self._last_s: dict[int, float] = {}  # and of its latest one
-        self._log: list[tuple[float, int]] = []  # of all: time and rows
-        self._cycles: dict[
-            int, list[tuple[float, int]]
-        ] = {}  # by worker: seconds between answers, and rows
+        self._first_s: dict[int, float] = {}  # time of the first answer, by worker
+        self._last_s: dict[int, float] = {}  # time of the latest answer, by worker
+        self._log: list[tuple[float, int]] = []  # (time, rows) of all answers
+        # (seconds since the last answer, rows) of each answer but the first, by worker.
+        self._cycles: dict[int, list[tuple[float, int]]] = {}
 
     def note(self, worker: int, rows: int, now_s: float) -> None:
-        """Count an answer."""
+        """Count an answer of a worker."""
         cycles = self._cycles.setdefault(worker, [])
         if worker in self._last_s:
             cycles.append((now_s - self._last_s[worker], rows))
@@ -74,25 +100,25 @@ class Gauge:
         self._answers += 1
 
     def note_idle(self, seconds: float) -> None:
-        """Count time in which a worker had no ticket."""
+        """Add time in which workers had no ticket, summed over them."""
         self._idle_s += seconds
 
     def seconds(self, now_s: float) -> float:
-        """Return for how long it has measured."""
+        """Return the seconds since the start of the measurement."""
         return now_s - self._begun_s
 
     def is_enough(self, now_s: float) -> bool:
-        """Whether there is a rate."""
+        """Return True if time and answers are enough for a rate."""
         return self.seconds(now_s) >= _LEAST_S and self._answers >= max(
             _LEAST_ANSWERS, _ANSWERS_EACH * self._workers
         )
 
     def is_idle(self, now_s: float) -> bool:
-        """Whether the workers lacked tickets, so that the rate is not theirs."""
+        """Return True if the workers lacked tickets, so that they do not limit the rate."""
         return self._idle_s > _IDLE * self._workers * self.seconds(now_s)
 
     def rates(self, now_s: float) -> Rates:
-        """Return the rate."""
+        """Return the rate, measured in both ways."""
         per_s = 0.0
         for cycles in self._cycles.values():
             took_s, rows = sum(seconds for seconds, _ in cycles), sum(rows for _, rows in cycles)
@@ -108,9 +134,8 @@ class Gauge:
             return math.inf
         row_s = sum(seconds for seconds, _ in cycles) / rows
         times = [seconds / rows for seconds, rows in cycles]
-        cut = [
-            first_s - self._begun_s for first_s in self._first_s.values()
-        ]  # calls at the beginning, and at the end
+        # Cycles that are cut off by the start and the end of the measurement.
+        cut = [first_s - self._begun_s for first_s in self._first_s.values()]
         cut += [now_s - last_s for last_s in self._last_s.values()]
         cut += [self.seconds(now_s)] * (self._workers - len(self._last_s))
         times += [
@@ -132,38 +157,38 @@ class Gauge:
 
 
 class _Phase(enum.Enum):
-    ALL = enum.auto()  # measures all workers
-    DRAIN = enum.auto()  # waits for the tickets of paused workers
-    FEW = enum.auto()  # measures those that stay
-    OVER = enum.auto()
+    ALL = enum.auto()  # measure all workers
+    DRAIN = enum.auto()  # wait until paused workers have answered their tickets
+    FEW = enum.auto()  # measure the workers that are not paused
+    OVER = enum.auto()  # the result is final
 
 
 class Trial:
-    """Search for the fewest workers that are as fast as all.
+    """A search for the fewest workers that are as fast as all.
 
     Attributes:
-        paused_s: for how long workers were paused.
-        idle_s: time in which paused workers had no ticket, summed over them.
+        paused_s: Seconds in which workers were paused.
+        idle_s: Seconds in which paused workers had no ticket, summed over them.
 
     Args:
-        state: the supervisor's, whose workers are paused and resumed.
-        most_s: for how long workers may be paused, in all.
-        now_s: the time.
+        state: State of the supervisor, whose workers the trial pauses and resumes.
+        most_s: Greatest time of all pauses together, in seconds.
+        now_s: Time in seconds.
     """
 
     def __init__(self, state: State, most_s: float, now_s: float) -> None:
         self._state, self._most_s, self._looked_s = state, most_s - _LATE_S, now_s
         self._workers = self._staying()
         self._enough, self._too_few = len(self._workers), 0
-        self._few = len(self._workers) // 2  # how many stay in the next pause
-        self._rates: Rates | None = None  # of all workers
-        self._few_rates: Rates | None = (
-            None  # as high as that; compared again with all workers after the pause
-        )
-        self._is_repeated = (
-            False  # fewer were as fast by the error in all, which stragglers may make too small
-        )
-        self._loader: int | None = None
+        self._few = len(self._workers) // 2  # number of workers that the next pause leaves
+        self._rates: Rates | None = None  # rates of all workers
+        # Rates of fewer workers that seem to be as fast. They are compared again with the rates of
+        # all workers after the pause.
+        self._few_rates: Rates | None = None
+        # True after a first result that only the error in all supports. Slow workers may make that
+        # error too small, so the measurement is repeated.
+        self._is_repeated = False
+        self._loader: int | None = None  # loader of the answers
         self.paused_s = self.idle_s = 0.0
         self._phase, self._gauge = _Phase.ALL, Gauge(len(self._workers), now_s)
         if len(self._workers) < 2:
@@ -171,23 +196,26 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """Whether `result` is final."""
+        """True if `result` is final."""
         return self._phase is _Phase.OVER
 
     @property
     def _has_time(self) -> bool:
-        """Whether another pause may be long enough."""
+        """True if the remaining time is enough for another pause."""
         return self.paused_s + _LEAST_S <= self._most_s
 
     @property
     def result(self) -> TrialResult:
-        """What it found out."""
+        """Result of the trial so far."""
         has_found = self._too_few or self._enough < len(self._workers)
         rate = self._rates.in_all.per_s if has_found and self._rates is not None else 0.0
         return TrialResult(len(self._workers), self._enough, self._too_few, rate, self.paused_s)
 
     def note(self, worker: int, loader: int | None, rows: int, now_s: float) -> None:
-        """Take in an answer of a worker. Samples of two loaders cannot be compared."""
+        """Count an answer of a worker. Called by the supervisor for each `Done`.
+
+        An answer of a second loader ends the trial, because their samples cannot be compared.
+        """
         if loader is None or self.is_over:
             return
         self._loader = self._loader or loader
@@ -196,7 +224,10 @@ class Trial:
         self._gauge.note(worker, rows, now_s)
 
     def look(self, now_s: float) -> bool:
-        """Go on to what is next, if it is time; returns whether workers were paused or resumed."""
+        """Start the next phase if it is time. Return True if workers were paused or resumed.
+
+        Called by the supervisor after each assignment of tickets.
+        """
         if self.is_over:
             return False
         if self._staying() != self._workers or (
@@ -249,7 +280,8 @@ class Trial:
         if gauge.is_idle(now_s):
             return self._end()
         few = gauge.rates(now_s)
-        # If these seem to be as fast, all are measured again, and for as long as it takes.
+        # If the few seem to be as fast, all are measured again, until the result is clear. So the
+        # error of the earlier rate of all is left out here.
         is_as_fast, share, is_sure = self._compare(
             few, Rates(*(rate._replace(error=0.0) for rate in all_))
         )
@@ -266,7 +298,12 @@ class Trial:
         return True
 
     def _compare(self, few: Rates, all_: Rates) -> tuple[bool | None, float, bool]:
-        """Return whether the few are as fast as all (None: it is not clear), their share, and whether that is sure."""
+        """Compare the rate of the few workers with the rate of all.
+
+        Returns:
+            True if the few are as fast (None: not clear); their share of the rate; and True if the
+            rates by cycles show it, not only the rates in all.
+        """
         part, found, share = self._few / len(self._workers), None, 0.0
         for one, other in list(zip(few, all_, strict=True))[: 2 if self._are_many else 1]:
             share = one.per_s / other.per_s
@@ -278,25 +315,31 @@ class Trial:
 
     @property
     def _are_many(self) -> bool:
-        """Whether the error in all is evidence: of few workers, one straggler has much of the rate."""
+        """True if the error in all is evidence. One slow worker of a few distorts it."""
         return len(self._workers) >= _MANY and self._few <= len(self._workers) / 2
 
     def _decide(self, share: float, is_as_fast: bool, is_sure: bool, now_s: float) -> bool:
-        """Take in that the few workers had this share of the rate of all, and go on with another number of them."""
+        """Store the result for the few workers, and pause for another number of them, or end.
+
+        Args:
+            share: Rate of the few workers as a share of the rate of all.
+            is_as_fast: True if the few are as fast as all.
+            is_sure: True if the rates by cycles show it.
+            now_s: Time in seconds.
+        """
         few, is_first = self._few, self._enough == len(self._workers)
         if is_as_fast and not is_sure and is_first and not self._is_repeated:
             self._is_repeated = True
         elif is_as_fast and share < _JUST_AS_FAST and not is_first:
-            self._too_few = few  # the limit is known, and the number before loses nothing
+            self._too_few = few  # the limit is known, and `_enough` workers lose nothing
             return self._end()
         elif is_as_fast:
             self._enough = few
             few = few // 2 if not self._too_few and few > 1 else few
         else:
             self._too_few = max(few, self._too_few)
-            few = max(
-                math.ceil(few / max(share, 0.01) - 0.1), few + 1
-            )  # each does its part of the rate
+            # The number at which the rate would be that of all, if each worker adds its part.
+            few = max(math.ceil(few / max(share, 0.01) - 0.1), few + 1)
         if few >= self._enough or few > _FEWER * len(self._workers) or not self._has_time:
             return self._end()
         self._few = few

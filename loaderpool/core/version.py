@@ -1,7 +1,8 @@
-"""A version of a loader: its functions and objects as they were sent at one moment, under a number of its own.
+"""A version of a loader: its functions and objects as they were sent at one moment.
 
-A loader has another version from the first epoch on that begins with changed objects. Runs that began before go on with
-theirs. To the supervisor and the workers, each version is a loader. Runs in: the main process.
+Each version has its own number. When an epoch begins with changed objects, the loader gets a new
+version. Runs that began earlier keep theirs. To the supervisor and the workers, each version is a
+separate loader. Runs in: the main process.
 """
 
 from __future__ import annotations
@@ -18,56 +19,60 @@ from loaderpool.transport.payload.sent import Sent, place
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
     from loaderpool.core.channel import Received
+    from loaderpool.core.known_form import KnownForm
     from loaderpool.core.pool import WorkerPool
     from loaderpool.core.session import Session
-    from loaderpool.core.stream.feed import StreamFeeds
-    from loaderpool.memory.layout import BatchForm
+    from loaderpool.core.stream.versions import FeedVersions
     from loaderpool.transport.payload.record import LoaderSettings
     from loaderpool.transport.payload.ship import Shipment
 
 
 class Owner(Protocol):
-    """The loader's engine, as its versions have it. All is read, and called, with the pool's lock held."""
+    """The loader's engine, as its versions use it.
+
+    Versions read all attributes and call all methods with the pool's lock held.
+    """
 
     pool: WorkerPool
     number: int
     settings: LoaderSettings
     cache: SharedCache | None
-    feeds: StreamFeeds | None
-    known_form: BatchForm | None
-    found: Found | None
-    is_after_hook: bool
+    feeds: FeedVersions
+    known: KnownForm
     is_closed: bool
 
     def on_found(self, version: Version, message: Found) -> None:
-        """The first sample of a version was made."""
+        """Process the form of the batches. Called when the first sample of a version was made."""
 
     def on_version_ended(self, version: Version) -> None:
-        """No process looks at a version any more; called once or twice after its `end`."""
+        """Release a version that no process uses any more. Called once or twice after its `end`."""
 
     def on_close(self) -> None:
-        """Nothing that its stream still has is wanted any more."""
+        """Stop reading the stream. Its remaining items are not needed any more."""
 
 
 class Version:
-    """One version. Made, and all but `on_load_died` and `on_close` called, with the pool's lock held.
+    """One version of a loader.
+
+    The caller creates it, and calls its methods, with the pool's lock held. The pool calls
+    `on_close` without the lock.
 
     Attributes:
-        number: by which the pool's processes know it.
-        sent: its shipment.
-        settings: what a supervisor needs that does not load the payload.
-        failure: makes the error that no batch can be made of it; None: none is known.
-        may_pass: the failure may not come another time.
-        was_told: a consumer was told of the failure.
-        was_loaded: a supervisor has loaded it, or an earlier version, once.
+        number: Number of the version in the pool's processes.
+        sent: Shipment in shared memory.
+        settings: Settings for a supervisor that does not load the payload.
+        failure: Factory of the error why no batch can be made; None: no failure is known.
+        may_pass: True if a retry may succeed after the failure.
+        was_told: True if the failure was raised to a consumer.
+        was_loaded: True if a supervisor has loaded this version or an earlier one before.
 
     Args:
-        engine: of the loader.
-        shipment: what is sent.
-        earlier: the version before; None: it is the first.
+        engine: Engine of the loader.
+        shipment: Functions and objects to send.
+        earlier: Previous version; None: this is the first.
 
     Raises:
-        MemoryLimitError: there is no shared memory for it.
+        MemoryLimitError: The shared memory is too small for the shipment.
     """
 
     def __init__(self, engine: Owner, shipment: Shipment, earlier: Version | None) -> None:
@@ -84,38 +89,38 @@ class Version:
         )
 
     def begin(self) -> None:
-        """Send it to the supervisor."""
+        """Register this version as a listener, and send it to the supervisor."""
         pool = self._pool
         pool.loaders[self.number] = pool.session.listeners[self.number] = self
-        pool.session.catch_up()  # what was said of other loaders: the channel shall never be full of it
+        # Read the messages about other loaders now, so that they never fill the channel.
+        pool.session.catch_up()
         self.load(pool.session)
 
     def load(self, session: Session) -> None:
-        """Send it to a supervisor, unless its import ends supervisors."""
+        """Send this version to a supervisor, unless its import has crashed one before."""
         engine = self._engine
         if self._has_ended_supervisor or engine.is_closed:
             return
-        files = list(
-            self.sent.placement.descriptors
-        )  # in the order in which `Payloads.load` takes them
+        # `Payloads.load` takes the files in this order.
+        files = list(self.sent.placement.descriptors)
         if engine.cache is not None and engine.cache.descriptor >= 0:
             files.append(engine.cache.descriptor)
         session.send(Load(self.number, self.sent.offset, self.sent.nbytes), files)
-        if engine.found is not None:
-            session.send(engine.found._replace(loader=self.number))
-        elif not engine.is_after_hook:
+        if engine.known.found is not None:
+            session.send(engine.known.found._replace(loader=self.number))
+        elif not engine.known.awaits_hook:
             self.look()
 
     def look(self) -> None:
-        """Request the first sample; of a stream, once its item is there."""
-        feeds = self._engine.feeds
+        """Request the first sample. For a stream, do nothing until its first item has arrived."""
+        feeds = self._engine.feeds.present
         if feeds is None:
             self._pool.session.send(Look(self.number, 0))
-        elif (first := feeds.first) is not None and first.made and self._engine.known_form is None:
+        elif (first := feeds.first) is not None and first.made and self._engine.known.form is None:
             self._pool.session.send(Look(self.number, first.offset))
 
     def end(self) -> None:
-        """Unload it; it listens until no process looks at it any more."""
+        """Unload this version. It stays a listener until the supervisor reports `Ended`."""
         if self._is_ended:
             return
         self._is_ended = True
@@ -128,7 +133,7 @@ class Version:
     # ---- session.Listener
 
     def hear(self, received: Received) -> None:
-        """Take in what is said of it."""
+        """Process a message about this version. Called by the thread that reads the session."""
         message: Any = received.message
         if isinstance(message, Loaded):
             self.was_loaded = True
@@ -143,19 +148,20 @@ class Version:
         elif isinstance(message, Found):
             self._engine.on_found(self, message)
 
-    # ---- as the pool has loaders
+    # ---- pool.LoaderListener
 
     def on_load_died(self, how: str) -> None:
-        """A supervisor died while it imported the function."""
+        """Fail all batches: a supervisor died while it imported the modules. Called by the pool."""
         text = (
-            f"The supervisor process crashed ({how}) while importing the modules of the function and the source. It is "
-            "not restarted, because the import would crash the next one too. Import the module in setup= or in the "
-            "function instead. If the machine ran out of memory, capture less data."
+            f"The supervisor process crashed ({how}) while importing the modules of the function "
+            "and the source. It is not restarted, because the import would crash the next one too. "
+            "Import the module in setup= or in the function instead. If the machine ran out of "
+            "memory, capture less data."
         )
         self.failure = functools.partial(PoolBrokenError, text)
         self._has_ended_supervisor = True
-        self._engine.on_close()  # what its stream still has is not wanted any more
+        self._engine.on_close()  # the remaining items of its stream are not needed any more
 
     def on_close(self) -> None:
-        """The pool is closed."""
+        """Stop reading the stream. Called when the pool is closed."""
         self._engine.on_close()

@@ -1,4 +1,4 @@
-"""A worker process: read a ticket, make its rows, say so.
+"""A worker process. It reads a ticket, writes its rows into the slot, and reports `Done`.
 
 supervisor --Ticket--> worker --rows--> slot
      ^------- Done -------+
@@ -31,18 +31,18 @@ from loaderpool.worker.work import Work
 
 
 class Worker:
-    """Answers every ticket until the supervisor ends the channel.
+    """Answers every ticket until the supervisor closes the channel.
 
-    Runs in: the worker, on its main thread. Blocks: in `Channel.wait` while there is nothing to do.
+    Runs in: the worker, on its main thread. Blocks: In `Channel.wait`, until a message arrives.
 
     Args:
-        number: its number.
-        cell: its cell of the board.
-        channel: its end.
-        arena: with the board.
-        slots: where the rows go.
-        payloads: the loaders that the supervisor had loaded when it forked this process.
-        forms: their batches', as `Found` has them.
+        number: Number of the worker.
+        cell: Its cell of the board.
+        channel: Its end of the channel to the supervisor.
+        arena: Arena with the board.
+        slots: Memory file for the rows.
+        payloads: Loaders that the supervisor had loaded when it forked this process.
+        forms: Pickled form of the batches, by loader (`Found.content`).
     """
 
     def __init__(
@@ -66,14 +66,15 @@ class Worker:
         self._numbers, self._base = arena.board.numbers, Board.base(cell)
         self._recorder = arena.recorder(cell, number)
         self._works: dict[int, Work] = {}
-        self._counted_as: dict[int, int] = {}  # of loaders here: the number of the first version
-        self._lanes: dict[int, tuple[int, int]] = {}  # of runs of generators: loader and epoch
-        self._tickets: collections.deque[Ticket] = collections.deque()  # read, and not begun yet
-        self._begun = 0  # number of the last ticket that threads have begun with
+        # Number of the first version of each loader that has a `Work`.
+        self._counted_as: dict[int, int] = {}
+        self._lanes: dict[int, tuple[int, int]] = {}  # (loader, epoch) of each run of generators
+        self._tickets: collections.deque[Ticket] = collections.deque()  # tickets still to make
+        self._begun = 0  # number of the last ticket whose calls were passed to threads
         self._identity = machine.file_identity(channel.fileno())
 
     def run(self) -> None:
-        """Serve to the end."""
+        """Answer tickets until the channel ends, then close the generators."""
         self._numbers[self._base + Field.BEGUN] = 1
         while True:
             while not self._tickets:
@@ -90,7 +91,7 @@ class Worker:
             self._answer(self._tickets.popleft())
 
     def _read(self) -> None:
-        """Take in what has come."""
+        """Read all messages that have arrived. Never blocks."""
         while (received := self._channel.receive()) is not None:
             message = received.message
             if isinstance(message, Ticket):
@@ -101,18 +102,21 @@ class Worker:
                 self._forget(message.number)
 
     def _look_ahead(self) -> bool:
-        """Have threads begin with tickets that wait; returns whether more may come."""
+        """Pass the calls of waiting tickets to the threads. Return True if more may follow.
+
+        Called by the main thread during a ticket, while it waits for the threads.
+        """
         try:
             self._read()
         except ChannelClosed:
             return False
-        except (
-            BaseException
-        ):  # it would count as the sample's that is waited for: another worker gets the tickets
+        # Raised further, the error would be blamed on the sample in work. Another worker gets the
+        # tickets instead.
+        except BaseException:
             traceback.print_exc()
             os._exit(1)
         for ticket in self._tickets:
-            if ticket.deaths:  # it is to be alone
+            if ticket.deaths:  # this ticket must be made alone
                 return False
             if ticket.number <= self._begun:
                 continue
@@ -126,16 +130,17 @@ class Worker:
         if ticket.is_fresh:
             try:
                 machine.reserve(self._slots.descriptor, ticket.offset, ticket.slot_bytes)
-            except (MemoryError, OSError):  # its turn will tell
+            except (MemoryError, OSError):  # `_answer` will report the error
                 return False
         return work.begin(ticket, self._slots.map, ticket.offset, ticket.slot_bytes)
 
     def _work(self, loader: int) -> Work:
-        """Return a loader's work, with the form of its batches if that is known."""
+        """Return the `Work` of a loader, with the form of its batches if it is known."""
         work = self._works.get(loader)
         if work is None:
             payload = self._payloads[loader]
-            of = self._counted_as[loader] = payload.loader  # for all versions of one the same
+            # All versions of a loader are counted under the number of the first one.
+            of = self._counted_as[loader] = payload.loader
             calls = CallClock(self._arena.call_times, self._cell, of, self._recorder)
             progress = Progress(self._numbers, self._base, self._number, BaseException, calls)
             work = self._works[loader] = Work(payload, progress, self._arena.map, loader=loader)
@@ -155,7 +160,8 @@ class Worker:
         oversize: VaryingLayout | None = None
         try:
             if ticket.run and self._numbers[Board.mark(ticket.run)] == ticket.run:
-                raise Abandoned  # first: the loader's function may be where another one's is by now
+                # This check comes first: after the run's end, the loader's memory may be reused.
+                raise Abandoned
             work = self._work(ticket.loader)
             if work.setup is not None:
                 work.ensure_setup()
@@ -171,21 +177,19 @@ class Worker:
                     self._lanes[ticket.run] = ticket.loader, ticket.epoch
                 filled = work.fill(ticket, self._slots.map, ticket.offset, ticket.slot_bytes)
                 rows, oversize = filled.rows, filled.oversize
-                batches = (
-                    ticket.batches if filled.items and not ticket.start else 0
-                )  # by who makes the first row
+                # The worker that makes the first row counts the batch.
+                batches = ticket.batches if filled.items and not ticket.start else 0
                 failed = pickle.dumps(filled.row_failures, 5) if filled.row_failures else b""
                 answer = Done(ticket.number, filled.items, failures=failed)
         except Abandoned:
             self._forget(ticket.run)
-            if (
-                ticket.loader in self._works
-            ):  # its slot will be another ticket's: no thread shall write into it
+            # Another ticket will get this slot, so no thread may write into it any more.
+            if ticket.loader in self._works:
                 self._works[ticket.loader].drop(ticket)
             answer = Done(ticket.number)
         except WorkFailed as error:
             answer = Done(ticket.number, error=reports.of_sample(error.failure))
-        except (MemoryError, OSError) as error:  # no pages for the slot
+        except (MemoryError, OSError) as error:  # the slot's pages could not be reserved
             failure = describe_failure(error, epoch=ticket.epoch, worker=self._number)
             answer = Done(ticket.number, error=reports.of_sample(failure))
         took_ns = clock.monotonic_ns() - begun_ns
@@ -202,9 +206,9 @@ class Worker:
             self._send_oversize(answer, oversize, ticket.epoch)
         else:
             self._channel.send(answer)
-        board[base + Field.TICKET] = (
-            0  # after it: an answer that cannot be sent ends this process, and is to blame
-        )
+        # Cleared after the send: if the answer cannot be sent, this process ends, and the
+        # supervisor blames the ticket.
+        board[base + Field.TICKET] = 0
         fault_points.reach("worker.after_report")
         if ticket.offset < 0:
             self._recorder.note_call(begun_ns, begun_ns + took_ns, 0, CallKind.PROBE)
@@ -231,12 +235,12 @@ class Worker:
     def _send_oversize(self, answer: Done, batch: VaryingLayout, epoch: int) -> None:
         try:
             self._send_batch(answer._replace(oversize=batch.nbytes), batch)
-        except (MemoryError, OSError) as error:  # no memory, or no descriptor
+        except (MemoryError, OSError) as error:  # no memory or descriptor is left
             failure = describe_failure(error, epoch=epoch, worker=self._number)
             self._channel.send(Done(answer.ticket, error=reports.of_sample(failure)))
 
     def _send_batch(self, answer: Done, batch: VaryingLayout) -> None:
-        """Send a batch that does not fit its slot, in a file of its own."""
+        """Send an answer with a file that has the batch, because it did not fit its slot."""
         file = oversize_file(batch.nbytes, lambda view: batch.write(view, 0))
         try:
             self._channel.send(answer, [file])
@@ -244,13 +248,16 @@ class Worker:
             os.close(file)
 
     def _check_channel(self) -> None:
-        """End this process if the function has closed or replaced the descriptor, or has forked it."""
+        """End this process if it is a fork by the user's code, or if its channel was closed.
+
+        The user's code may have closed the descriptor, or replaced it by another file.
+        """
         end_stray()
         if machine.file_identity(self._channel.fileno()) != self._identity:
             os._exit(LOST_PIPES_STATUS)
 
     def _forget(self, run: int) -> None:
-        """End the generators of a run that is not wanted any more, unless another one goes on with them."""
+        """Close the generators of an ended run, unless another run continues with them."""
         place = self._lanes.pop(run, None)
         if place is not None and place not in self._lanes.values():
             self._works[place[0]].items.forget(place[1])

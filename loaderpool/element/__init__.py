@@ -1,5 +1,6 @@
-"""How a sample or a batch is built: nesting, dtypes, shapes, padding, ragged rows, and how messages describe it.
+"""Structure of a sample or batch: nesting, dtypes, shapes, padding, ragged rows, messages.
 
-Runs in: any process. In comes what the user's function returned, out go flat arrays and an `ElementSpec`. It may import
-`plan` and what is below. Open first: `structure` (nesting), then `spec` (dtype and shape).
+Runs in: any process. The input is the return value of the user's function. The output is flat
+arrays and an `ElementSpec`. This package may import `plan` and the packages below it. Open first:
+`structure` (nesting), then `spec` (dtype and shape).
 """

@@ -1,4 +1,4 @@
-"""A function's own classes of dict, list and tuple, of which batches can be rebuilt from their items."""
+"""Dict, list and tuple subclasses of a user's function, if batches can be rebuilt with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, type)
 
 
 def own_classes(value: Any) -> OwnClasses | None:
-    """Return the classes to rebuild values like this one with; None if plain dicts and tuples will do."""
+    """Return the classes with which values like this one are rebuilt.
+
+    None if plain dicts and tuples are enough.
+    """
     kind, keys, parts = opened(value)
     within = {
         key: own
@@ -27,9 +30,10 @@ def own_classes(value: Any) -> OwnClasses | None:
 
 
 def _can_be_rebuilt(value: Any, kind: Kind, keys: Sequence[Hashable], parts: Sequence[Any]) -> bool:
-    """Whether the class makes an equal value of the items: with all of them, and with no other attributes.
+    """Return True if the class makes an equal value from the items alone.
 
-    It is given other arrays: a constructor must take any, and must not look at their values.
+    The new value must contain all items and have no other attributes. It is made of other arrays: a
+    constructor must accept any arrays, and must not read their values.
     """
     arrays = [np.zeros(1) for _ in parts]
     try:
@@ -44,7 +48,7 @@ def _can_be_rebuilt(value: Any, kind: Kind, keys: Sequence[Hashable], parts: Seq
     except Exception as error:
         if is_of_a_handler(error):
             raise
-        return False  # its constructor takes something else
+        return False  # the constructor has other parameters
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -64,7 +68,10 @@ def _names(slots: Any) -> Sequence[str]:
 
 
 def _is_alike(mine: Any, its: Any, counterparts: dict[int, Any]) -> bool:
-    """Whether a value of the function is the one of its twin, whose arrays have counterparts by `id`."""
+    """Return True if `mine`, part of the user's value, equals `its`, the same part of its twin.
+
+    The twin has other arrays. `counterparts` maps their ids to the arrays of the user's value.
+    """
     if id(its) in counterparts:
         return mine is counterparts[id(its)]
     if type(mine) is not type(its):

@@ -1,4 +1,4 @@
-"""What an element is made of: the specs of its arrays, what fills them up, and what to say of one that does not fit."""
+"""Specs of an element's arrays, padding, and the errors for values that do not fit."""
 
 from __future__ import annotations
 
@@ -27,22 +27,24 @@ from loaderpool.errors import ArgumentError, SpecMismatchError, brief, shortened
 from loaderpool.hints import known_names_only
 from loaderpool.plan.item_names import item_name
 
-# Where an expected shape comes from, which decides what the user can do about another one: the batch's other rows; what
-# the first samples show, or the user's spec of whole batches; the user's spec of samples; the length to pad to in that
-# one; other rows of a ragged component; `unpadded`: a component that `pad` leaves out.
+# Source of an expected shape. It decides what the user can do about another shape. "rows": the
+# other rows of the batch. "spec": the first samples, or the user's spec of whole batches. "given":
+# the user's spec of samples. "unpadded": a component that `pad` leaves out. "length": the length to
+# pad to in the user's spec. "ragged": other rows of a ragged component.
 Origin = Literal["rows", "spec", "given", "unpadded", "length", "ragged"]
 _ADVICE: dict[Origin, str] = {
-    "rows": "Samples differ in {axes}, but all samples of a batch must have the same shape. Choose one:"
-    "\n    pad=True: pad to the longest sample of each batch{ragged_line}\n    batch_size=None: do not batch",
+    "rows": "Samples differ in {axes}, but all samples of a batch must have the same shape. "
+    "Choose one:\n    pad=True: pad to the longest sample of each batch{ragged_line}\n    "
+    "batch_size=None: do not batch",
     "spec": "Lengths must not vary in {axes}. To allow it, pass {cure}",
-    "given": "element_spec has a fixed length for {axes} of a sample. To allow others, also set pad=True{ragged}, and "
-    "pass {cure}",
-    "unpadded": "Samples differ in {axes}, but pad is False for this component, which does not pad it. None pads with "
-    "zeros, empty strings, or False for a mask",
-    "length": "Batches are padded to the length that element_spec has for {axes} of a sample. Set a larger one. To pad "
-    "to the longest sample of each batch, pass {cure}",
-    "ragged": "With ragged=True, only the first axis of a sample may vary, not {axes}. Return samples of one length "
-    "there, or use pad=True instead",
+    "given": "element_spec has a fixed length for {axes} of a sample. To allow others, also set "
+    "pad=True{ragged}, and pass {cure}",
+    "unpadded": "Samples differ in {axes}, but pad is False for this component, which does not "
+    "pad it. None pads with zeros, empty strings, or False for a mask",
+    "length": "Batches are padded to the length that element_spec has for {axes} of a sample. Set "
+    "a larger one. To pad to the longest sample of each batch, pass {cure}",
+    "ragged": "With ragged=True, only the first axis of a sample may vary, not {axes}. Return "
+    "samples of one length there, or use pad=True instead",
 }
 
 
@@ -54,7 +56,8 @@ class ArraySpec:
         shape: Length of each axis, with the batch axis first; `None` for an axis that varies.
         dtype: NumPy dtype; `str` and `bytes` stand for strings.
         text: `"str"` or `"bytes"`, for dtype `object`. Default: `None`.
-        ragged: Set to `True` if the second axis, `None` in `shape`, varies from row to row. Default: `False`.
+        ragged: Set to `True` if the second axis, `None` in `shape`, varies from row to row.
+            Default: `False`.
     """
 
     shape: tuple[int | None, ...]
@@ -95,7 +98,10 @@ class ArraySpec:
             object.__setattr__(self, name, value)
 
     def __str__(self) -> str:
-        return f"{'ragged ' * self.ragged}{self.text or self.dtype.name}[{', '.join(map(str, self.shape))}]"
+        return (
+            f"{'ragged ' * self.ragged}{self.text or self.dtype.name}"
+            f"[{', '.join(map(str, self.shape))}]"
+        )
 
     def __repr__(self) -> str:
         return f"ArraySpec({self})"
@@ -110,11 +116,11 @@ class ElementSpec:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Name of each component, as in "['image']"; "" for a bare array."""
+        """Name of each component, such as "['image']"; "" for a bare array."""
         return self.structure.paths
 
     def pack(self) -> Any:
-        """Return the components in the nested structure of an element."""
+        """Return the component specs in the nested structure of an element."""
         return self.structure.unflatten(self.components)
 
     def __repr__(self) -> str:
@@ -122,7 +128,9 @@ class ElementSpec:
 
 
 class RaggedArray:
-    """Batch of rows of different length: row `i` is `values[row_splits[i]:row_splits[i + 1]]`, as in `tf.RaggedTensor`.
+    """Batch of rows of different length.
+
+    Row `i` is `values[row_splits[i]:row_splits[i + 1]]`, as in `tf.RaggedTensor`.
 
     Attributes:
         values: All rows, one after the other: `dtype[sum of lengths, ...]`.
@@ -149,7 +157,7 @@ class RaggedArray:
         return len(self.row_splits) - 1
 
     def __getitem__(self, row: int) -> npt.NDArray[Any]:
-        row = range(len(self))[operator.index(row)]  # IndexError where there is none
+        row = range(len(self))[operator.index(row)]  # IndexError if there is no such row
         return self.values[self.row_splits[row] : self.row_splits[row + 1]]
 
     def __repr__(self) -> str:
@@ -159,22 +167,24 @@ class RaggedArray:
 
 
 def _read_shape(shape: Any) -> tuple[int | None, ...]:
-    with contextlib.suppress(
-        TypeError, ValueError
-    ):  # ValueError: TensorFlow's, of an unknown number of axes
+    # TensorFlow raises ValueError for a shape with an unknown number of axes.
+    with contextlib.suppress(TypeError, ValueError):
         sizes = tuple(None if size is None else operator.index(size) for size in shape)
         if all(size is None or size >= 0 for size in sizes):
             return sizes
     raise ArgumentError(
-        f"shape must be a tuple of integers >= 0, with None for axes that vary, such as (None, 3), got {brief(shape)}"
+        "shape must be a tuple of integers >= 0, with None for axes that vary, such as (None, 3), "
+        f"got {brief(shape)}"
     )
 
 
 def read_spec(given: Any) -> ElementSpec:
-    """Return the spec that a user's `element_spec` says; as a Dataset's, it describes a batch, batch axis included.
+    """Return the spec that a user's `element_spec` describes.
+
+    Like a Dataset's, it describes a batch and includes the batch axis.
 
     Raises:
-        ArgumentError: a spec that no batch can have, or no spec.
+        ArgumentError: no batch can have this spec, or it is not a spec.
     """
     try:
         structure = Structure.of(given, origin="element_spec has")
@@ -194,7 +204,8 @@ def _read_array_spec(given: Any, name: str) -> ArraySpec:
     )
     if not is_spec or isinstance(given, type) or type(given).__name__ == "SparseTensorSpec":
         raise ArgumentError(
-            f"{name} must be an ArraySpec, tf.TensorSpec or tf.RaggedTensorSpec, got {type(given).__name__}"
+            f"{name} must be an ArraySpec, tf.TensorSpec or tf.RaggedTensorSpec, got "
+            f"{type(given).__name__}"
         )
     ragged_rank = getattr(given, "ragged_rank", 0)
     try:
@@ -204,14 +215,17 @@ def _read_array_spec(given: Any, name: str) -> ArraySpec:
     splits = getattr(getattr(given, "row_splits_dtype", None), "name", "int64")
     if ragged_rank > 1 or (spec.ragged and (spec.shape[1:2] != (None,) or splits != "int64")):
         raise ArgumentError(
-            f"{name}: only the axis after the batch axis can be ragged, with ragged_rank=1, row_splits_dtype int64 and "
-            f"shape (batch, None, ...), got {brief(given)}"
+            f"{name}: only the axis after the batch axis can be ragged, with ragged_rank=1, "
+            f"row_splits_dtype int64 and shape (batch, None, ...), got {brief(given)}"
         )
     return spec
 
 
 def code_to_allow(spec: ElementSpec, component: int, shape: tuple[int | None, ...]) -> str:
-    """Return `spec` as Python, with loaderpool as `lp`, where this component may have this shape too."""
+    """Return Python code of `spec`, changed so that this component may also have this shape.
+
+    In the code, loaderpool is `lp`.
+    """
     components = list(spec.components)
     components[component] = _with_open_axes(components[component], shape)
     ragged = (", ragged=True" * each.ragged for each in components)
@@ -232,7 +246,8 @@ def _with_open_axes(spec: ArraySpec, shape: tuple[int | None, ...]) -> ArraySpec
 def widened(spec: ElementSpec, other: ElementSpec) -> ElementSpec:
     """Return `spec` with None for each axis in which `other` has another length.
 
-    What is built otherwise, or has another number of axes, is refused when it becomes a row and its index is known.
+    A sample with another structure or number of axes is refused later: then it becomes a row, and
+    its index is known.
     """
     if spec.structure != other.structure:
         return spec
@@ -247,10 +262,10 @@ def sample_spec(
 ) -> ElementSpec:
     """Return the spec of exactly this sample: no batch axis, all axes known.
 
-    Where an object array has no elements, the user's spec says whether it is str or bytes.
+    If an object array has no elements, the user's spec `given` decides between str and bytes.
 
     Raises:
-        SpecMismatchError: no batch can be made of it; names the component.
+        SpecMismatchError: no batch can be made of the sample. The message names the component.
     """
     structure = Structure.of(sample, origin=origin)
     texts: list[Text | None] = [None] * structure.num_leaves
@@ -271,8 +286,8 @@ def _text_of(array: npt.NDArray[Any], leaf: Any, path: str, given: Text | None) 
     text = TEXT_KINDS.get(getattr(getattr(leaf, "dtype", None), "kind", "")) or given
     if text is None:
         raise SpecMismatchError(
-            f"{named(path)}: the object array of the first sample is empty, so its type, str or bytes, is unknown. "
-            "Return an array of dtype 'U1' or 'S1', or pass element_spec."
+            f"{named(path)}: the object array of the first sample is empty, so its type, str or "
+            "bytes, is unknown. Return an array of dtype 'U1' or 'S1', or pass element_spec."
         )
     return text
 
@@ -286,12 +301,13 @@ def mismatch(
     origin: Origin,
     cure: str = "an element_spec with None there",
 ) -> SpecMismatchError:
-    """Return the error for a component that came otherwise than its spec says, with the option that allows it.
+    """Return the error for a component that differs from its spec, with the option that allows it.
 
-    `expected` has a batch axis where `actual_shape` has one. `cure` is an element_spec that allows what came.
+    `expected` has a batch axis if `actual_shape` has one. `cure` is code of an element_spec that
+    allows the component.
     """
     is_text = actual_dtype == OBJECT
-    # "string" on both sides: what came may be str or bytes or some of each, and either is taken.
+    # "string" on both sides. The actual values may be str, bytes or both, and either is accepted.
     wanted = (
         f"string[{', '.join(map(str, expected.shape))}]"
         if expected.text is not None
@@ -303,7 +319,10 @@ def mismatch(
         reasons += ". Strings and numbers cannot be mixed: return the same kind for every item"
     elif not is_text and actual_dtype != expected.dtype:
         name, target = actual_dtype.name, expected.dtype.name
-        reasons += f". loaderpool does not cast {name} to {target} implicitly. Return x.astype({target!r}), or pass "
+        reasons += (
+            f". loaderpool does not cast {name} to {target} implicitly. "
+            f"Return x.astype({target!r}), or pass "
+        )
         reasons += f"element_spec with {name}"
     if len(actual_shape) != len(expected.shape):
         reasons += (
@@ -314,11 +333,17 @@ def mismatch(
         varied = [
             axis for axis, (size, got) in enumerate(pairs) if size is not None and size != got
         ]
-        if origin == "length":  # what is shorter is filled up
+        if origin == "length":  # shorter components are padded
             varied = [axis for axis in varied if actual_shape[axis] > (expected.shape[axis] or 0)]
         if origin == "rows" and _are_channels(expected.shape, actual_shape, varied):
-            reasons += f". Images have {expected.shape[-1]} and {actual_shape[-1]} channels, but all images of a batch "
-            reasons += 'must have the same. Convert them in the function, with image.convert("RGB") for example'
+            reasons += (
+                f". Images have {expected.shape[-1]} and {actual_shape[-1]} channels, "
+                "but all images of a batch "
+            )
+            reasons += (
+                "must have the same. Convert them in the function, "
+                'with image.convert("RGB") for example'
+            )
         elif varied:
             text = _ADVICE["spec" if origin == "ragged" and varied == [0] else origin]
             axes = f"{'axis' if len(varied) == 1 else 'axes'} {' and '.join(map(str, varied))}"
@@ -335,15 +360,16 @@ def mismatch(
 def _are_channels(
     expected: tuple[int | None, ...], actual: tuple[int, ...], varied: list[int]
 ) -> bool:
-    """Return whether samples are images that differ in their channels alone, which come last."""
+    """Return True if samples are images that differ only in their channels, the last axis."""
     are_images = len(actual) == 3 and varied == [2]
     return are_images and {expected[2], actual[2]} <= {1, 2, 3, 4} and min(actual[:2]) > 4
 
 
 # ---- padding ----
 
-# As `padding_values` of tf.data's `padded_batch`, `pad=` is one value or the structure of the sample with a value for
-# each component. False, which tf.data does not have, says that a component is not padded.
+# Like `padding_values` of tf.data's `padded_batch`, `pad=` is one value, or the structure of the
+# sample with a value for each component. False, which tf.data does not have, means that a component
+# is not padded.
 
 
 def check_padding(pad: Any, name: str = "pad") -> Any:
@@ -356,16 +382,16 @@ def check_padding(pad: Any, name: str = "pad") -> Any:
     is_value = isinstance(pad, (numbers.Number, str, bytes)) or hasattr(pad, "dtype")
     if not is_default and (not is_value or np.ndim(pad)):
         raise ArgumentError(
-            f"{name} must be False, True (zeros), a pad value, or a tuple or dict of these in the structure of a "
-            f"sample, got {brief(pad)}"
+            f"{name} must be False, True (zeros), a pad value, or a tuple or dict of these in the "
+            f"structure of a sample, got {brief(pad)}"
         )
     return pad
 
 
 def padding_of(pad: Any, structure: Structure, name: str = "pad") -> list[Any]:
-    """Return what each component of a sample is filled up with: a value, None for the default, False for nothing.
+    """Return the padding of each component: a value, None for the default, False for no padding.
 
-    A value in the place of a whole tuple or dict holds for all in it.
+    A value in the place of a whole tuple or dict applies to all components in it.
     """
     if not isinstance(pad, (tuple, dict)):
         return [None if pad is None or pad is True else pad] * structure.num_leaves
@@ -373,15 +399,16 @@ def padding_of(pad: Any, structure: Structure, name: str = "pad") -> list[Any]:
     is_dict = isinstance(pad, dict)
     if is_dict != (structure.kind == "dict") or structure.kind == "leaf":
         raise SpecMismatchError(
-            f"{name} is {shortened(sketch(pad))}, {returned} there: give one value, or one for each component"
+            f"{name} is {shortened(sketch(pad))}, {returned} there: give one value, or one for "
+            "each component"
         )
     keys: Iterable[Any] = structure.keys if is_dict else range(len(structure.children))
     given: Iterable[Any] = pad if is_dict else range(len(pad))
     for key in keys:
         if key not in given:
             raise SpecMismatchError(
-                f"{name} has no value for component [{brief(key)}]: give a pad value, None for the default (0, or an "
-                "empty string), or False for no padding"
+                f"{name} has no value for component [{brief(key)}]: give a pad value, None for the "
+                "default (0, or an empty string), or False for no padding"
             )
     for key in given:
         if key not in keys:
@@ -395,7 +422,11 @@ def padding_of(pad: Any, structure: Structure, name: str = "pad") -> list[Any]:
 
 
 def fill_value(pad: Any, component: ArraySpec, path: str) -> Any:
-    """Return the pad value (None: the default) in the component's dtype; of text a str or bytes."""
+    """Return the pad value (None: the default) in the component's dtype, or as str or bytes.
+
+    Raises:
+        SpecMismatchError: the value does not fit the dtype.
+    """
     if component.text is not None:
         text = "" if pad is None else pad
         if isinstance(text, str):
@@ -404,13 +435,11 @@ def fill_value(pad: Any, component: ArraySpec, path: str) -> Any:
             return text if component.text == "bytes" else text.decode("utf-8", "surrogateescape")
     elif not isinstance(pad, (str, bytes)) and (np.isrealobj(pad) or component.dtype.kind == "c"):
         value = np.asarray(0 if pad is None else pad)
-        may_round = value.dtype.kind in "fc" and can_write(
-            value.dtype, component.dtype
-        )  # 0.1 has no float32
+        # Values such as 0.1 have no exact float32.
+        may_round = value.dtype.kind in "fc" and can_write(value.dtype, component.dtype)
         try:
-            with np.errstate(
-                over="ignore", invalid="ignore"
-            ):  # NaN into an int is caught by the comparison
+            # The comparison below finds NaN cast to an int.
+            with np.errstate(over="ignore", invalid="ignore"):
                 cast = value.astype(component.dtype)
             if (
                 cast == value
@@ -422,6 +451,7 @@ def fill_value(pad: Any, component: ArraySpec, path: str) -> Any:
             pass
     what = f"type {component.text}" if component.text is not None else f"dtype {component.dtype}"
     raise SpecMismatchError(
-        f"{named(path)}: the pad value {brief(pad)} does not fit its {what}. Give each component its own value, such "
+        f"{named(path)}: the pad value {brief(pad)} does not fit its {what}. Give each component "
+        "its own value, such "
         "as pad={'x': 0, 'y': -1}."
     )

@@ -1,7 +1,8 @@
-"""The nested structure of an element: which arrays there are, their names, the way apart and together, in messages too.
+"""Nested structure of an element: its arrays and their names, flattening, unflattening, messages.
 
-A list is one array, as NumPy has it, and no structure; but arrays in a list of a class of its own are a tuple. Any
-mapping is a dict. Of each leaf an array is made that can lie in a batch; else there is advice.
+A list is one array, as in NumPy, and no structure. But arrays in a list of a list subclass are a
+tuple. Any mapping is a dict. Each leaf is converted to an array that a batch can contain. If that
+is impossible, the error has advice.
 """
 
 from __future__ import annotations
@@ -19,35 +20,43 @@ from loaderpool.system.interrupts import is_of_a_handler
 
 Kind = Literal["leaf", "tuple", "dict", "namedtuple"]
 
-# Names shown in a message: fewer hide the cause, more bury it.
+# Names shown in a message. Smaller: the cause may be hidden. Larger: the cause is hard to find.
 _SHOWN = 8
-# What can never be a leaf, by exact type: one C call looks at all leaves of a flat element. Subclasses of tuple and
-# dict in a leaf's place are left to `convert_leaf`, which refuses them too.
+# Types that can never be a leaf, as exact types: one C call checks all leaves of a flat element.
+# `convert_leaf` also refuses subclasses of tuple and dict in a leaf's place.
 _NO_LEAVES = frozenset({tuple, dict, type(None)})
 
 
 class OwnClasses(NamedTuple):
-    """Classes of a function's own that a value is made of: its own one, if any, and those within, by key."""
+    """Classes of the user's function in a value.
+
+    Attributes:
+        cls: class of the value itself; None: a plain dict or tuple, or a leaf.
+        children: classes of the values inside, by key.
+    """
 
     cls: type | None
     children: dict[Hashable, OwnClasses]
 
 
 class Structure:
-    """How an element is built of leaves; comparable, picklable, never changed.
+    """Nesting of an element's leaves; comparable, picklable, never changed.
 
-    Two are equal where kinds, keys in their order, fields and namedtuple names are, so that equal structures number
-    their leaves alike.
+    Two structures are equal if their kinds, keys in order, fields and namedtuple names are equal.
+    So equal structures number their leaves in the same way.
 
     Attributes:
         kind: "leaf", "tuple", "dict" or "namedtuple".
         keys: a dict's keys in the order first seen, a namedtuple's fields, a tuple's numbers.
-        children: the structures within, in order.
-        namedtuple: the class that `unflatten` builds with, else None.
-        num_leaves: how many arrays an element has.
-        paths: name of each leaf: "" for a bare one, "[0]", "['image']", ".x" in a namedtuple, nested "['a'][1]".
-        flatten: the leaves of a value, as a list; SpecMismatchError, naming the path, where it is not built so.
-        unflatten: a value of this structure from its `num_leaves` leaves; a dict comes back as a plain dict.
+        children: the structures inside, in order.
+        namedtuple: the class with which `unflatten` builds, else None.
+        num_leaves: number of arrays of an element.
+        paths: name of each leaf: "" for a bare one, "[0]", "['image']", ".x" in a namedtuple,
+            nested "['a'][1]".
+        flatten: returns the leaves of a value as a list. If the value has another structure, raises
+            SpecMismatchError that names the path.
+        unflatten: returns a value of this structure from its `num_leaves` leaves. A dict becomes a
+            plain dict.
     """
 
     __slots__ = (
@@ -74,16 +83,17 @@ class Structure:
             _step(kind, key) + path for key, child in pairs for path in child.paths
         ) or ("",)
         self.num_leaves = len(self.paths)
-        # Closures made for this very structure, not methods: taking elements apart is done once for each sample.
+        # Closures made for this structure, not methods, because each sample is flattened once.
         self.flatten = _flattener(self)
         self.unflatten = _unflattener(self)
 
     @staticmethod
     def of(value: Any, *, origin: str = "fn returned", path: str = "") -> Structure:
-        """Return the structure of a value; what is neither tuple, list of arrays nor mapping is a leaf.
+        """Return the structure of a value. All but tuples, lists of arrays and mappings are leaves.
 
         Raises:
-            SpecMismatchError: None, or an empty tuple or dict, somewhere in it; begins with `origin`.
+            SpecMismatchError: the value contains None, or an empty tuple or dict. The message
+                begins with `origin`.
         """
         where = f" at {path}" if path else ""
         kind, keys, parts = opened(value)
@@ -107,7 +117,7 @@ class Structure:
         return Structure(kind, keys, children, type(value) if kind == "namedtuple" else None)
 
     def rebuilder(self, classes: OwnClasses | None) -> Callable[[Sequence[Any]], Any]:
-        """Return `unflatten`, with a function's own classes in the places of dicts and tuples."""
+        """Return a variant of `unflatten` that makes these classes, not dicts and tuples."""
         return self.unflatten if classes is None else _unflattener(self, classes)
 
     def __eq__(self, other: object) -> bool:
@@ -119,7 +129,8 @@ class Structure:
         return hash(self._identity())
 
     def _identity(self) -> tuple[Any, ...]:
-        # Not the class itself: a new one made in each call, or by an unpickling, is the same structure to the user.
+        # Not the class itself. A class that each call or unpickling makes again is the same
+        # structure to the user.
         return self.kind, self.keys, self.children, self.namedtuple and self.namedtuple.__name__
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -133,7 +144,7 @@ class Structure:
 
 
 def opened(value: Any) -> tuple[Kind, tuple[Hashable, ...], Sequence[Any]]:
-    """Return a value's kind, its keys as `Structure` has them, and what is at each."""
+    """Return the kind of a value, its keys as in `Structure.keys`, and the value of each key."""
     if is_mapping(value):
         keys = tuple(value)
         return "dict", keys, tuple(value[key] for key in keys)
@@ -148,7 +159,7 @@ def opened(value: Any) -> tuple[Kind, tuple[Hashable, ...], Sequence[Any]]:
 
 
 def is_mapping(value: Any) -> bool:
-    """Whether a value is read as a dict: any mapping that is not an array itself."""
+    """Return True if a value is read as a dict: any mapping that is not an array itself."""
     return isinstance(value, dict) or (isinstance(value, Mapping) and not _has_array(value))
 
 
@@ -159,7 +170,7 @@ def _has_array(value: Any) -> bool:
 
 
 def _is_of_arrays(values: list[Any]) -> bool:
-    """Whether a list is of a class of its own, and all in it are arrays with axes, or built of arrays."""
+    """Return True for a list subclass with only arrays with axes, tuples and mappings."""
     if type(values) is list or not values:
         return False
     return all(
@@ -171,7 +182,7 @@ def _step(kind: Kind, key: Hashable) -> str:
     return f".{key}" if kind == "namedtuple" else f"[{brief(key)}]"
 
 
-# ---- apart ----
+# ---- flatten ----
 
 
 def _flattener(structure: Structure) -> Callable[[Any], list[Any]]:
@@ -179,20 +190,22 @@ def _flattener(structure: Structure) -> Callable[[Any], list[Any]]:
 
     def flatten_or_raise(value: Any) -> list[Any]:
         leaves = flatten(value)
-        return (
-            _leaves(structure, value) if leaves is None else leaves
-        )  # None: an own class, say, or a mistake
+        # None: the value contains a class of the user's function, for example, or is wrong.
+        return _leaves(structure, value) if leaves is None else leaves
 
     return flatten_or_raise
 
 
 def _quick_flattener(structure: Structure) -> Callable[[Any], list[Any] | None]:
-    """Make a flattener for values of exactly these types; its None tells that a closer look is needed."""
+    """Make a flattener for values of exactly these types. It returns None for all others.
+
+    `_leaves` then has to check the value.
+    """
     if structure.kind == "leaf":
         return lambda value: None if value is None or isinstance(value, (tuple, dict)) else [value]
     keys, count = structure.keys, len(structure.children)
     cls = dict if structure.kind == "dict" else structure.namedtuple or tuple
-    # itemgetter looks up all keys in one C call, but does not wrap a single one.
+    # One call of itemgetter in C reads all keys. For a single key, it would return no tuple.
     pick: Any = (
         tuple
         if cls is not dict
@@ -204,9 +217,8 @@ def _quick_flattener(structure: Structure) -> Callable[[Any], list[Any] | None]:
     flatteners = [_quick_flattener(child) for child in structure.children]
 
     def flatten(value: Any) -> list[Any] | None:
-        if (
-            type(value) is not cls or len(value) != count
-        ):  # nor a defaultdict, which would invent a missing key
+        # The class is exact, because a defaultdict would make a missing key.
+        if type(value) is not cls or len(value) != count:
             return None
         try:
             parts = pick(value)
@@ -230,7 +242,11 @@ def _is_flat(structure: Structure) -> bool:
 
 
 def _leaves(structure: Structure, value: Any, *steps: tuple[Kind, Hashable]) -> list[Any]:
-    """Return the leaves of a value, also of subclasses; raise for the first place that is built otherwise."""
+    """Return the leaves of a value, also of subclasses.
+
+    Raises:
+        SpecMismatchError: the value has another structure; the message names the first difference.
+    """
     if structure.kind == "leaf" and not (
         value is None or isinstance(value, tuple) or is_mapping(value)
     ):
@@ -262,7 +278,7 @@ def _difference(structure: Structure, value: Any) -> str:
     return f"expected {expected}, got {got}; all items must have the same structure"
 
 
-# ---- together ----
+# ---- unflatten ----
 
 
 def _unflattener(
@@ -291,7 +307,7 @@ def _unflattener(
 
 
 def rebuilt(own: type, kind: Kind, keys: Sequence[Hashable], parts: Sequence[Any]) -> Any:
-    """Return an instance of a class of a function's own, made of its items alone."""
+    """Return an instance of a class of the user's function, made of its items alone."""
     return own(dict(zip(keys, parts, strict=True)) if kind == "dict" else list(parts))
 
 
@@ -299,7 +315,7 @@ def rebuilt(own: type, kind: Kind, keys: Sequence[Hashable], parts: Sequence[Any
 
 
 def named(path: str) -> str:
-    """Return a component as messages name it."""
+    """Return the name of a component for messages."""
     return f"component {path}" if path else "the element"
 
 
@@ -308,7 +324,10 @@ def _class_name(value: Any) -> str:
 
 
 def sketch(value: Any, leaf: Callable[[Any], str] = _class_name, depth: int = 3) -> str:
-    """Return a value as messages show it: its nesting with a text for each leaf, `depth` levels of it, or all (-1)."""
+    """Return a value's nesting for messages, with a text for each leaf.
+
+    `depth` is the number of levels shown; -1: all.
+    """
     kind, keys, parts = opened(value)
     if kind == "leaf":
         return leaf(value)
@@ -322,12 +341,15 @@ def sketch(value: Any, leaf: Callable[[Any], str] = _class_name, depth: int = 3)
             "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(keys, inner, strict=True)) + "}"
         )
     if kind == "namedtuple":
-        return f"{_class_name(value)}({', '.join(f'{key}={part}' for key, part in zip(keys, inner, strict=True))})"
+        return (
+            f"{_class_name(value)}"
+            f"({', '.join(f'{key}={part}' for key, part in zip(keys, inner, strict=True))})"
+        )
     return f"({', '.join(inner)}{',' * (len(inner) == 1)})"
 
 
 def listed(keys: Sequence[Hashable]) -> str:
-    """Return the first few of the keys, and how many more there are."""
+    """Return the first few of the keys, and the number of the others."""
     text = ", ".join(brief(key, 40) for key in keys[:_SHOWN])
     return text + f" and {len(keys) - _SHOWN} more" * (len(keys) > _SHOWN)
 
@@ -337,13 +359,15 @@ _LEAF = Structure("leaf")
 
 # ---- leaves ----
 
-_MOST_PARTS = 16  # that a list has which is meant as a tuple
-# What most arrays have; one look into this set and the leaf is done. Not longdouble ("g", "G"): TensorFlow has none.
+# Most parts of a list that is taken for a tuple. Only such a list is checked for unequal dtypes.
+_MOST_PARTS = 16
+# Dtypes of most arrays, which one lookup accepts. Not longdouble ("g", "G"), which TensorFlow does
+# not have.
 _PLAIN = frozenset(map(np.dtype, "?bBhHiIlLqQefdFD"))
 
 Text = Literal["str", "bytes"]
 
-# NumPy's own text, by kind. In batches text is always an array of objects.
+# NumPy's string dtypes, by kind. In batches, text is always an array of objects.
 TEXT_KINDS: dict[str, Text] = {"U": "str", "T": "str", "S": "bytes"}
 OBJECT = np.dtype(object)
 _IN_NONE = "has no counterpart in TensorFlow, JAX or PyTorch"
@@ -354,12 +378,14 @@ _OF_SPARSE = (
 
 
 def convert_leaf(value: Any, path: str) -> npt.NDArray[Any]:
-    """Return one leaf as a plain ndarray of native byte order; text as an object array of only str or only bytes.
+    """Return one leaf as a plain ndarray of native byte order.
 
-    An array of fitting dtype comes back as it is or as a view: nothing is copied without need.
+    Text becomes an object array of only str or only bytes. An array of a suitable dtype is returned
+    itself or as a view. Nothing is copied without need.
 
     Raises:
-        SpecMismatchError: no batch can have it; the message names the component by its path.
+        SpecMismatchError: no batch can contain the leaf. The message names the component by its
+            path.
     """
     try:
         array = value if type(value) is np.ndarray else _as_array(value)
@@ -376,7 +402,8 @@ def convert_leaf(value: Any, path: str) -> npt.NDArray[Any]:
 
 def _as_array(value: Any) -> npt.NDArray[Any]:
     if isinstance(value, (str, bytes)):
-        text = np.empty((), object)  # np.array(value) would cut NUL bytes off the end
+        # np.array(value) would remove NUL bytes at the end.
+        text = np.empty((), object)
         text[()] = value
         return text
     if isinstance(value, (np.generic, bool, float, complex)):
@@ -395,7 +422,8 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
     if value is None or isinstance(value, (tuple, dict)):
         raise SpecMismatchError(f"expected one array, got {kind}")
     has_array = _has_array(value)
-    if isinstance(value, Mapping) and not has_array:  # NumPy would make an array of its keys
+    # NumPy would make an array of the keys.
+    if isinstance(value, Mapping) and not has_array:
         raise SpecMismatchError(f"{kind} is not an array: {_advice(value)}")
     try:
         array: npt.NDArray[Any] = (
@@ -411,21 +439,24 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
         ) from error
     if array.dtype == OBJECT and array.ndim == 0 and array[()] is value:
         raise SpecMismatchError(f"{kind} is not an array: {_advice(value)}")
-    if (
-        array.dtype.kind in TEXT_KINDS and not has_array
-    ):  # a deque of text, say, and perhaps of numbers
+    # For example a deque of text, perhaps mixed with numbers.
+    if array.dtype.kind in TEXT_KINDS and not has_array:
         return _stack(list(value))
     return array
 
 
 def _advice(value: Any) -> str:
-    """Return what to return instead of an object that is no array."""
+    """Return the advice for an object that is not an array."""
     return _OF_SPARSE if hasattr(value, "toarray") or hasattr(value, "todense") else _ADVICE
 
 
 def _stack(values: list[Any]) -> npt.NDArray[Any]:
-    """A list as one array. Text becomes objects at once: NumPy would turn numbers beside it into text in silence."""
-    # Arrays of unlike dtypes are meant as a tuple, as by PyTorch's `default_collate`. Python's numbers may be mixed.
+    """Return a list as one array. Text becomes an array of objects.
+
+    Otherwise NumPy would silently convert numbers beside text to text.
+    """
+    # The user meant arrays of different dtypes as a tuple, like PyTorch's `default_collate`.
+    # Numbers of Python may be mixed.
     dtypes = {
         str(each.dtype).rpartition(".")[2]
         for each in values[:_MOST_PARTS]
@@ -433,8 +464,8 @@ def _stack(values: list[Any]) -> npt.NDArray[Any]:
     }
     if len(dtypes) > 1 and len(values) <= _MOST_PARTS:
         raise SpecMismatchError(
-            f"a list becomes one array, but its {len(values)} parts have the dtypes {' and '.join(sorted(dtypes))}: "
-            "return a tuple of arrays, or parts of one dtype"
+            f"a list becomes one array, but its {len(values)} parts have the dtypes "
+            f"{' and '.join(sorted(dtypes))}: return a tuple of arrays, or parts of one dtype"
         )
     first: Any = values
     while isinstance(first, (list, tuple)) and first:
@@ -450,31 +481,33 @@ def _stack(values: list[Any]) -> npt.NDArray[Any]:
         if is_of_a_handler(error):
             raise
         raise SpecMismatchError(
-            f"a list becomes one array, but its {len(values)} parts do not stack ({error}). Return parts of one shape "
-            "(pad them), or a tuple or dict of arrays"
+            f"a list becomes one array, but its {len(values)} parts do not stack ({error}). Return "
+            "parts of one shape (pad them), or a tuple or dict of arrays"
         ) from error
 
 
 def _as_text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     objects = array if array.dtype == OBJECT else array.astype(object)
-    # An object array may hold millions: the types are collected in C, then looked at once each.
+    # An object array may have millions of elements. C collects their types, then each type is
+    # checked once.
     pieces = objects.ravel().tolist()
     types = set(map(type, pieces))
     is_str = all(issubclass(t, str) for t in types)
     if is_str and not (text := "".join(pieces)).isascii():
-        text.encode("utf-8", "surrogateescape")  # as it will be; UnicodeEncodeError
+        # Text is encoded like this later. UnicodeEncodeError is raised here already.
+        text.encode("utf-8", "surrogateescape")
     if is_str or all(issubclass(t, bytes) for t in types):
         return objects
     names = ", ".join(sorted(t.__name__ for t in types))
     raise SpecMismatchError(
-        f"an array of objects ({names}) cannot be batched. Return parts of one shape, which stack, and of one kind: "
-        "numbers, only str, or only bytes ('' for missing values)"
+        f"an array of objects ({names}) cannot be batched. Return parts of one shape, which stack, "
+        "and of one kind: numbers, only str, or only bytes ('' for missing values)"
     )
 
 
 # ---- dtypes ----
 
-# PyTorch's dtypes of floats that NumPy has from ml_dtypes alone, by the beginning of their names.
+# Float dtypes of PyTorch that NumPy has only from ml_dtypes, by the beginning of their names.
 _SMALL_FLOATS = ("torch.bfloat16", "torch.float8_")
 
 
@@ -485,7 +518,7 @@ def _is_small_float(value: Any) -> bool:
 
 
 def _small_floats(tensor: Any) -> npt.NDArray[Any]:
-    """Return the bits of a tensor of PyTorch as an array of the same dtype of ml_dtypes."""
+    """Return the bits of a PyTorch tensor as an array of the same dtype from ml_dtypes."""
     import torch
 
     name = str(tensor.dtype).removeprefix("torch.")
@@ -504,28 +537,38 @@ def _small_floats(tensor: Any) -> npt.NDArray[Any]:
 
 
 def _of_small_floats(values: Any) -> Any:
-    """Return nested lists of such tensors as lists of arrays."""
+    """Return nested lists in which small-float tensors are replaced by arrays."""
     if isinstance(values, (list, tuple)):
         return [*map(_of_small_floats, values)]
     return _small_floats(values) if _is_small_float(values) else values
 
 
 def can_write(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Whether a given spec of dtype `target` takes arrays of dtype `source`: a cast that keeps the kind of number."""
+    """Return True if a user's spec of dtype `target` accepts arrays of dtype `source`.
+
+    The cast must keep the kind of number.
+    """
     return bool(np.can_cast(source, target, "same_kind"))
 
 
 def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return one dtype for equal ones: native byte order, no metadata; ArgumentError where no batch can have it."""
+    """Return the same dtype in native byte order and without metadata.
+
+    Raises:
+        ArgumentError: no batch can have this dtype.
+    """
     module, reason = dtype.type.__module__, ""
     if dtype.kind in "mM":
-        reason = f"{_IN_NONE}: return for example .astype('{dtype.name.partition('[')[0]}[s]').astype('int64')"
+        reason = (
+            f"{_IN_NONE}: return for example "
+            f".astype('{dtype.name.partition('[')[0]}[s]').astype('int64')"
+        )
     elif dtype.names is not None:
         reason = (
             "is structured: return a dict of its fields, {name: a[name] for name in a.dtype.names}"
         )
-    # Types registered with NumPy by others look like raw bytes (kind V), or have the letters of long doubles; those of
-    # ml_dtypes are the ones that TensorFlow knows.
+    # Dtypes that other packages register with NumPy look like raw bytes (kind V), or have the
+    # letters of long doubles. TensorFlow knows only those of ml_dtypes.
     elif (
         dtype.type is np.void or dtype.char in "gG" or module != "numpy"
     ) and not module.startswith("ml_dtypes"):
@@ -538,10 +581,14 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def read_dtype(dtype: Any) -> tuple[np.dtype[Any], Text | None]:
-    """Return a given dtype (as NumPy reads it, a `tf.DType`, or "string") as batches have it, and which text it is."""
+    """Return the dtype that batches have for a given dtype, and the kind of its text.
+
+    Args:
+        dtype: a dtype that NumPy accepts, a `tf.DType`, or "string".
+    """
     if dtype is None:
         raise ArgumentError("dtype must be a NumPy dtype, got None")
-    if getattr(dtype, "name", dtype) == "string":  # tf.string, or as Keras writes it
+    if getattr(dtype, "name", dtype) == "string":  # tf.string, or Keras's name of it
         return OBJECT, "bytes"
     try:
         found = np.dtype(getattr(dtype, "as_numpy_dtype", dtype))
@@ -549,7 +596,8 @@ def read_dtype(dtype: Any) -> tuple[np.dtype[Any], Text | None]:
         if is_of_a_handler(error):
             raise
         raise ArgumentError(
-            f"dtype must be a NumPy dtype, got {brief(dtype)} ({type(error).__name__}: {shortened(str(error))})"
+            f"dtype must be a NumPy dtype, got {brief(dtype)} ({type(error).__name__}: "
+            f"{shortened(str(error))})"
         ) from None
     text = TEXT_KINDS.get(found.kind)
     return (OBJECT, text) if text is not None or found == OBJECT else (_native(found), None)

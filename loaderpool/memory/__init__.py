@@ -1,6 +1,6 @@
-"""Bytes that processes share: the arena, its extents, what a slot holds, the board of counters, shared user arrays.
+"""Memory that processes share: the arena and its extents, slot layouts, counters, and user arrays.
 
-Runs in: any process; the trainer makes the arena, and supervisor and workers map it. It may import `plan`, `element`
-and what is below, and knows neither messages nor pickles. Open first: `arena`, then `layout` (what stands where in a
-slot).
+Runs in: any process. The main process creates the arena; the supervisor and the workers map it.
+This package may import `plan`, `element` and the packages below them. It does not depend on
+messages or pickles. Open first: `arena`, then `layout` (byte offsets in a slot).
 """

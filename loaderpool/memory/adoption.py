@@ -1,8 +1,9 @@
-"""A large array of the trainer's moves into a file that workers map, and stays where it is: adopted in place.
+"""Adoption: move the memory of a large array into a file that workers can map, at the same address.
 
-Piece by piece it is copied into the file, and the piece of the file takes the place of the array's own pages in one
-step. So the array keeps its address and its contents, what the trainer writes later stays the trainer's, and at no time
-is more than a piece in memory twice (docs/internals/memory.md, "Adoption").
+The array belongs to the main process. It is copied into the file piece by piece. After each copy,
+the piece of the file atomically replaces the array's own pages. The array keeps its address and its
+contents. Later writes by the main process stay private. At most one piece is in memory twice at any
+time (docs/internals/memory.md, "Adoption").
 """
 
 from __future__ import annotations
@@ -24,21 +25,22 @@ from loaderpool.memory.arena import map_memory_file
 from loaderpool.system import abilities, capacity, machine
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, checkpoint
 
-# How such files are named, so that they are found in a list of mappings.
+# Name of the memory files of adopted arrays, as it appears in a list of mappings.
 NAME = "data"
 
 
 class DataFile:
     """A memory file with the contents of a range of this process's memory.
 
-    Ownership: of the descriptor, which is closed with the last reference to this; mappings stay.
+    Ownership: owns the descriptor, and closes it when the object is collected. Mappings stay.
 
     Args:
-        address: of the memory, a multiple of the page size.
-        nbytes: its length, whole pages.
+        address: start of the memory range, a multiple of the page size.
+        nbytes: length of the range, a multiple of the page size.
 
     Attributes:
-        is_shared: the memory still is a shared mapping of the file, so that writes to it are writes to the file.
+        is_shared: True while the range is a shared mapping of the file, so that writes to the range
+            change the file.
 
     Raises:
         OSError: no descriptors are left.
@@ -53,30 +55,32 @@ class DataFile:
         os.ftruncate(self.descriptor, nbytes)
 
     def note(self) -> None:
-        """Have `find_file` find it from now on."""
+        """Register the file, so that `find_file` can return it."""
         with _lock:
             _files.append(weakref.ref(self))
 
     def holds(self, address: int, nbytes: int) -> bool:
-        """Whether the file holds what a range of memory holds now."""
+        """Return True if the file contains the range of memory, with its present contents."""
         offset = address - self.address
         if offset < 0 or offset + nbytes > self.nbytes:
             return False
         return self.is_shared or self.is_equal(address, nbytes, offset)
 
     def freeze(self) -> None:
-        """Have what the trainer writes from now on stay its own: the file is what workers were promised."""
+        """Make later writes of the main process private.
+
+        Workers read the file, and its contents must not change any more.
+        """
         if self.is_shared:
             machine.map_over(self.address, self.nbytes, self.descriptor, 0)
             self.is_shared = False
 
     def is_equal(self, address: int, nbytes: int, offset: int) -> bool:
-        """Return whether a part of the file has the same bytes as a range of memory."""
+        """Return True if a part of the file has the same bytes as a range of memory."""
         compare = ctypes.CDLL(None).memcmp
         compare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-        with mmap.mmap(
-            self.descriptor, self.nbytes, mmap.MAP_PRIVATE
-        ) as view:  # private, so that its address is had
+        # A private mapping is writable, and `from_buffer` needs that to return the address.
+        with mmap.mmap(self.descriptor, self.nbytes, mmap.MAP_PRIVATE) as view:
             start = ctypes.c_char.from_buffer(view)
             try:
                 return bool(compare(address, ctypes.addressof(start) + offset, nbytes) == 0)
@@ -89,9 +93,10 @@ _lock = threading.Lock()
 
 
 def find_file(address: int, nbytes: int) -> DataFile | None:
-    """Return a file that holds what this range of memory holds now; None where there is none.
+    """Return a file with the present contents of this range of memory, or None if there is none.
 
-    By contents, not by what lay there once: the array may have been written to, or freed and its place given away.
+    The contents are compared, because addresses are not enough. The array may have been modified.
+    Or it was freed, and its memory has been reused.
     """
     with _lock:
         _files[:] = [each for each in _files if each() is not None]
@@ -101,7 +106,10 @@ def find_file(address: int, nbytes: int) -> DataFile | None:
 
 @functools.cache
 def freeze_at_forks() -> None:
-    """Have forks of this process and itself not see each other's writes to arrays of `share`, from now on."""
+    """Freeze all registered files before each later fork of this process.
+
+    After a fork, parent and child do not see each other's writes to arrays from `share`.
+    """
     machine.at_forks(before=_freeze_all)
 
 
@@ -112,27 +120,31 @@ def _freeze_all() -> None:
             file.freeze()
 
 
-# Smaller arrays are copied: their second copy is little, and each file takes a descriptor in trainer and supervisor,
-# and a mapping in every worker. Larger: more stands in memory twice.
+# Arrays from this size on are adopted. Smaller arrays are copied, because each file costs a
+# descriptor in the main process and in the supervisor, and a mapping in every worker. Smaller: more
+# files. Larger: more data is in memory twice.
 LEAST_BYTES = 16 << 20
-# What is in memory twice for a moment. Smaller: more system calls; larger: that much more memory.
+# Bytes that are in memory twice while they are moved. Smaller: more system calls. Larger: more
+# memory.
 _PIECE_BYTES = 4 << 20
-# A piece that is written to meanwhile is copied again so often; then the array is left alone.
+# Attempts to copy a piece that another thread modifies meanwhile. After them, adoption fails.
 _MOST_TURNS = 3
 
 
 def place_of(buffer: memoryview, adopts: bool = True) -> tuple[DataFile, int]:
-    """The file that holds an array's bytes, and where in it.
+    """Return the file that holds an array's bytes, and the offset of the bytes in the file.
 
-    The array is adopted now if it can be; if not all of it could be, what was is as good as before. Runs in: the
-    trainer, while no thread writes to the array.
+    Adopt the array if no file holds its bytes yet. A partial failure leaves the array intact.
+    Called by `transport.payload.sent`, in the main process, while no thread writes to the array.
 
     Args:
         buffer: the array's bytes, contiguous.
-        adopts: else only a file serves that has the bytes already. A training may have told a driver of the memory.
+        adopts: False to use existing files only. A running training may have registered the memory
+            with a driver, so its pages must stay.
 
     Raises:
-        OSError: it has to be copied, as the text says (`why_copied`); or there is no memory, or no descriptor.
+        OSError: the array has to be copied; the text is the reason (`why_copied`). Or there is no
+            memory, or no descriptor.
     """
     address = address_of(buffer)
     file = find_file(address, buffer.nbytes)
@@ -141,7 +153,8 @@ def place_of(buffer: memoryview, adopts: bool = True) -> tuple[DataFile, int]:
         if reason is not None:
             raise OSError(reason)
         owner = _owner(buffer)
-        # All of it where it is much of it, so that its other parts find it there, too: moving it takes no more memory.
+        # If the buffer is at least half of its owner's memory, adopt all of that memory. Then other
+        # parts of the owner are in the file as well. Adoption needs no additional memory.
         is_most = 2 * buffer.nbytes >= owner.nbytes
         file = (
             _adopt(address_of(owner), owner.nbytes) if is_most else _adopt(address, buffer.nbytes)
@@ -151,7 +164,10 @@ def place_of(buffer: memoryview, adopts: bool = True) -> tuple[DataFile, int]:
 
 
 def why_copied(buffer: memoryview) -> str | None:
-    """Return why an array has to be copied into shared memory; None where it can be adopted. Changes nothing."""
+    """Return the reason why an array has to be copied into shared memory; None: it can be adopted.
+
+    Only inspects the array.
+    """
     if buffer.nbytes < LEAST_BYTES:
         return f"it is smaller than {LEAST_BYTES >> 20} MiB"
     owner = _owner(buffer)
@@ -166,18 +182,18 @@ def why_copied(buffer: memoryview) -> str | None:
 
 
 def is_in_passing(buffer: memoryview) -> bool:
-    """Whether the bytes were made on the way, as packed items are, and are gone when they have been copied."""
+    """True for temporary buffers, such as packed items, which are freed once they are copied."""
     return type(_owner(buffer)).__name__ == "_BytesIOBuffer"
 
 
 def address_of(buffer: Any) -> int:
-    """Return where a buffer's or an array's bytes begin."""
+    """Return the address of the first byte of a buffer or an array."""
     array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
     return int(array.__array_interface__["data"][0])
 
 
 def _owner(buffer: memoryview) -> Any:
-    """Return the object in whose memory the bytes lie."""
+    """Return the object that owns the memory of the bytes."""
     owner: Any = buffer
     while True:
         if isinstance(owner, memoryview):
@@ -198,7 +214,10 @@ def _handler_name(array: Any) -> str | None:
 
 
 def _other_thread() -> str | None:
-    """The name of a Python thread that may be in the middle of something; daemons and timers are taken to wait."""
+    """Return the name of another Python thread that may be running; None: there is none.
+
+    Daemon threads and timers are assumed to be waiting.
+    """
     for thread in threading.enumerate():
         is_idle = thread.daemon or isinstance(thread, threading.Timer)
         if thread is not threading.current_thread() and not is_idle:
@@ -207,7 +226,10 @@ def _other_thread() -> str | None:
 
 
 def _adopt(address: int, nbytes: int) -> DataFile:
-    """Move memory into a file of its own, page by page; the ends that fill no page are copied into it."""
+    """Move a range of memory into a new file.
+
+    Whole pages are replaced by pages of the file. Partial pages at the ends are only copied.
+    """
     page = mmap.PAGESIZE
     base, end = address // page * page, address + nbytes
     first, last = -(-address // page) * page, end // page * page
@@ -250,23 +272,24 @@ def share_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def shared_block(least_bytes: int) -> Any:
-    """Return a buffer of so many bytes, or a few more, in a memory file of its own, of zeros.
+    """Return a zeroed buffer in a new memory file: `least_bytes`, rounded up to whole pages.
 
     Raises:
         MemoryLimitError: the machine or its cgroup has too little memory free.
     """
     nbytes = -(-max(least_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-    if not abilities.can_fork_workers():  # each pool copies it once, as any array
+    # Without forked workers, each pool copies the buffer once, as it copies any array.
+    if not abilities.can_fork_workers():
         return np.zeros(nbytes, np.uint8)
     free = capacity.available_memory_bytes()
     if nbytes > free:
         raise MemoryLimitError(
-            f"share() needs {nbytes:,} bytes of shared memory, but the machine (or its cgroup) has only "
-            f"{free:,} bytes free. Use a numpy.memmap of a file, or share a part of the data"
+            f"share() needs {nbytes:,} bytes of shared memory, but the machine (or its cgroup) has "
+            f"only {free:,} bytes free. Use a numpy.memmap of a file, or share a part of the data"
         )
     with InterruptsHeld():
         file = DataFile(0, nbytes)
-        with InterruptsAllowed():  # the kernel takes a second for gigabytes
+        with InterruptsAllowed():  # the kernel needs about a second for gigabytes
             machine.reserve(file.descriptor, 0, nbytes)
         buffer = map_memory_file(file.descriptor, nbytes)
         Undoing(buffer, functools.partial(_hold, file))
@@ -277,4 +300,4 @@ def shared_block(least_bytes: int) -> Any:
 
 
 def _hold(file: DataFile) -> None:
-    """Until this is called, the file is referred to."""
+    """Keep `file` alive until the finalizer calls this function."""

@@ -1,8 +1,10 @@
-"""The arena: one anonymous shared memory file, mapped once by trainer, supervisor and (through fork) every worker.
+"""The arena: one anonymous shared memory file, mapped by all local processes of a pool.
 
-It has no name, so nothing is left behind by any death, and it is large and sparse, so mapping it costs address space
-and nothing else. The board lies at its start, then what workers tell of calls, and the flight recorder's rings; slots
-and blobs are extents behind them.
+The main process and the supervisor map it once; workers inherit the mapping through fork. The file
+has no name, so no process death can leave it behind. It is large and sparse, so a mapping costs
+address space only. The board is at its start. Call times and the flight recorder's rings follow.
+The rest is divided into extents for payloads, stream items and counters of caches. Slots are not in
+the arena: each supervisor has a `SlotFile`.
 """
 
 from __future__ import annotations
@@ -33,36 +35,40 @@ _BYTE = np.dtype(np.uint8)
 class Extent(NamedTuple):
     """A byte range of the arena."""
 
-    offset: int  # from the arena's start, a multiple of PAGE_BYTES
-    nbytes: int  # a multiple of PAGE_BYTES
+    offset: int  # distance from the arena's start, a multiple of PAGE_BYTES
+    nbytes: int  # length, a multiple of PAGE_BYTES
 
     @property
     def end(self) -> int:
-        """The first byte after it."""
+        """Offset of the first byte after the extent."""
         return self.offset + self.nbytes
 
 
 class ExtentMap:
-    """Hands out page-aligned extents of `[start, end)` and takes them back, merging neighbours."""
+    """Free list of page-aligned extents in `[start, end)`. Free neighbours are merged.
+
+    The main process has one for the arena, and the supervisor has one for its slots.
+    """
 
     def __init__(self, start: int, end: int) -> None:
-        self._free = [Extent(start, end - start)]  # by offset, never adjacent
+        self._free = [Extent(start, end - start)]  # sorted by offset, never adjacent
         self.size, self.taken_bytes = end - start, 0
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest free part."""
+        """Size of the largest free extent in bytes, or 0."""
         return max((hole.nbytes for hole in self._free), default=0)
 
     def holes(self) -> list[Extent]:
-        """Return all free parts."""
+        """Return all free extents."""
         return list(self._free)
 
     def take(self, nbytes: int) -> Extent:
-        """Return the first free extent of at least `nbytes`, rounded up to whole pages.
+        """Reserve `nbytes`, rounded up to whole pages, in the first free extent that fits.
 
         Raises:
-            MemoryLimitError: no hole is large enough; the arena is sparse, so this means terabytes.
+            MemoryLimitError: no free extent is large enough. The arena is sparse, so this happens
+                only with terabytes in use, or if limits of the process made the arena small.
         """
         size = -(-max(nbytes, 1) // PAGE_BYTES) * PAGE_BYTES
         for at, (offset, free) in enumerate(self._free):
@@ -77,7 +83,7 @@ class ExtentMap:
         )
 
     def give_back(self, extent: Extent) -> None:
-        """Make the extent free again."""
+        """Release an extent that `take` returned."""
         at = bisect.bisect(self._free, extent)
         before, after = self._free[max(at - 1, 0) : at], self._free[at : at + 1]
         if any(hole.offset < extent.end and extent.offset < hole.end for hole in (*before, *after)):
@@ -89,79 +95,82 @@ class ExtentMap:
         self._free[at - len(before) : at + len(after)] = [Extent(start, end - start)]
 
 
-# Sizes are rounded up to an eighth of a power of two, so that what varies a little fits what is there.
+# Sizes are rounded up to an eighth of a power of two, so that a spare extent fits requests of
+# similar sizes.
 _STEPS = 8
 
 
 def room_bytes(nbytes: int) -> int:
-    """Return the size of an extent for so many bytes."""
+    """Return the size of an extent that holds `nbytes`."""
     step = max(PAGE_BYTES, (1 << max(nbytes - 1, 1).bit_length()) // (2 * _STEPS))
     return -(-max(nbytes, 1) // step) * step
 
 
 class ExtentPool:
-    """The extents that are not in use now. The caller holds the pool's lock.
+    """Cache of spare extents for the items of streams. The caller holds the pool's lock.
 
     Args:
-        arena: where from.
+        arena: source of new extents, and receiver of those that the cache releases.
     """
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._spare: list[tuple[int, Extent]] = []  # by size
+        self._spare: list[tuple[int, Extent]] = []  # sizes and extents, sorted by size
         self.is_closed = False
 
     def take(self, nbytes: int) -> Extent:
-        """Reserve an extent for so many bytes.
+        """Return an extent of at least `nbytes`: a spare one, or a new one of the arena.
 
         Raises:
-            MemoryLimitError: there is none.
+            MemoryLimitError: the arena or the machine has too little memory free.
         """
         size = room_bytes(nbytes)
         at = bisect.bisect_left(self._spare, (size,))
         if at < len(self._spare) and self._spare[at][0] <= 2 * size:
             return self._spare.pop(at)[1]
-        if self._spare:  # of other sizes than what comes now
+        # No spare extent fits the present sizes, so one of them is released.
+        if self._spare:
             self._arena.give_back(self._spare.pop(0 if at else -1)[1])
         return self._arena.take(size, "the items of a batch")
 
     def give(self, extent: Extent) -> None:
-        """Take back an extent that is not looked at any more."""
+        """Keep an extent that no process reads any more; after `close`, release it."""
         if self.is_closed:
             self._arena.give_back(extent)
         else:
             bisect.insort(self._spare, (extent.nbytes, extent))
 
     def close(self) -> None:
-        """Give all memory back, and extents that come later at once."""
+        """Release all spare extents. Later calls of `give` release their extents at once."""
         self.is_closed = True
         while self._spare:
             self._arena.give_back(self._spare.pop()[1])
 
 
-# Address space, not memory. Smaller would bound how many loaders a pool can hold; larger gains nothing.
+# Size of a file: address space, not memory. Smaller: fewer loaders fit a pool. Larger: no gain.
 _FILE_BYTES = 1 << 40
 _SMALLEST_FILE_BYTES = 1 << 30
 _File = TypeVar("_File", bound="SparseFile")
-# What must stay free beside our own reservation, so that the trainer's next allocation does not wake the OOM killer.
+# Memory that stays free after a reservation, so that the next allocation of the main process does
+# not trigger the OOM killer.
 HEADROOM_BYTES = 64 << 20
 
 
 class SparseFile:
-    """A memory file without a name, and its mapping. Or, for spawned workers, a block of memory with a name.
+    """A memory file without a name, and its mapping. For spawned workers: a named block of memory.
 
-    Ownership: of the descriptor and the name, until `close_descriptor`. The mapping is never closed by hand: arrays
-    look at it, and it goes with the last of them.
+    Ownership: owns the descriptor and the name, until `close_descriptor`. The mapping is never
+    closed explicitly, because arrays use it. The last of these arrays unmaps it.
 
     Attributes:
-        kind: of what it has, as /proc shows it.
-        name: by which others map it; empty: there is none.
-        unlink: gives up the name.
+        kind: name of the contents, as /proc shows it.
+        name: name by which other processes map the memory; empty: it has no name.
+        unlink: removes the name.
 
     Args:
-        descriptor: of the file; -1: there is none.
-        nbytes: its length; 0: that is to be found out.
-        tag: of the mapping, where Windows knows it by a name.
+        descriptor: descriptor of the file; -1: there is no file.
+        nbytes: length; 0: the length of the file.
+        tag: name of the mapping on Windows; empty: the file is mapped.
     """
 
     kind = ""
@@ -174,21 +183,23 @@ class SparseFile:
 
     @classmethod
     def create(cls: type[_File]) -> _File:  # noqa: PYI019 - Self is in typing from 3.11 on
-        """Return a new one, as large in address space as the process's limits allow.
+        """Create a sparse file: 1 TiB of address space, or less if the process's limits demand it.
 
         Raises:
-            MemoryLimitError: not even the smallest fits (`ulimit -v`, `ulimit -f`), or all of it would take memory.
-            OSError: neither limit is the cause (too many open files, say).
+            MemoryLimitError: not even the smallest size fits (`ulimit -v`, `ulimit -f`), or the
+                process locks all memory that it maps, so that the file would not be sparse.
+            OSError: any other failure, such as too many open files.
         """
         descriptor, nbytes = machine.create_memory_file(cls.kind), _FILE_BYTES
         try:
             os.ftruncate(descriptor, PAGE_BYTES)
             before = os.fstat(descriptor).st_blocks
             with mmap.mmap(descriptor, PAGE_BYTES):
-                if os.fstat(descriptor).st_blocks > before:  # a page that was not written to
+                # The page was not written to, and takes memory all the same.
+                if os.fstat(descriptor).st_blocks > before:
                     raise MemoryLimitError(
-                        "This process locks all memory that it maps (mlockall(MCL_FUTURE)). Call munlockall() first, "
-                        "and do not lock memory while a loader exists."
+                        "This process locks all memory that it maps (mlockall(MCL_FUTURE)). Call "
+                        "munlockall() first, and do not lock memory while a loader exists."
                     )
             while True:
                 try:
@@ -201,15 +212,16 @@ class SparseFile:
                     if nbytes < _SMALLEST_FILE_BYTES:
                         limits = "virtual memory (ulimit -v) and the size of a file (ulimit -f)"
                         raise MemoryLimitError(
-                            f"Could not reserve shared memory ({error.strerror}): the limits on {limits} must allow at "
-                            f"least {_SMALLEST_FILE_BYTES >> 30} GiB of address space, which is reserved but not used."
+                            f"Could not reserve shared memory ({error.strerror}): the limits on "
+                            f"{limits} must allow at least {_SMALLEST_FILE_BYTES >> 30} GiB of "
+                            "address space, which is reserved but not used."
                         ) from error
         except BaseException:
             os.close(descriptor)
             raise
 
     def close_descriptor(self) -> None:
-        """Drop the file descriptor; the mapping stays for those who look at it."""
+        """Close the descriptor and remove the name. The mapping stays for arrays that use it."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -217,7 +229,7 @@ class SparseFile:
                 self.unlink()
 
     def return_pages(self, offset: int, nbytes: int) -> None:
-        """Give the pages of a range back to the machine; without a descriptor by the mapping alone."""
+        """Return the pages of a range to the system. Without a descriptor, use the mapping."""
         if self.descriptor >= 0:
             machine.return_pages(self.descriptor, offset, nbytes)
         elif nbytes > 0 and hasattr(mmap, "MADV_REMOVE"):
@@ -226,11 +238,11 @@ class SparseFile:
 
 
 class SlotFile(SparseFile):
-    """All slots, mapped once by the main process, the supervisor and its workers.
+    """All slots of one supervisor, mapped by the main process, the supervisor and its workers.
 
-    A supervisor has one of its own, so that what its death leaves half done is in no slot of the next one. It is
-    sparse: its size is address space, and pages are taken with a slot's first batch. It goes with the last array that
-    looks at it.
+    Each supervisor has its own file, so that unfinished work of a dead supervisor never reaches the
+    slots of the next one. The file is sparse: its size is address space, and pages are reserved
+    with a slot's first batch. It is unmapped with the last array that uses it.
     """
 
     kind = "batches"
@@ -238,16 +250,21 @@ class SlotFile(SparseFile):
     def slot(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return a slot as `uint8[nbytes]`, built on the mapping itself.
 
-        NumPy collapses `.base` of views down to the first array that is not built on another array: this one. So it
-        lives exactly as long as any view made from it (docs/internals/memory.md, "Anchors").
+        NumPy collapses the `.base` of views down to the first array that is not built on another
+        array. The returned array is that base. It lives exactly as long as any view made from it
+        (docs/internals/memory.md, "Anchors").
         """
-        # A dtype, not its type, and no argument by name: that is 5 us, not 16, after a wait that left no cache warm.
+        # With a dtype object and positional arguments, this call takes 5 us instead of 16 us after
+        # a wait that has left the CPU caches cold.
         slot: npt.NDArray[np.uint8] = np.ndarray((nbytes,), _BYTE, self.map, offset)
         return slot
 
 
 class Arena(SparseFile):
-    """The shared memory file with board, counts and recorders; the trainer hands out extents of the rest."""
+    """The shared memory file with board, call times and recorder rings, and with extents.
+
+    Only the main process reserves and releases extents.
+    """
 
     kind = "arena"
 
@@ -263,22 +280,26 @@ class Arena(SparseFile):
         self.extents = ExtentMap(self.rings.stop, self.nbytes)
 
     def recorder(self, cell: int, number: int) -> WorkerRecorder:
-        """Return what records for the worker of this cell; in a small arena it may write to where no other looks."""
+        """Return the recorder of the worker with this cell.
+
+        In a small arena, some workers have no rings. They get a recorder with private memory, which
+        no other process reads.
+        """
         has_rings = cell < len(self.rings)
         buffer, at = (self.map, self.rings[cell]) if has_rings else (bytearray(self.rings.step), 0)
         return WorkerRecorder(buffer, at, number)
 
     def take(self, nbytes: int, purpose: str) -> Extent:
-        """Reserve an extent with its pages.
+        """Reserve an extent and its pages. Pairs with `give_back`.
 
         Raises:
-            MemoryLimitError: the machine or its cgroup has too little free.
+            MemoryLimitError: the machine or its cgroup has too little memory free.
         """
         free = capacity.available_memory_bytes()
         if nbytes + HEADROOM_BYTES > free:
             raise MemoryLimitError(
-                f"{purpose} needs {nbytes:,} bytes of shared memory, but the machine (or its cgroup) has only "
-                f"{free:,} bytes free; set a smaller Limits.memory or batch_size"
+                f"{purpose} needs {nbytes:,} bytes of shared memory, but the machine (or its "
+                f"cgroup) has only {free:,} bytes free; set a smaller Limits.memory or batch_size"
             )
         extent = self.extents.take(nbytes)
         try:
@@ -289,19 +310,25 @@ class Arena(SparseFile):
         return extent
 
     def give_back(self, extent: Extent) -> None:
-        """Return an extent and its pages."""
+        """Release an extent, and return its pages to the system."""
         self.return_pages(*extent)
         self.extents.give_back(extent)
 
     def put(self, blob: bytes) -> Extent:
-        """Copy bytes into an extent of their own."""
+        """Copy bytes into a new extent and return it. The caller releases it with `give_back`."""
         extent = self.take(len(blob), "a message to the workers")
         self.map[extent.offset : extent.offset + len(blob)] = blob
         return extent
 
 
 def oversize_file(nbytes: int, write: Callable[[mmap.mmap], object]) -> int:
-    """Return a memory file of its own for a batch that does not fit its slot, as `write` writes it.
+    """Create a memory file for a batch that does not fit its slot, and return its descriptor.
+
+    Called in the process that made the batch. The caller sends and closes the descriptor.
+
+    Args:
+        nbytes: size of the batch.
+        write: writes the batch into the mapping.
 
     Raises:
         OSError: there is no memory, or no descriptor.
@@ -319,25 +346,29 @@ def oversize_file(nbytes: int, write: Callable[[mmap.mmap], object]) -> int:
 
 
 def map_memory_file(descriptor: int, nbytes: int, offset: int = 0, is_private: bool = False) -> Any:
-    """Map a part of a memory file, as a buffer that unmaps itself; the descriptor may be closed afterwards.
+    """Map a part of a memory file as a buffer that unmaps itself.
+
+    The caller may close the descriptor afterwards.
 
     Args:
-        descriptor: the file.
-        nbytes: the part's length.
-        offset: where it begins, a multiple of the page size.
-        is_private: writes are this process's own; the file's contents must stay as they are while any array looks here.
+        descriptor: descriptor of the file.
+        nbytes: length of the part.
+        offset: start of the part, a multiple of the page size.
+        is_private: True to keep writes in this process. Then the file must not change while any
+            array uses the buffer.
     """
     flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
     with InterruptsHeld():
         address = machine.map_file(None, nbytes, flags, descriptor, offset)
-        # `mmap.mmap` keeps a duplicate of the descriptor (before Python 3.13); a consumer may keep thousands of these.
+        # `mmap.mmap` is not used here: before Python 3.13 it keeps a duplicate of the descriptor,
+        # and a consumer may keep thousands of these buffers.
         buffer = (ctypes.c_ubyte * nbytes).from_address(address)
-        Undoing(buffer, machine.unmapping(address, nbytes))  # when the last array over it has died
+        Undoing(buffer, machine.unmapping(address, nbytes))  # runs after the last array over it
     return buffer
 
 
 def _map_named(tag: str, nbytes: int) -> mmap.mmap:
-    """Map memory that another process has named. Windows only."""
+    """Map memory by a name that another process has given it. Windows only."""
     make: Any = mmap.mmap
     named: mmap.mmap = make(-1, nbytes, tagname=tag)
     return named

@@ -1,7 +1,9 @@
-"""The board: a cell of counters for each worker and an "abandoned" mark for each run, at the arena's start.
+"""The board: shared counters at the arena's start.
 
-Every number has one writer (a worker its cell, the supervisor the marks, the main process `size`) and is
-written whole, so no lock is needed.
+It has a cell of counters for each worker, an "abandoned" mark for each run, and single values.
+Every number has one writer at a time: a worker writes its cell, the supervisor writes the marks,
+and the comments at `Board` name the writers of the values. Numbers are written atomically, so no
+lock is needed.
 """
 
 from __future__ import annotations
@@ -12,54 +14,58 @@ from typing import NamedTuple
 
 from loaderpool.config import MAX_WORKERS
 
-_FIELDS_PER_CELL = (
-    16  # 128 bytes: two cache lines, so that neighbours' prefetchers do not fight over one
-)
-# Runs share marks by number modulo this; a mark is reused long after its run ended.
+# A cell has 128 bytes, which are two cache lines: prefetchers often load lines in pairs, so two
+# workers never contend for one line.
+_FIELDS_PER_CELL = 16
+# Number of marks. A run's mark is its number modulo this, so a mark is reused long after its run.
 RUN_MARKS = 2048
 _MARKS_START = MAX_WORKERS * _FIELDS_PER_CELL
 _VALUES_START = _MARKS_START + RUN_MARKS
 _LOADING, _CELLS, _LOST, _BEGUN, _RESIZES, _SIZE = range(_VALUES_START, _VALUES_START + 6)
 _TRIALS, _TRIAL_MS, _TRIALS_OVER, _TRIAL_IDLE_NS, _TRIAL_FOUND = range(_SIZE + 1, _SIZE + 6)
 _TRIAL_FIELDS = 5
-_MILLI = 1000  # of a sample per second, of a second: the board has whole numbers
+_MILLI = 1000  # factor of rates and seconds, because the board has integers only
 BOARD_BYTES = -(-(_TRIAL_FOUND + _TRIAL_FIELDS) * 8 // 4096) * 4096
 
 
 class Field(enum.IntEnum):
-    """One number of a worker's cell. The worker writes all but its number and pid, which its supervisor does.
+    """One number of a worker's cell.
 
-    A node's cell has NUMBER, SAMPLES, BATCHES, BUSY_NS and WAIT_NS, all of which its dispatcher writes.
+    The supervisor writes NUMBER and PID, and the worker all other numbers. A node's cell has
+    NUMBER, SAMPLES, BATCHES, BUSY_NS and WAIT_NS; the dispatcher writes them.
     """
 
-    NUMBER = 0  # 1 + the worker's number; 0: there is none
-    TICKET = 1  # the ticket that is running
-    INDEX = 2  # 1 + source index (or position of a generator's item) of the sample that is running; 0: none
-    STARTED_NS = 3  # when it (or the block of rows it is in) began, monotonic
+    NUMBER = 0  # 1 + number of the worker; 0: the cell is free
+    TICKET = 1  # number of the running ticket
+    # 1 + source index of the running sample, or 1 + position of a generator's item; 0: none runs.
+    INDEX = 2
+    STARTED_NS = 3  # monotonic start time of that sample, or of the block of rows that it is in
     SAMPLES = 4
     BATCHES = 5
     BUSY_NS = 6
     WAIT_NS = 7
     PID = 8
-    BEGUN = 9  # 1 once it serves
+    BEGUN = 9  # 1 once the worker serves tickets
     IN_SETUP = 10  # 1 while the user's `setup` hook runs
-    IN_GENERATOR = 11  # 1 while a generator makes the item that INDEX is of
-    THREAD = 12  # which thread makes the sample, by its ident; 0: the main one
-    BLOCK = 13  # how many samples at most are made before INDEX is noted again; 0: one
+    IN_GENERATOR = 11  # 1 while a generator makes the item of INDEX
+    THREAD = 12  # ident of the thread that makes the sample; 0: the main thread
+    BLOCK = 13  # maximum number of samples that are made before INDEX changes again; 0: one
 
 
 class TrialResult(NamedTuple):
     """Result of a trial with fewer workers (`core/trial.py`)."""
 
-    workers: int = 0  # of all; 0: the trial's supervisor was lost
-    enough: int = 0  # the fewest that were as fast as all; all, if none fewer were
-    too_few: int = 0  # the most that were slower; 0: none were
-    rate: float = 0.0  # of all workers, in samples per second; 0.0: nothing was found out
-    paused_s: float = 0.0  # for how long workers were paused
+    workers: int = 0  # number of all workers; 0: the trial's supervisor was lost
+    # Smallest number of workers that was as fast as all workers; equal to `workers` if there is no
+    # smaller one.
+    enough: int = 0
+    too_few: int = 0  # largest number of workers that was slower; 0: none was
+    rate: float = 0.0  # samples per second of all workers; 0.0: the trial has no result
+    paused_s: float = 0.0  # seconds for which workers were paused
 
 
 class _Value:
-    """A number of the board that is in no cell."""
+    """Descriptor for a number of the board that is in no cell."""
 
     def __init__(self, at: int) -> None:
         self._at = at
@@ -72,7 +78,7 @@ class _Value:
 
 
 class Board:
-    """Reads and writes the board. `numbers` is the whole board as a memoryview of u64."""
+    """Access to the board in the arena. `numbers` is the whole board as a memoryview of u64."""
 
     def __init__(self, arena_map: mmap.mmap | bytes) -> None:
         self.numbers: memoryview = memoryview(arena_map)[:BOARD_BYTES].cast("Q")
@@ -97,27 +103,26 @@ class Board:
             self.numbers[at] = 0
 
     # Written by the supervisor.
-    begun = _Value(
-        _BEGUN
-    )  # 1 once the first one of the pool runs: the executable is a Python with our packages
-    loading = _Value(
-        _LOADING
-    )  # the loader that is loaded, 0: none; who dies then has died of the import
-    cells = _Value(_CELLS)  # that workers have had, from the first on
-    lost = _Value(
-        _LOST
-    )  # workers or nodes that died before they were told to, over all supervisors of the pool
-    resizes = _Value(_RESIZES)  # messages `Resize` that were read, by all supervisors of the pool
-    trials_over = _Value(_TRIALS_OVER)  # number of the latest trial whose result is there
+    # 1 once the pool's first supervisor runs. It shows that the executable is a Python interpreter
+    # with this package.
+    begun = _Value(_BEGUN)
+    # Number of the loader that is being loaded; 0: none. If a process dies meanwhile, the import is
+    # the cause.
+    loading = _Value(_LOADING)
+    cells = _Value(_CELLS)  # number of cells in use so far, from the first cell on
+    # Number of workers or nodes that died without a request, over all supervisors of the pool.
+    lost = _Value(_LOST)
+    resizes = _Value(_RESIZES)  # number of `Resize` messages read, by all supervisors of the pool
+    trials_over = _Value(_TRIALS_OVER)  # number of the latest trial that has a result
     trial_idle_ns = _Value(_TRIAL_IDLE_NS)  # time of paused workers without a ticket, in all trials
 
     # Written by the main process.
-    size = _Value(_SIZE)  # 1 + the workers, or nodes, of the latest resize; 0: there was none
+    size = _Value(_SIZE)  # 1 + number of workers or nodes of the latest resize; 0: no resize yet
     trials = _Value(_TRIALS)  # number of the latest trial that was requested
-    trial_ms = _Value(_TRIAL_MS)  # for how long it may pause workers
+    trial_ms = _Value(_TRIAL_MS)  # maximum time for which that trial pauses workers, in ms
 
     def workers(self) -> list[tuple[int, int, int]]:
-        """Return number, pid and cell of each worker that there is."""
+        """Return number, pid and cell of each worker that has a cell now."""
         numbers = self.numbers[
             Field.NUMBER : self.cells * _FIELDS_PER_CELL : _FIELDS_PER_CELL
         ].tolist()
@@ -128,16 +133,16 @@ class Board:
         ]
 
     def clear_workers(self) -> None:
-        """There is no worker any more: their supervisor is gone."""
+        """Zero the cells of all workers. Called in the main process after a supervisor's death."""
         for _, _, cell in self.workers():
             self.clear(cell)
 
     def end_trial(self, number: int, found: TrialResult) -> None:
-        """Store the result of a trial. Runs in: the supervisor."""
+        """Store the result of a trial. Called in the supervisor; pairs with `trial_result`."""
         numbers = *found[:3], int(_MILLI * found.rate), int(_MILLI * found.paused_s)
         for at, value in enumerate(numbers, _TRIAL_FOUND):
             self.numbers[at] = value
-        self.trials_over = number  # SYNC: last; pairs with the main process, which reads it first
+        self.trials_over = number  # SYNC: stored last; the main process reads it first
 
     def trial_result(self) -> TrialResult:
         """Return the result of the trial with the number `trials_over`."""
@@ -145,6 +150,7 @@ class Board:
         return TrialResult(found[0], found[1], found[2], found[3] / _MILLI, found[4] / _MILLI)
 
     def abandon(self, run: int) -> None:
-        """Tell workers that the rest of this run was abandoned."""
-        # SYNC: pairs with the looks before each call: Progress.note, Progress.note_generator, is_unwanted of threads.
+        """Mark the rest of a run as abandoned, so that workers stop. Called in the supervisor."""
+        # SYNC: pairs with the checks in workers: at the start of a ticket (core/worker.py), and
+        # before user code in Progress.note and Progress.note_generator.
         self.numbers[self.mark(run)] = run

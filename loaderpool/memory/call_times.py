@@ -1,7 +1,8 @@
-"""How long calls of the user's function take: counted by each worker, for each loader, in shared memory.
+"""Durations of the calls of the user's function, counted per worker and loader in shared memory.
 
-A worker has a cell for each of the last few loaders that it has worked for. Cells lie behind the board and outlive
-their workers: who takes a worker's place counts on. Every cell has one writer, and readers take what they find.
+A worker has a cell for each of the last few loaders that it has worked for. Cells follow the board
+and survive their workers: a replacement continues the counts. Every cell has one writer. Readers
+use no lock, so a reader may see a part of an update.
 """
 
 from __future__ import annotations
@@ -17,24 +18,27 @@ from loaderpool.config import MAX_WORKERS
 from loaderpool.memory.recorder import RECORDED_FROM_NS, WorkerRecorder
 from loaderpool.plan.item_names import generated_item, numbered
 
-# Of one worker. With more loaders in turns the one that was away longest loses its cell.
+# Cells of one worker. If more loaders use the worker in turn, the least recently used one loses its
+# cell.
 _LOADERS = 4
-# Bucket b counts calls of 2**(b-1) to 2**b ns; the last one, of 9 minutes, all longer ones.
+# Number of buckets. Bucket b counts calls of 2**(b-1) to 2**b ns. The last bucket starts at 275 s
+# and includes all longer calls.
 BUCKETS = 40
 SLOWEST = 16
-# Of so many tickets the calls of one are counted in buckets: a sample of 0.1 ms shall not pay for it.
+# One in this number of tickets has its calls counted in buckets, so that samples of 0.1 ms are not
+# slowed down.
 _COUNTED_ONE_IN = 8
-# A call of more than so many times the median one is slow.
+# A call is slow if it takes longer than this multiple of the median.
 _SLOW_TIMES = 8
-# The median is looked for again after so many tickets.
+# Number of tickets after which the median is computed again.
 _MEDIAN_AGAIN = 16 * _COUNTED_ONE_IN
-_LEAST_CALLS = 32  # of which there is one
+_LEAST_CALLS = 32  # smallest number of counted calls for which there is a median
 _NEVER_NS = 1 << 62
-# Fields of a cell. _USED: a number that rises with each use.
+# Fields of a cell. _USED is a number that rises with each use of a cell.
 _LOADER, _CALLS, _SUM_NS, _SLOW_NS, _USED = range(5)
 _BUCKETS_AT = 8
 _SLOWEST_AT = _BUCKETS_AT + BUCKETS
-_FIELDS_PER_CALL = 3  # ns, 1 + source index, epoch
+_FIELDS_PER_CALL = 3  # duration in ns, 1 + source index, epoch
 _CELL = _SLOWEST_AT + SLOWEST * _FIELDS_PER_CALL
 CALL_TIMES_BYTES = -(-MAX_WORKERS * _LOADERS * _CELL * 8 // 4096) * 4096
 
@@ -55,22 +59,22 @@ class SlowItem:
 
 
 class CallTimes(NamedTuple):
-    """What is known of a loader's calls."""
+    """Statistics of a loader's calls."""
 
-    calls: int = 0  # that were counted, of about eight times as many
-    sum_ns: int = 0  # how long these took
-    slow_ns: int = 0  # of all calls, those of over eight times the median one: how long beyond it
-    buckets: tuple[int, ...] = (
-        0,
-    ) * BUCKETS  # how many took less than 2**b ns, and no less than half of it
-    slowest: tuple[SlowItem, ...] = ()  # the longest one first
+    calls: int = 0  # number of counted calls, about an eighth of all calls
+    sum_ns: int = 0  # total duration of the counted calls
+    # Time beyond the median of all calls (counted or not) that took over eight times the median.
+    slow_ns: int = 0
+    # Numbers of counted calls by bucket: from 2**(b-1) to below 2**b ns.
+    buckets: tuple[int, ...] = (0,) * BUCKETS
+    slowest: tuple[SlowItem, ...] = ()  # slowest items, the longest call first
 
     def quantile_ns(self, share: float) -> int:
-        """Return about how long so large a share of the calls takes at most; 0: there are none."""
+        """Return the approximate duration that `share` of the calls do not exceed; 0: no calls."""
         return _quantile(self.buckets, share)
 
     def since(self, before: CallTimes) -> CallTimes:
-        """Return what has come since then; the slowest are those of all the time."""
+        """Return the counts since `before`. `slowest` is not a difference: it covers all time."""
         calls, sum_ns, slow_ns = (
             now - then for now, then in zip(self[:3], before[:3], strict=True)
         )
@@ -79,14 +83,17 @@ class CallTimes(NamedTuple):
 
 
 class CallClock:
-    """Notes the calls of one worker for one loader: which take longest, of all; how long they take, of a share.
+    """Measures the calls of one worker for one loader.
 
-    Runs in: a worker, on the thread that makes calls; where threads make them, on whichever notes them in turn.
+    It records the slowest of all calls, and counts the durations of a part of the calls.
+
+    Runs in: a worker, on the thread that makes the calls. If a pool of threads makes them, on the
+    thread that notes a call, one at a time.
 
     Attributes:
-        begun_ns: when the call that runs has begun, or the ticket.
-        kept_from_ns: one that takes longer is to be kept, or recorded.
-        begins: when each call of this ticket has begun; None: they are not counted.
+        begun_ns: start time of the running call, or of the ticket.
+        kept_from_ns: duration above which `keep` has to be called.
+        begins: start times of this ticket's calls; None: the ticket is not counted.
     """
 
     def __init__(
@@ -94,19 +101,24 @@ class CallClock:
     ) -> None:
         self._numbers, self.recorder = numbers, recorder
         self._base = _take_cell(numbers, worker_cell, loader)
-        self._median_ns, self._slow_from_ns = 0, _NEVER_NS  # until enough is counted
+        self._median_ns, self._slow_from_ns = 0, _NEVER_NS  # until enough calls are counted
         self._epoch = self._tickets = 0
         self.begun_ns, self.kept_from_ns = 0, self._least_kept()
         self.begins: list[int] | None = None
 
     def begin_ticket(self, now_ns: int, epoch: int) -> None:
-        """Calls follow, each of which ends where the next one begins."""
+        """Start a ticket whose calls follow each other without a gap. Pairs with `end_ticket`."""
         self._epoch, self.begun_ns = epoch, now_ns
         self.begins = [] if self._tickets % _COUNTED_ONE_IN == 0 else None
         self._tickets += 1
 
     def end_ticket(self, now_ns: int, number: int) -> None:
-        """The last call is over, that of 1 + this source index."""
+        """Finish a ticket: note its last call, and count its calls if the ticket is counted.
+
+        Args:
+            now_ns: end of the last call.
+            number: 1 + source index of the last call.
+        """
         if now_ns - self.begun_ns > self.kept_from_ns:
             self.keep(now_ns - self.begun_ns, number)
         if self.begins:
@@ -118,13 +130,13 @@ class CallClock:
                 ]
             )
             self._numbers[self._base + _SUM_NS] += now_ns - self.begins[0]
-            if (
-                not self._median_ns or self._tickets % _MEDIAN_AGAIN == 1
-            ):  # counted tickets have such numbers
+            # Here `_tickets` is 1 after a multiple of `_COUNTED_ONE_IN`, because only such tickets
+            # are counted.
+            if not self._median_ns or self._tickets % _MEDIAN_AGAIN == 1:
                 self._find_median()
 
     def note(self, begun_ns: int, ns: int, index: int) -> None:
-        """A call is over that others ran beside, in other threads."""
+        """Note a finished call that ran while other threads made other calls."""
         if ns > self.kept_from_ns:
             self.begun_ns = begun_ns
             self.keep(ns, index + 1)
@@ -147,11 +159,13 @@ class CallClock:
             self.kept_from_ns = self._least_kept()
 
     def keep(self, ns: int, number: int) -> None:
-        """A call is recorded, was slow, or is among the slowest. Of an item's in several epochs the longest one stays.
+        """Record a call of a millisecond or more, add up slow time, and update the slowest calls.
+
+        The slowest calls have one entry for each item: its longest call of all epochs.
 
         Args:
-            ns: that it took, since `begun_ns`; more than `kept_from_ns`.
-            number: 1 + source index; 0: it was none, but what a ticket begins with.
+            ns: duration since `begun_ns`, more than `kept_from_ns`.
+            number: 1 + source index; 0: the time before a ticket's first call, which is ignored.
         """
         if not number:
             return
@@ -167,7 +181,9 @@ class CallClock:
         if at is None:
             at = min(places, key=numbers.__getitem__)
         if ns > numbers[at]:
-            numbers[at] = 0  # SYNC: no reader takes the one's time for the other's
+            # SYNC: zero first, so that no reader combines the old time with the new item; pairs
+            # with read_call_times.
+            numbers[at] = 0
             numbers[at + 1], numbers[at + 2] = number, self._epoch
             numbers[at] = ns
         self.kept_from_ns = self._least_kept()
@@ -182,7 +198,7 @@ class CallClock:
 
 
 def read_call_times(numbers: memoryview, worker_cells: Iterable[int], loader: int) -> CallTimes:
-    """Return what these workers have counted for a loader. Runs in: any process."""
+    """Return the statistics of a loader's calls in these workers. Runs in: any process."""
     cells = np.frombuffer(numbers, np.uint64).reshape(-1, _LOADERS, _CELL)[list(worker_cells)]
     found = cells[cells[:, :, _LOADER] == loader]
     sums = found.sum(axis=0).tolist()
@@ -199,7 +215,10 @@ def read_call_times(numbers: memoryview, worker_cells: Iterable[int], loader: in
 
 
 def _take_cell(numbers: memoryview, worker_cell: int, loader: int) -> int:
-    """Return the loader's cell; where it has none, the one that was taken longest ago, emptied."""
+    """Return the offset of the loader's cell.
+
+    If the loader has no cell, clear the least recently used cell and assign it to the loader.
+    """
     first = worker_cell * _LOADERS * _CELL
     bases = range(first, first + _LOADERS * _CELL, _CELL)
     latest = max(numbers[base + _USED] for base in bases)

@@ -1,10 +1,12 @@
-"""A fork of the trainer: the batches that it inherits become its own.
+"""Private copies of batches for forks of the main process.
 
-A lent batch lies in memory that trainer and workers share, and so would a forked child of the trainer: once the trainer
-lets go of the batch, workers write the next one over it, and what the child writes is the trainer's. So the trainer
-copies what is lent before the fork, and the child puts the copies in its place, at the same addresses.
+A lent batch is in memory that the main process shares with the workers. Without this module, a
+forked child would share the memory as well. Workers would overwrite the child's batch once the main
+process releases it, and writes of the child would change the batch of the main process. So the main
+process copies all lent batches before a fork. The child then replaces the shared memory by these
+copies, at the same addresses.
 
-Where nothing is lent, a fork takes as long as ever (docs/internals/memory.md, "Forks of the trainer").
+A fork without lent batches takes no extra time (docs/internals/memory.md, "Forks of the trainer").
 """
 
 from __future__ import annotations
@@ -17,17 +19,18 @@ from typing import Any
 from loaderpool.system import machine
 
 _lenders: weakref.WeakSet[Any] = weakref.WeakSet()
-_copies: dict[
-    int, dict[int, tuple[Any, bytes]]
-] = {}  # by forking thread, then by address; keeps what is lent
+# Lent arrays and copies of their bytes, by the forking thread's ident and then by address. The
+# arrays are kept so that they stay lent until the fork is over.
+_copies: dict[int, dict[int, tuple[Any, bytes]]] = {}
 
 
 def guard(lender: Any) -> None:
-    """Have each fork of this process get what is lent as its own, from now on.
+    """Register a lender: each later fork of this process gets private copies of its lent arrays.
 
     Args:
-        lender: `arrays()` gives what is lent now, as arrays that begin with a page; `disown()` leaves what is lent to a
-            forked child, and returns nothing of it any more.
+        lender: an object with two methods. `arrays()` returns the arrays that are lent now; each
+            starts at a page boundary. `disown()` is called in the child: it leaves the arrays to
+            the child, so that the lender never releases them there.
     """
     _register()
     _lenders.add(lender)
@@ -52,9 +55,10 @@ def _in_trainer() -> None:
 
 def _in_child() -> None:
     copies = _copies.pop(threading.get_ident(), {})
-    _copies.clear()  # of threads that are not here
+    _copies.clear()  # copies of other threads, which do not exist in the child
     for lender in list(_lenders):
-        for array in lender.arrays():  # another thread may have got one since the copies were made
+        for array in lender.arrays():
+            # An array has no copy if another thread got it after `_before` ran.
             _, content = copies.get(array.ctypes.data) or (array, array.tobytes())
             machine.make_private(array.ctypes.data, content)
         lender.disown()

@@ -1,12 +1,14 @@
-"""Where the rows of a batch lie in a slot. The only module that knows byte offsets.
+"""Layout of the rows of a batch in a slot. No other module knows byte offsets.
 
-Two forms, chosen once per loader:
+There are two forms. One is chosen for each loader:
 
-- `FixedLayout`: every row of every component has one known shape. Component c is one C-contiguous array
-  `dtype[rows, ...]` at a fixed, aligned offset, so workers write rows straight into place, several workers may fill
-  different rows of one slot, and several batches in a row (a chunk) are one longer array.
-- varying: shapes vary, or there is text. Each batch is a header of int64 numbers and aligned blocks behind it; a slot
-  holds a table of batches. It describes itself, so an oversize batch in a memory file of its own reads the same.
+- Fixed (`FixedLayout`): every row of a component has the same known shape. Each component is one
+  C-contiguous array `dtype[rows, ...]` at a fixed, aligned offset. So workers write rows directly
+  into place, and several workers may fill different rows of one slot. Several consecutive batches
+  (a chunk) are one longer array.
+- Varying (`VaryingLayout`): shapes vary, or there is text. A slot starts with a table of its
+  batches. Each batch is a header of int64 numbers, followed by aligned blocks. The data describes
+  itself, so an oversize batch in a memory file of its own is read in the same way.
 """
 
 from __future__ import annotations
@@ -24,42 +26,41 @@ import numpy.typing as npt
 from loaderpool.config import UnitKind
 from loaderpool.element.spec import ElementSpec, RaggedArray
 
-# TensorFlow aliases from 64 on; 128 keeps neighbours' adjacent-line prefetch apart. Smaller would cost a copy.
+# TensorFlow uses an array without a copy if it is aligned to 64 bytes. With 128, the adjacent-line
+# prefetch of one component does not reach the next. Smaller: TensorFlow copies.
 ALIGNMENT_BYTES = 128
 _NUMBER_BYTES = 8
-_COUNTS = (
-    3  # at the beginning of a batch's header: its rows, and what `BatchCounts` says of padding
-)
+_COUNTS = 3  # numbers at the start of a batch's header: the fields of `BatchCounts`
 
 
 def aligned(nbytes: int) -> int:
-    """Rounded up to the alignment of components."""
+    """Return `nbytes`, rounded up to the alignment of components."""
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedLayout:
-    """Components of one known shape per row."""
+    """Layout of components with one known shape per row."""
 
-    row_shapes: tuple[tuple[int, ...], ...]  # of one row of each component
+    row_shapes: tuple[tuple[int, ...], ...]  # shape of one row, per component
     dtypes: tuple[np.dtype[Any], ...]
-    capacity_rows: int  # rows that a slot holds: batch_size times the largest chunk
+    capacity_rows: int  # number of rows in a slot: batch_size times the largest chunk
 
     @functools.cached_property
     def row_bytes(self) -> tuple[int, ...]:
-        """Bytes of one row of each component."""
+        """Size of one row in bytes, per component."""
         pairs = zip(self.row_shapes, self.dtypes, strict=True)
         return tuple(math.prod(shape) * dtype.itemsize for shape, dtype in pairs)
 
     @functools.cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Offset of each component from the slot's start."""
+        """Offsets of the components from the slot's start."""
         sizes = (aligned(row_bytes * self.capacity_rows) for row_bytes in self.row_bytes)
         return tuple(itertools.accumulate(sizes, initial=0))[:-1]
 
     @functools.cached_property
     def slot_bytes(self) -> int:
-        """Bytes of a slot."""
+        """Size of a slot in bytes."""
         return max(
             ALIGNMENT_BYTES,
             sum(aligned(row_bytes * self.capacity_rows) for row_bytes in self.row_bytes),
@@ -70,45 +71,54 @@ class FixedLayout:
         return tuple(zip(self.row_shapes, self.dtypes, self.offsets, strict=True))
 
     def arrays(self, buffer: Any, base: int, rows: int) -> list[npt.NDArray[Any]]:
-        """Return the components' first `rows` rows as arrays on `buffer`, whose byte `base` is the slot's start."""
-        arrays = []  # a loop: in Python 3.11 a list in one line is a call
+        """Return the first `rows` rows of each component, as arrays on a buffer.
+
+        Args:
+            buffer: memory that contains the slot.
+            base: offset of the slot's start in the buffer.
+            rows: number of rows.
+        """
+        arrays = []  # a loop, because a list comprehension costs a call before Python 3.12
         for shape, dtype, offset in self._places:
             arrays.append(np.ndarray((rows, *shape), dtype, buffer, base + offset))
         return arrays
 
 
 class Block(NamedTuple):
-    """One contiguous array that a component of a varying batch brings."""
+    """One contiguous array of a component of a varying batch."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    fill: Callable[[npt.NDArray[Any]], None]  # writes the data into the array it is given
-    unpadded: int | None = None  # of a padded array: how many of its elements are no padding
+    fill: Callable[[npt.NDArray[Any]], None]  # writes the data into an array of this shape
+    unpadded: int | None = None  # number of elements without padding; None: not a padded array
 
     @property
     def elements(self) -> int:
-        """Elements of the array."""
+        """Number of elements of the array."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the data."""
+        """Size of the data in bytes."""
         return self.elements * self.dtype.itemsize
 
 
 class BatchCounts(NamedTuple):
-    """What a varying batch says of itself."""
+    """Numbers of rows and of padding elements, from the header of a varying batch."""
 
     rows: int
-    padded: int  # elements of its padded components
-    padding: int  # how many of these are padding
+    padded: int  # number of elements of the padded components
+    padding: int  # number of these elements that are padding
 
 
 class VaryingLayout:
-    """Plans where the blocks of some batches lie, tells the size, and writes them.
+    """Layout of some batches in one slot or file: plans offsets, then writes the blocks.
 
     Args:
-        batches: for each batch its rows and its blocks, in the order the reader expects.
+        batches: number of rows and blocks of each batch. Readers return blocks in this order.
+
+    Attributes:
+        nbytes: size of table, headers and blocks in bytes.
     """
 
     def __init__(self, batches: Sequence[tuple[int, Sequence[Block]]]) -> None:
@@ -136,7 +146,10 @@ class VaryingLayout:
         self.nbytes = self._table[1] = end
 
     def write(self, buffer: Any, base: int) -> None:
-        """Write table, headers and blocks; the buffer must hold `nbytes` from `base` on."""
+        """Write table, headers and blocks to `nbytes` bytes of the buffer, from `base` on.
+
+        Called in the worker; pairs with `read_varying`.
+        """
         self._write_numbers(buffer, base, self._table)
         for start, numbers in self._headers:
             self._write_numbers(buffer, base + start, numbers)
@@ -149,18 +162,18 @@ class VaryingLayout:
 
 
 def is_empty(anchor: npt.NDArray[np.uint8]) -> bool:
-    """Whether a slot holds no batch at all: the generator that it was for has ended."""
+    """True if a slot holds no batch, because its generator has ended."""
     return not anchor[:_NUMBER_BYTES].view(np.int64)[0]
 
 
 def _headers(anchor: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], list[int]]:
-    """Return all of a slot as numbers, and where among them each batch's header begins."""
+    """Return a slot as an array of int64, and the index of each batch's header in this array."""
     numbers = anchor[: anchor.nbytes // _NUMBER_BYTES * _NUMBER_BYTES].view(np.int64)
     return numbers, [start // _NUMBER_BYTES for start in numbers[2 : 2 + int(numbers[0])].tolist()]
 
 
 def varying_counts(anchor: npt.NDArray[np.uint8]) -> list[BatchCounts]:
-    """Return what each of the batches that a `VaryingLayout` wrote says of itself."""
+    """Return the counts of each batch that a `VaryingLayout` wrote."""
     numbers, headers = _headers(anchor)
     return [BatchCounts(*numbers[at : at + _COUNTS].tolist()) for at in headers]
 
@@ -168,7 +181,10 @@ def varying_counts(anchor: npt.NDArray[np.uint8]) -> list[BatchCounts]:
 def read_varying(
     anchor: npt.NDArray[np.uint8], block_dtypes: Sequence[np.dtype[Any]]
 ) -> Iterator[tuple[int, list[npt.NDArray[Any]]]]:
-    """Read the batches that a `VaryingLayout` wrote: rows and blocks of each, as views of `anchor`."""
+    """Yield the number of rows and the blocks of each batch that a `VaryingLayout` wrote.
+
+    The blocks are views of `anchor`.
+    """
     numbers, headers = _headers(anchor)
     for header in headers:
         at, blocks = header + _COUNTS, []
@@ -181,10 +197,12 @@ def read_varying(
         yield int(numbers[header]), blocks
 
 
-# A chunk is at most this large: smaller makes tiny batches pay per batch again, larger leaves the cache.
+# Maximum size of a chunk. Smaller: tiny batches cost more, because there are more tickets. Larger:
+# a chunk does not fit the CPU cache.
 _CHUNK_BYTES = 1 << 20
 CHUNK_BATCHES = 64
-# Of batches that small and all of one size there may be more in it, in half as much memory.
+# Maximum size of a chunk with more than `CHUNK_BATCHES` batches. Only fixed layouts have such
+# chunks.
 _SMALL_CHUNK_BYTES = 1 << 19
 _SMALL_CHUNK_BATCHES = 1024
 _INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
@@ -192,34 +210,35 @@ _INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
 
 @dataclasses.dataclass(frozen=True)
 class BatchForm:
-    """Spec and storage of one loader's batches; made in the trainer, read in every worker."""
+    """Spec and storage of one loader's batches; made in the main process, read in every worker."""
 
-    spec: ElementSpec  # of a batch, batch axis included
-    unit: UnitKind  # what one call of the function makes
-    batch_rows: int  # rows of a full batch; 1 for units that are whole elements
-    fixed: FixedLayout | None  # None: varying
-    max_chunk: int  # most batches that one ticket may cover
-    can_split: bool  # whether a ticket may cover some rows of a batch
-    slot_bytes: int  # bytes of a slot; a varying batch may outgrow it
-    padding: tuple[
-        Any, ...
-    ] = ()  # what fills up each component, as `padding_of` has it; False: its rows are alike
-    classes: Any = (
-        None  # of the function's own: `OwnClasses` in the trainer, pickled in other processes
-    )
+    spec: ElementSpec  # spec of a batch, with the batch axis
+    unit: UnitKind  # result of one function call
+    batch_rows: int  # number of rows of a full batch; 1 for units that are whole elements
+    fixed: FixedLayout | None  # fixed layout; None: the layout varies
+    max_chunk: int  # maximum number of batches in a ticket
+    can_split: bool  # True if a ticket may cover a part of a batch's rows
+    slot_bytes: int  # size of a slot; a varying batch may be larger
+    # Fill value of each component, as `padding_of` returns it; False: the rows have one shape.
+    padding: tuple[Any, ...] = ()
+    # Classes of the function's results: `OwnClasses` in the main process, pickled in others.
+    classes: Any = None
 
     @functools.cached_property
     def rebuild(self) -> Callable[[Sequence[Any]], Any]:
-        """Make a batch of its components, in the classes of the function's results. In the trainer."""
+        """Function that makes a batch of its components, in the classes of the function's results.
+
+        Used in the main process only.
+        """
         return self.spec.structure.rebuilder(self.classes or None)
 
     def padding_at(self, component: int) -> Any:
-        """Return what fills up rows of this component; None: the default. False: they have one shape."""
+        """Return a component's fill value; None: the default; False: its rows have one shape."""
         return self.padding[component] if self.padding else False
 
     @functools.cached_property
     def block_dtypes(self) -> tuple[np.dtype[Any], ...]:
-        """Dtypes of the blocks of a varying batch, in order."""
+        """Dtypes of the blocks of a varying batch, in the order of `read_varying`."""
         dtypes: list[np.dtype[Any]] = []
         for component in self.spec.components:
             dtypes += [_INT64, _BYTE] if component.text is not None else [component.dtype]
@@ -229,7 +248,7 @@ class BatchForm:
 
     @functools.cached_property
     def may_be_padded(self) -> bool:
-        """Whether any component may have padding in it that is counted: text is stored without."""
+        """True if a component may have padding that is counted. Text is stored without padding."""
         return any(
             component.text is None and self.padding_at(number) is not False
             for number, component in enumerate(self.spec.components)
@@ -237,7 +256,10 @@ class BatchForm:
 
     @functools.cached_property
     def has_plain_rows(self) -> bool:
-        """Whether each row has one known shape and size, so that it can be written before the next one is made."""
+        """True if each row has one known shape and size.
+
+        Then a row can be written to the slot before the next one is made.
+        """
         return (
             self.unit == "sample"
             and _are_plain(self.spec)
@@ -246,19 +268,25 @@ class BatchForm:
 
     @functools.cached_property
     def row_bytes(self) -> tuple[int, ...]:
-        """Bytes of a plain row in each component."""
+        """Size of a plain row in bytes, per component."""
         return FixedLayout(*_row_layout(self.spec), 1).row_bytes
 
     def row_arrays(
         self, buffer: Any, base: int, rows: int, capacity: int
     ) -> list[npt.NDArray[Any]] | None:
-        """Components of a batch of plain rows, not of a fixed form, to be written on a slot; None: it has no room.
+        """Return the components of a varying batch of plain rows as arrays on a slot.
+
+        Called in the worker, which then writes the rows one by one. Table and header are written
+        at once.
 
         Args:
-            buffer: the arena, or a slot's memory.
-            base: the slot's first byte in it.
-            rows: of the batch, from its first row on.
-            capacity: bytes of the slot.
+            buffer: memory that contains the slot.
+            base: offset of the slot's first byte in the buffer.
+            rows: number of rows of the batch.
+            capacity: size of the slot in bytes.
+
+        Returns:
+            One array for each component; None: the batch does not fit the slot.
         """
         arrays: list[npt.NDArray[Any]] = []
         shapes, dtypes = _row_layout(self.spec)
@@ -273,7 +301,12 @@ class BatchForm:
         return arrays
 
     def used_bytes(self, anchor: npt.NDArray[np.uint8], rows: int) -> int:
-        """Return the bytes from the slot's start to the end of the data in it, `rows` rows of a fixed form."""
+        """Return the number of bytes from the slot's start to the end of its data.
+
+        Args:
+            anchor: the slot's bytes.
+            rows: number of rows in the slot; only fixed layouts need it.
+        """
         if self.fixed is None:
             return int(anchor[_NUMBER_BYTES : 2 * _NUMBER_BYTES].view(np.int64)[0])
         return self.fixed.offsets[-1] + self.fixed.row_bytes[-1] * rows
@@ -281,12 +314,14 @@ class BatchForm:
     def read(
         self, anchor: npt.NDArray[np.uint8], rows: int, count: int
     ) -> Iterator[tuple[int, Sequence[Any]]]:
-        """Read the batches in a slot: for each its rows and its components, as views of `anchor` (text is copied out).
+        """Yield the number of rows and the components of each batch in a slot.
+
+        Called in the main process. Components are views of `anchor`, except text, which is copied.
 
         Args:
             anchor: the slot's bytes.
-            rows: rows of each batch in it (varying slots tell themselves).
-            count: how many batches a fixed slot holds.
+            rows: number of rows of each batch. Varying slots describe themselves.
+            count: number of batches in a fixed slot.
         """
         if self.fixed is None:
             return (
@@ -296,7 +331,8 @@ class BatchForm:
         arrays = self.fixed.arrays(anchor, 0, rows * count)
         if count == 1:
             return iter([(rows, arrays)])
-        # All in C, for a tiny batch costs hardly more than its turn here.
+        # All of this runs in C, because a step of a Python loop would double the cost of a tiny
+        # batch.
         by_batch = [array.reshape(count, rows, *array.shape[1:]) for array in arrays]
         return zip(itertools.repeat(rows), zip(*by_batch, strict=True))
 
@@ -314,7 +350,13 @@ class BatchForm:
 def read_text(
     lengths: npt.NDArray[np.int64], blob: npt.NDArray[np.uint8], text: Literal["str", "bytes"]
 ) -> npt.NDArray[np.object_]:
-    """Return an object array of str or bytes from lengths of the array's shape and the UTF-8 data end to end."""
+    """Return an object array of str or bytes.
+
+    Args:
+        lengths: length of each text in bytes; the result has the same shape.
+        blob: the UTF-8 data of all texts, joined.
+        text: type of the elements.
+    """
     data = blob.tobytes()
     out = np.empty(lengths.size, object)
     start = 0
@@ -336,17 +378,21 @@ def batch_form(
     rows_vary: bool = False,
     padding: tuple[Any, ...] = (),
 ) -> BatchForm:
-    """The form for a batch spec: fixed where every row has one known shape and no row may be missing, else varying.
+    """Return the form of a loader's batches.
+
+    The layout is fixed if every row has one known shape and no row can be missing. Otherwise it
+    varies.
 
     Args:
-        spec: of a batch.
-        unit: what one call of the function makes.
-        batch_size: most rows of a batch, None for whole elements.
-        batch_bytes_seen: what a batch like the sample seen would take; sizes varying slots.
-        may_leave_rows_out: `on_error="skip"`.
-        may_replace_rows: `on_error="replace"`: the next good row must be in the same ticket.
-        rows_vary: not all batches but the last have `batch_size` rows.
-        padding: as `BatchForm` has it.
+        spec: spec of a batch.
+        unit: result of one function call.
+        batch_size: maximum number of rows of a batch; None for whole elements.
+        batch_bytes_seen: size of a batch of samples like those seen; determines varying slots.
+        may_leave_rows_out: True for `on_error="skip"`.
+        may_replace_rows: True for `on_error="replace"`. Then the next good row must be in the same
+            ticket, so batches are not split.
+        rows_vary: True if batches other than the last may have fewer rows than `batch_size`.
+        padding: fill values, as in `BatchForm`.
     """
     is_alike = _are_plain(spec) and all(pad is False for pad in padding)
     rows = batch_size or 1
@@ -360,7 +406,8 @@ def batch_form(
         return BatchForm(
             spec, unit, rows, fixed, max_chunk, not may_replace_rows and rows > 1, fixed.slot_bytes
         )
-    # Half as much again for batches larger than the one seen, and for headers; what outgrows it still arrives.
+    # A reserve of one half for batches larger than the one seen, and room for headers. A batch that
+    # does not fit is sent in a file of its own.
     batch_bytes = aligned(
         batch_bytes_seen + batch_bytes_seen // 2 + 512 * (1 + len(spec.components))
     )

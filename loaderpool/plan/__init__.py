@@ -1,5 +1,6 @@
-"""Which index comes when, and with which random stream: pure functions of (seed, epoch, position), the same everywhere.
+"""Order of indices and their random streams: pure functions of (seed, epoch, position).
 
-Runs in: any process. In come the settings and the number of items, out go indices, rows of batches and seeds. It may
-import `errors` alone. Open first: `order` (a pass over a source), then `permutation`.
+The results are the same on every machine. Runs in: any process. The input is the settings and the
+number of items. The output is indices, rows of batches and seeds. This package may import only
+`errors`. Open first: `order` (a pass over a source), then `permutation`.
 """

@@ -1,24 +1,28 @@
-"""Batches of items of like length: a plan whose batches are filled bucket by bucket.
+"""Batches of items of similar length: a plan whose batches are filled bucket by bucket.
 
-An epoch's items are walked through in its order, and each falls into the bucket of its length. With B rows a batch for
-that bucket and S shards, B·S items of a bucket are a global batch; batches are numbered in the order in which they get
-full. What is left in the buckets at the end follows in the order of the buckets, one batch each.
+The items of an epoch are taken in its order, and each goes into the bucket of its length. Let B be
+the rows of a batch of that bucket and S the number of shards. Then B·S items of a bucket are a
+global batch. Batches are numbered in the order in which they become full. At the end, the items
+left in the buckets follow in the order of the buckets, one batch each.
 
 ```
-    position   0  1  2  3  4  5  6  7  8  9        two buckets, a and b, two rows a batch each, one shard
+    position   0  1  2  3  4  5  6  7  8  9     two buckets, a and b, two rows a batch, one shard
     bucket     a  b  a  a  b  b  a  a  b  b
-    full             0     1     2     3           batches 0: 0 2   1: 1 4   2: 3 6   3: 5 8   4: 7   5: 9
+    full             0     1     2     3        batches 0: 0 2   1: 1 4   2: 3 6   3: 5 8
+                                                        4: 7     5: 9
 ```
 
-Of each global batch shard r has rows r·B to (r+1)·B, so all shards have a batch of the same bucket at the same step;
-what is left over is split as `batches.Plan` splits its tail. How many batches there are depends on how many items each
-bucket has, and so is the same in each epoch; which batch comes when depends on the epoch.
+Shard r has the rows r·B to (r+1)·B of each global batch. So all shards have a batch of the same
+bucket at the same step. Items left over are split as `batches.Plan` splits its tail. The number of
+batches depends only on the number of items in each bucket, so it is the same in each epoch. The
+order of the batches depends on the epoch.
 
-A bucket's items are taken in their order, so where an epoch was left is said by how many of each bucket are taken,
-whatever the number of shards was: that is the plan's *start*.
+Items of a bucket are taken in order. So the point at which an epoch was left is the number of items
+taken from each bucket, for any number of shards. These numbers are the plan's *start*.
 
-Which items make up a batch depends on how many of its bucket came before. So for each epoch that is under way a process
-keeps a table of all positions, sorted by bucket, and by position within a bucket: 4 bytes an item (8 from 2**32 on).
+The items of a batch depend on the number of items of its bucket before. So a process keeps a table
+for each epoch in progress. It has all positions, sorted by bucket and by position within a bucket:
+4 bytes per item (8 from 2**32 on).
 """
 
 from __future__ import annotations
@@ -35,17 +39,18 @@ from loaderpool.plan.permutation import permutation
 
 Positions = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
 
-# Positions that are permuted together. Larger: temporary arrays take more memory. Smaller: it takes longer.
+# Positions that are permuted at once. Smaller: it takes longer. Larger: temporary arrays take more
+# memory.
 _BLOCK = 1 << 16
 
 
 class ItemBuckets:
-    """The bucket of each of a source's items; never changes, and travels without its tables.
+    """Bucket of each item of a source; never changes. It is pickled without its tables.
 
     Attributes:
         numbers: the bucket of each item, `uint8[n]` or `uint16[n]`, which sort in linear time.
-        counts: how many items each bucket has.
-        firsts: where each bucket begins in all positions of an epoch, sorted by bucket.
+        counts: number of items in each bucket.
+        firsts: start of each bucket in the positions of an epoch, sorted by bucket.
     """
 
     def __init__(self, numbers: npt.NDArray[Any], count: int) -> None:
@@ -55,15 +60,18 @@ class ItemBuckets:
 
     @staticmethod
     def of(lengths: npt.NDArray[Any], boundaries: tuple[int, ...]) -> ItemBuckets:
-        """The buckets of items of these lengths: in bucket i are those from boundaries[i-1] to below boundaries[i]."""
+        """Return the buckets of items of these lengths.
+
+        Bucket i has the lengths from boundaries[i-1] to below boundaries[i].
+        """
         count = len(boundaries) + 1
         numbers = np.array(boundaries, np.int64).searchsorted(lengths, side="right")
         return ItemBuckets(numbers.astype(np.uint8 if count <= 1 << 8 else np.uint16), count)
 
     @cached_property
     def checksum(self) -> str:
-        """A checksum of the bucket of each item, in order."""
-        import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
+        """Checksum of the bucket of each item, in order."""
+        import hashlib  # imported here: it loads OpenSSL, which `import loaderpool` does not need
 
         numbers = self.numbers.astype("<u2") if self.numbers.itemsize > 1 else self.numbers
         return hashlib.blake2b(np.ascontiguousarray(numbers).data, digest_size=8).hexdigest()
@@ -73,30 +81,33 @@ class ItemBuckets:
 
 
 class _Epoch(NamedTuple):
-    """The global batches of one epoch, in their order."""
+    """Global batches of one epoch, in order."""
 
-    positions: Positions  # all of the epoch, sorted by bucket
-    buckets: npt.NDArray[np.int64]  # of each batch
-    firsts: npt.NDArray[np.int64]  # where in `positions` it begins
-    rows: npt.NDArray[np.int64]  # how many it has there, over all shards
+    positions: Positions  # all positions of the epoch, sorted by bucket
+    buckets: npt.NDArray[np.int64]  # bucket of each batch
+    firsts: npt.NDArray[np.int64]  # index in `positions` at which each batch begins
+    rows: npt.NDArray[np.int64]  # number of rows of each batch, over all shards
 
 
 @dataclass(frozen=True, eq=False)
 class BucketPlan(Plan):
-    """A plan of batches that have items of one bucket each."""
+    """Plan whose batches have items of one bucket each."""
 
     rows_vary: ClassVar[bool] = True
 
     start: Any = ()
-    """How many items of each bucket were taken earlier; empty: none of any."""
+    """Number of items taken earlier from each bucket; empty: none."""
     buckets: ItemBuckets = field(kw_only=True)
-    """Which bucket each item is in."""
+    """Bucket of each item."""
     batch_sizes: tuple[int, ...] = field(kw_only=True)
     """Rows of a full batch of one shard, for each bucket."""
 
     def start_after(self, epoch: int, batches: int) -> Any:
-        """Return how many items of each bucket all shards have taken with their first so many batches."""
-        if batches == 0 and self.batches_per_epoch:  # no table is needed to say so
+        """Return the number of items that all shards have taken from each bucket.
+
+        Each shard has taken `batches` batches of the epoch.
+        """
+        if batches == 0 and self.batches_per_epoch:  # needs no table
             return self.start
         if batches >= self.batches_per_epoch:
             return self.buckets.counts
@@ -128,7 +139,7 @@ class BucketPlan(Plan):
         return tuple(stock)
 
     def _span(self, epoch: int, batch: int) -> tuple[int, int]:
-        """Return where a batch's rows begin and end in the epoch's positions, sorted by bucket."""
+        """Return the range of a batch in the epoch's positions, which are sorted by bucket."""
         if not 0 <= batch < self.batches_per_epoch:
             raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
         table = self._epoch(epoch)
@@ -144,7 +155,7 @@ class BucketPlan(Plan):
         return kept(self._epochs, epoch if self.order.shuffle else 0, lambda: self._walked(epoch))
 
     def _walked(self, epoch: int) -> _Epoch:
-        """Return the batches of an epoch, by the position at which each gets full."""
+        """Return the batches of an epoch, ordered by the position at which each becomes full."""
         size, numbers = self.order.size, self.buckets.numbers
         if self.order.shuffle and size:
             permuted = permutation(size, self.order.seed, epoch)
@@ -159,9 +170,8 @@ class BucketPlan(Plan):
         firsts = np.array(self.buckets.firsts, np.int64)
         buckets = np.repeat(np.arange(len(full)), full)
         rows = sizes[buckets] * self.num_shards
-        number = np.arange(len(buckets)) - np.repeat(
-            full.cumsum() - full, full
-        )  # of each batch within its bucket
+        # number of each batch within its bucket
+        number = np.arange(len(buckets)) - np.repeat(full.cumsum() - full, full)
         begins = (firsts + self._taken)[buckets] + number * rows
         order = positions[begins + rows - 1].argsort(kind="stable")
         rests = np.flatnonzero(rest)

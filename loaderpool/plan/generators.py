@@ -1,11 +1,11 @@
-"""Random generators that users' objects hold, each set to a state of its own for each sample.
+"""Random generators in users' objects, each set to a separate state for each sample.
 
-A state follows from the generator's key, the loader's seed, the epoch and the sample's position.
-So it is the same for any number of workers, after a crash and after a resume. The key is a hash of
-the state that the generator had when the loader was made.
+A state follows from the generator's key, the loader's seed, the epoch and the sample's position. So
+it is the same for any number of workers, after a crash and after a resume. The key is a hash of the
+generator's state when the loader was made.
 
-`numpy.random` and torch are not imported here: if nothing has imported them, there are no
-generators of theirs.
+`numpy.random` and torch are not imported here. If no other code has imported them, no generators of
+theirs exist.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 KEY_BYTES = 16
-_SEED_BYTES = 4  # a saved state is longer for it; two seeds of one generator are hardly ever equal
-# Kinds of streams; 1 and 2 are those of `sample_streams`. Streams of two kinds never meet.
+# Smaller: equal hashes of two seeds of one generator are likelier. Larger: a saved state is longer.
+_SEED_BYTES = 4
+# Kinds of streams; 1 and 2 are those of `sample_streams`. Streams of two kinds never overlap.
 SAMPLE, BATCH, LANE, PASS = 1, 2, 3, 4
-# Generators of one loader that are seeded. With more, seeding would take longer than most samples.
-# With fewer, transforms that have one generator each would repeat numbers.
+# Number of generators of one loader that are seeded. Smaller: transforms that have one generator
+# each would repeat numbers. Larger: seeding would take longer than most samples.
 MOST_GENERATORS = 256
 _DIGEST_BYTES = 32
 _NAME = struct.Struct("<4Q")
 
 
 def is_generator_kind(kind: type) -> bool:
-    """Return whether instances of a class are generators of random numbers that can be seeded."""
+    """Return True if instances of a class are random generators that can be seeded."""
     if issubclass(kind, random.Random):
         return not issubclass(kind, random.SystemRandom)
     if "numpy.random" in sys.modules:
@@ -44,8 +45,8 @@ def is_generator_kind(kind: type) -> bool:
 
 
 def is_generator(value: Any) -> bool:
-    """Return whether a value is a generator of random numbers that can be seeded."""
-    # One of torch that draws on an accelerator is not.
+    """Return True if a value is a random generator that can be seeded."""
+    # A generator of torch for an accelerator cannot be seeded.
     return (
         is_generator_kind(type(value))
         and getattr(getattr(value, "device", None), "type", "cpu") == "cpu"
@@ -53,12 +54,12 @@ def is_generator(value: Any) -> bool:
 
 
 def number_of_global(generator: Any) -> int | None:
-    """Return the place of a generator among `global_generators`; None: it is not one of them."""
+    """Return the index of a generator in `global_generators`; None if it is not one of them."""
     return next((at for at, each in enumerate(global_generators()) if each is generator), None)
 
 
 def global_generators() -> tuple[Any, ...]:
-    """Return the generators that the setting `seed_globals` is about; None in place of one that is not imported."""
+    """Return the generators of the setting `seed_globals`; None for each that is not imported."""
     of_numpy: Any = getattr(sys.modules.get("numpy.random"), "mtrand", None)
     of_torch: Any = getattr(sys.modules.get("torch"), "default_generator", None)
     state = None if of_numpy is None else of_numpy._rand
@@ -67,17 +68,16 @@ def global_generators() -> tuple[Any, ...]:
 
 
 def key_of(generator: Any) -> bytes:
-    """Return the key of a generator: a hash of its kind and of the state that it has now."""
+    """Return the key of a generator: a hash of its kind and its current state."""
     kind = type(generator)
     state = repr((kind.__module__, kind.__qualname__, _adapted(generator).state()))
     return hashlib.blake2b(state.encode(), digest_size=KEY_BYTES).digest()
 
 
 def seed_of(generator: Any) -> str:
-    """Return a hash of the seed with which a generator was made; "": it has none, or does not tell.
+    """Return a hash of the seed with which a generator was made; "" if the seed is unknown.
 
-    A `random.Random` does not tell, and neither does a generator with a seed as large as those that
-    NumPy draws.
+    The seed of a `random.Random` is unknown, and so is one as large as those that NumPy draws.
     """
     seed = _adapted(generator).seed()
     return (
@@ -88,17 +88,17 @@ def seed_of(generator: Any) -> str:
 
 
 class CapturedGenerators:
-    """The generators of one loader in one process.
+    """Random generators of one loader in one process.
 
     One object serves one thread.
 
     Args:
         pairs: each generator with its key.
-        seed: the loader's.
+        seed: seed of the loader.
     """
 
     def __init__(self, pairs: Iterable[tuple[Any, bytes]], seed: int) -> None:
-        self._adapted: dict[int, _Adapted] = {}  # by the id of what holds the state
+        self._adapted: dict[int, _Adapted] = {}  # by the id of the object that has the state
         self._prefixes: list[tuple[Any, Callable[[bytes], None]]] = []
         self._seed = seed.to_bytes(16, "little", signed=True)
         for generator, key in pairs:
@@ -111,7 +111,7 @@ class CapturedGenerators:
         return id(_adapted(generator).holder) in self._adapted
 
     def add(self, generator: Any, key: bytes) -> None:
-        """Add a generator to those that are seeded, unless it is known."""
+        """Add a generator that will be seeded, unless it is known."""
         adapted = _adapted(generator)
         if id(adapted.holder) in self._adapted:
             return
@@ -127,7 +127,8 @@ class CapturedGenerators:
         Args:
             kind: `SAMPLE`, `BATCH`, `LANE` or `PASS`.
             epoch: number of the epoch.
-            position: of the sample or of the batch's first one; of a lane its replica or shard.
+            position: position of the sample, or of the first sample of the batch; for a lane, the
+                number of its replica or shard.
         """
         name = _NAME.pack(kind, epoch, position, 0)
         for prefix, set_state in self._prefixes:
@@ -136,11 +137,11 @@ class CapturedGenerators:
             set_state(digest.digest())
 
     def states(self) -> list[Any]:
-        """Return the states that the generators have now, to be compared."""
+        """Return the current states of the generators, for comparison."""
         return [adapted.state() for adapted in self._adapted.values()]
 
     def save(self) -> Callable[[], None]:
-        """Return a function that puts the generators back to the states that they have now."""
+        """Return a function that restores the current states of the generators."""
         restores = [adapted.save() for adapted in self._adapted.values()]
 
         def restore() -> None:
@@ -150,32 +151,32 @@ class CapturedGenerators:
         return restore
 
 
-# ---- one kind of generator each ----
+# ---- kinds of generators ----
 
 
 class _Adapted:
     """Access to the state of a generator of one kind.
 
     Attributes:
-        holder: the object that has the state: of a `Generator` its bit generator.
+        holder: the object that has the state; for a `Generator`, its bit generator.
     """
 
     holder: Any
 
     def state(self) -> Any:
-        """Return the state, as plain values that can be compared."""
+        """Return the state as plain values that can be compared."""
         raise NotImplementedError
 
     def seed(self) -> Any:
-        """Return the seed; None: it is not known that the user has given one."""
+        """Return the seed; None if it is not certain that the user has set one."""
         return None
 
     def set_state(self, digest: bytes) -> None:
-        """Set the state that 32 random bytes tell."""
+        """Set the state that follows from 32 random bytes."""
         raise NotImplementedError
 
     def save(self) -> Callable[[], None]:
-        """Return a function that restores the state of now."""
+        """Return a function that restores the current state."""
         raise NotImplementedError
 
 
@@ -197,7 +198,7 @@ class _Python(_Adapted):
 
 
 class _Bits(_Adapted):
-    """A bit generator of NumPy, and what `spawn` makes of it."""
+    """A bit generator of NumPy, and the generators that its `spawn` makes."""
 
     def __init__(self, bits: Any) -> None:
         from loaderpool.plan.sample_streams import SpawnedSeeds
@@ -209,7 +210,7 @@ class _Bits(_Adapted):
             "state": {}, "buffer": [0, 0, 0, 0], "buffer_pos": 4,
         }  # fmt: skip
         if not type(bits).__module__.startswith("numpy.random"):
-            self._name = ""  # another library's, or the user's
+            self._name = ""  # a class of another library or the user
         self._twister = _Twister() if self._name == "MT19937" else None
 
     def state(self) -> Any:
@@ -226,9 +227,8 @@ class _Bits(_Adapted):
         bits, number = self.holder, int.from_bytes(digest, "little")
         low, high = number & (1 << 128) - 1, number >> 128
         if bits.seed_seq is not self._seeds:
-            with contextlib.suppress(
-                TypeError
-            ):  # NumPy 1 has no such setter: then `spawn` goes on as it was
+            # NumPy 1 has no such setter; `spawn` then continues as before.
+            with contextlib.suppress(TypeError):
                 bits.__setstate__((bits.state, self._seeds))
         self._seeds.entropy, self._seeds.children = number, 0
         if self._name in ("PCG64", "PCG64DXSM"):
@@ -259,7 +259,7 @@ class _Bits(_Adapted):
 
 
 class _RandomState(_Adapted):
-    """NumPy's legacy generator."""
+    """Legacy generator of NumPy."""
 
     def __init__(self, generator: Any) -> None:
         self.holder = self._generator = generator
@@ -270,13 +270,13 @@ class _RandomState(_Adapted):
         return _plain(self._generator.get_state(legacy=False))
 
     def seed(self) -> Any:
-        # Legacy seeding with a seed takes the seed sequence away. Then the state is all that is known.
+        # Legacy seeding with a seed removes the seed sequence. Then only the state is known.
         is_legacy = getattr(self._bits.holder, "seed_seq", self) is None
         return self.state() if is_legacy else self._bits.seed()
 
     def set_state(self, digest: bytes) -> None:
         if self._is_usual:
-            self._generator.seed(_words(digest))  # and forgets a Gaussian that it keeps
+            self._generator.seed(_words(digest))  # also discards a cached Gaussian
             return
         self._bits.set_state(digest)
         state = self._generator.get_state(legacy=False)
@@ -284,7 +284,7 @@ class _RandomState(_Adapted):
 
     def save(self) -> Callable[[], None]:
         state, set_state = self._generator.get_state(legacy=False), self._generator.set_state
-        if "key" in state["state"]:  # a list is set in 2 µs, an array in 70
+        if "key" in state["state"]:  # setting a list takes 2 µs, an array 70
             state["state"]["key"] = state["state"]["key"].tolist()
         return lambda: set_state(state)
 
@@ -292,8 +292,8 @@ class _RandomState(_Adapted):
 class _Torch(_Adapted):
     """`torch.Generator` on the CPU.
 
-    `manual_seed` uses 32 bits of its seed, so two of 100,000 samples would share a stream. Its
-    state is a Mersenne Twister like NumPy's, whose 624 words are written into it.
+    `manual_seed` uses 32 bits of its seed, so two of 100,000 samples would share a stream. The
+    state is a Mersenne Twister like NumPy's. So its 624 words are written into the state.
     """
 
     def __init__(self, generator: Any) -> None:
@@ -308,7 +308,7 @@ class _Torch(_Adapted):
         self._twister = _Twister()
         self._twister.random_state.seed(_PROBE)
         self._key = self._twister.key
-        # Where the template has these words; None: this version of torch keeps its state in another way.
+        # These words in the template; None: this version of torch has another form of state.
         self._words: Any = None
         for place in np.flatnonzero(words == self._key[1]).tolist():
             found = words[place - 1 : place - 1 + _TWISTER_WORDS]
@@ -336,12 +336,12 @@ class _Torch(_Adapted):
         return lambda: set_state(state)
 
 
-_LEAST_DRAWN = (
-    1 << 64
-)  # of the 128 bits that NumPy draws for a generator without a seed; torch draws 64
+# Seeds from here on count as drawn by NumPy, not as set by the user. NumPy draws 128 bits for a
+# generator without a seed. Torch draws 64, so its bound is 32 bits lower.
+_LEAST_DRAWN = 1 << 64
 _TWISTER_WORDS = 624
 _TWISTER_BYTES = 4 * (_TWISTER_WORDS + 1)
-_PROBE = 5489  # any seed, of which torch and NumPy make the same state
+_PROBE = 5489  # a seed for which torch and NumPy make the same state
 
 
 def _adapted(generator: Any) -> _Adapted:
@@ -361,12 +361,12 @@ def _adapted(generator: Any) -> _Adapted:
 
 
 class _Twister:
-    """A Mersenne Twister of NumPy's whose state is copied elsewhere.
+    """Mersenne Twister of NumPy whose state is copied to other generators.
 
-    Seeding one that users have would take its seed sequence away, and with it `spawn`.
+    Seeding a user's generator would remove its seed sequence, and with it `spawn`.
 
     Attributes:
-        address: of the state: its words, and the number of words used.
+        address: address of the state: its words, then the number of words used.
         key: uint32[624], the words.
     """
 
@@ -380,7 +380,7 @@ class _Twister:
         self.key = np.frombuffer(memoryview(memory), np.uint32)
 
     def seed(self, digest: bytes) -> None:
-        """Seed it with 256 bits."""
+        """Seed the twister with 256 bits."""
         self.random_state.seed(_words(digest))
 
 

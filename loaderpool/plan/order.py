@@ -1,7 +1,7 @@
-"""`Order`: which item of the source stands at which position of an epoch; a pure function.
+"""`Order`: the item of the source at each position of an epoch; a pure function.
 
-A *position* is a place in the global order of an epoch, 0 to size - 1. With a shuffle, each epoch has its own
-permutation of the source's indices; otherwise the positions are the indices themselves.
+A *position* is a place in the global order of an epoch, 0 to size - 1. With a shuffle, each epoch
+has its own permutation of the source's indices. Otherwise the positions are the indices.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from loaderpool.plan.permutation import MAX_SIZE, permutation
 
 @dataclass(frozen=True)
 class Order:
-    """The order of a source's items in each epoch. Nothing of it is stored, so a size of 10**12 costs nothing.
+    """Order of a source's items in each epoch.
+
+    No order is stored, so a size of 10**12 costs nothing.
 
     Raises:
         ArgumentError: The size is out of its range.
     """
 
     size: int
-    """Positions of an epoch, over all shards: the number of items in the source."""
+    """Number of positions of an epoch, over all shards: the number of items in the source."""
     shuffle: bool = False
-    """True if each epoch has an order of its own."""
+    """True if each epoch has its own order."""
     seed: int = 0
-    """Determines the orders of all epochs; any number from 0."""
+    """Seed of the orders of all epochs; any number from 0."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.size <= MAX_SIZE:

@@ -1,11 +1,12 @@
-"""Random streams that belong to a sample, not to the worker that happens to make it.
+"""Random streams that belong to a sample, not to the worker that makes the sample.
 
-A stream is named by (seed, epoch, position in the global order), so it is the same for any number of workers, after a
-crash, and when a ticket is redone. There are four for each sample, unrelated to one another: the `rng` handed to a
-function that names it, and the global generators of `random`, `numpy.random` and torch for code that draws from them.
+A stream has the name (seed, epoch, position in the global order). So it is the same for any number
+of workers, after a crash, and when a ticket is repeated. Each sample has four unrelated streams:
+the `rng` that is passed to a function with such a parameter, and the global generators of `random`,
+`numpy.random` and torch, for code that draws from them.
 
-This imports `numpy.random`, which NumPy 2 leaves out until it is asked for, and which is an eighth of what a supervisor
-imports: so it is imported by who needs it, when it does.
+This module imports `numpy.random`, which NumPy 2 imports only when it is used. That is an eighth of
+a supervisor's imports. So callers import this module when they need it.
 """
 
 from __future__ import annotations
@@ -23,22 +24,24 @@ from numpy.random.bit_generator import ISpawnableSeedSequence
 from loaderpool.plan.permutation import stream_key
 
 SAMPLE_KIND, BATCH_KIND = 1, 2
-"""Highest word of the Philox counter: a sample's stream and a batch's never meet, whatever their positions."""
+"""Highest word of the Philox counter. It keeps the streams of samples and batches apart."""
 
 
 class SampleStreams:
-    """Gives the same streams for the same (seed, epoch, position), whatever was drawn before and wherever it runs.
+    """Generators whose streams depend only on (seed, epoch, position).
 
-    One object serves one thread: its generator is a single one whose state is set again (1 us; a new one takes 20).
+    Earlier draws and the process do not matter. One object serves one thread. It has a single
+    generator and sets its state again (1 us; a new generator takes 20).
     """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._epoch: int | None = None
         self._spawning = SpawnedSeeds()
-        self._philox = np.random.Philox(self._spawning)  # type: ignore[arg-type]  # NumPy's stubs know its own only
+        # NumPy's stubs know only its own class
+        self._philox = np.random.Philox(self._spawning)  # type: ignore[arg-type]
         self._generator = np.random.Generator(self._philox)
-        # Lists, not arrays: the setter reads them word by word, at 0.8 us instead of 1.8.
+        # Lists, not arrays, because the setter reads them word by word: 0.8 us instead of 1.8.
         self._key = [0, 0]
         self._counter = [0, 0, 0, 0]
         self._state: Any = {
@@ -46,7 +49,7 @@ class SampleStreams:
             "state": {"counter": self._counter, "key": self._key},
             "buffer": [0, 0, 0, 0],
             "buffer_pos": 4,  # the buffer is empty
-            "has_uint32": 0,  # as is the half word that 32-bit draws leave behind
+            "has_uint32": 0,  # no half word is left from 32-bit draws
             "uinteger": 0,
         }
         self._python_key = 0
@@ -55,12 +58,14 @@ class SampleStreams:
         self._numpy_seed = self._numpy_words.view("<u4")
 
     def generator(self, epoch: int, position: int, batch: bool = False) -> np.random.Generator:
-        """Return the generator at the start of a sample's own stream: the same object each time, until the next call.
+        """Return the generator at the start of a sample's own stream.
 
-        It equals `Generator(Philox(key=k, counter=[0, 0, position, kind]))` with k = `stream_key("rng", seed, epoch)`
-        and kind `SAMPLE_KIND` or `BATCH_KIND`; 2**128 blocks can be drawn before it meets the next position's stream.
-        Generators that it spawns are keyed by the sample too. The stream of a `batch_fn` (`batch`) is at the position
-        of its first row, which tells shards apart, and differs from that of the sample there.
+        It is the same object each time and valid until the next call. It equals
+        `Generator(Philox(key=k, counter=[0, 0, position, kind]))` with k = `stream_key("rng", seed,
+        epoch)` and kind `SAMPLE_KIND` or `BATCH_KIND`. After 2**128 blocks it would reach the next
+        position's stream. Generators that it spawns also depend on the sample. The stream of a
+        `batch_fn` (`batch`) is at the position of its first row, which differs between shards. It
+        is not the stream of the sample at that position.
         """
         if epoch != self._epoch:
             self._set_epoch(epoch)
@@ -71,11 +76,12 @@ class SampleStreams:
         return self._generator
 
     def seed_globals(self, epoch: int, position: int, batch: bool = False) -> None:
-        """Reseeds `random` and legacy `numpy.random` for a sample, including the Gaussian that each may have cached.
+        """Reseed `random` and legacy `numpy.random` for a sample, and discard cached Gaussians.
 
-        Both remain Mersenne Twisters, seeded with 256 bits that hold the whole of (key, kind, position). Each has a key
-        of its own: equal seeds would make `random.random()` and `numpy.random.rand()` draw the same numbers. So is
-        torch's generator on the CPU, where torch is imported; it takes 64 bits of a seed and uses 32.
+        Both remain Mersenne Twisters, seeded with 256 bits that contain all of (key, kind,
+        position). Each has its own key, because equal seeds would make `random.random()` and
+        `numpy.random.rand()` draw the same numbers. If torch is imported, its generator on the CPU
+        is reseeded too. It accepts 64 bits of a seed and uses 32.
         """
         if epoch != self._epoch:
             self._set_epoch(epoch)
@@ -101,9 +107,9 @@ class SampleStreams:
 
 
 class SpawnedSeeds(ISpawnableSeedSequence):
-    """Makes `spawn()` of a generator depend on the sample.
+    """Seed sequence with which `spawn()` of a generator depends on the sample.
 
-    NumPy's own would count the children of all samples of a worker.
+    NumPy's own sequence would count the children of all samples of a worker.
     """
 
     def __init__(self) -> None:

@@ -1,22 +1,27 @@
-"""How many of the first n items fall to each source, exactly by weight, and in which order a mix takes them.
+"""Number of the first n items from each source, exactly by weight, and their order in a mix.
 
-A tree halves the sources again and again, and at each fork n items are dealt to the left and the right side:
+A binary tree divides the sources. At each fork, n items are split between the left and the right
+side:
 
 ```
-    left(n)  = floor(n · weight of the left / weight of both + offset)        0 <= offset < 1, hashed from the seed
+    left(n)  = floor(n · weight of the left / weight of both + offset)
     right(n) = n - left(n)
+
+    0 <= offset < 1, hashed from the seed
 ```
 
-Neither side ever falls, or grows by more than n does, so this is true of the counts of all sources too, and they
-always sum to n. Where n is a multiple of the sum of the weights, every count is exact: what is added is less than one,
-and floor takes it away. As the offset is uniform, the expected count is n · weight at every n; with a fixed one a rare
-source would come first at the same place under every seed. Weights are integers, so that no rounding of floats makes
-two machines differ.
+Neither side ever decreases, or grows by more than n does. So this is true of the counts of all
+sources too, and they always sum to n. If n is a multiple of the sum of the weights, every count is
+exact, because floor removes the offset, which is less than one. Because the offset is uniform, the
+expected count is n · weight at every n. With a fixed offset, a rare source would come first at the
+same place under every seed. Weights are integers, so rounding of floats cannot make two machines
+differ.
 
-Items are taken in blocks of `BLOCK`. The counts at its two ends say what a block has of each source, and a keyed order
-says where. So nothing has to be added up from the start to know the item at any position.
+Items are taken in blocks of `BLOCK`. The counts at the two ends of a block determine its number of
+items of each source, and a keyed order determines their places. So the item at any position is
+known without adding up from the start.
 
-Each epoch goes on in each source where the epoch before stopped, so every record is read in time.
+Each epoch continues in each source where the epoch before stopped, so every record is read in time.
 """
 
 from __future__ import annotations
@@ -33,29 +38,39 @@ from loaderpool.errors import ArgumentError
 from loaderpool.plan.permutation import MAX_SIZE, Permutation, stream_key
 
 BLOCK = 256
-"""Items whose order is drawn together. Smaller: the order is less random, down to strict alternation of two sources.
-Larger: an item read out of order, for which a whole block is made, takes longer than the 0.1 ms it takes now."""
+"""Number of items whose order is drawn together.
+
+Smaller: the order is less random, down to strict alternation of two sources. Larger: an item that
+is read out of order takes longer than the current 0.1 ms, because its whole block is made.
+"""
 
 _KEPT_BLOCKS = 512
-"""Blocks that are kept, 4 KiB each. Fewer: a shuffled pass over some ten thousand items makes each of them many times.
-More: more than the 2 MiB that each worker has of them now."""
+"""Number of blocks that are kept, 4 KiB each.
+
+Smaller: a shuffled pass over some ten thousand items makes each of them many times. Larger: each
+worker uses more than the current 2 MiB.
+"""
 
 _OFFSET_BITS = 32
-"""Of an offset. Fewer: expected counts are off by more than a 2**32th of an item. More: longer numbers to divide."""
+"""Number of bits of an offset.
 
-# The source of each item, how many of that source's items are before it in this epoch, and how many
-# items of each source are in earlier epochs.
+Smaller: expected counts are off by more than a 2**32th of an item. Larger: divisions have longer
+numbers.
+"""
+
+# The source of each item, the number of that source's items before it in this epoch, and the number
+# of items of each source in earlier epochs.
 Block = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[int]]
 
 
 class Shares:
     """Counts of the first n items for each source; a pure function of weights and seed.
 
-    Weights are whole numbers from 0 on, not all 0, as large as they like.
+    Weights are integers from 0 on, of any size, and not all 0.
     """
 
     def __init__(self, weights: Sequence[int], seed: int) -> None:
-        import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
+        import hashlib  # imported here: it loads OpenSSL, which `import loaderpool` does not need
 
         self._weights = list(weights)
         count = len(self._weights)
@@ -65,7 +80,7 @@ class Shares:
         self._ends = list(itertools.accumulate(self._weights, initial=0))
 
     def counts(self, stop: int) -> list[int]:
-        """Return how many of the first `stop` items fall to each source; they sum to `stop`."""
+        """Return the number of the first `stop` items from each source. They sum to `stop`."""
         counts = [0] * len(self._weights)
         ranges = [(0, len(self._weights), stop)]
         while ranges:
@@ -87,7 +102,7 @@ class Shares:
         return counts
 
     def longest(self, sizes: Sequence[int]) -> int:
-        """Return the most items for which no source is asked for more than its size."""
+        """Return the largest number of items that takes no more from any source than its size."""
         return _last(
             lambda stop: all(
                 count <= size for count, size in zip(self.counts(stop), sizes, strict=True)
@@ -95,7 +110,10 @@ class Shares:
         )
 
     def shortest(self, sizes: Sequence[int]) -> int:
-        """Return the fewest items for which every source of a weight above 0 has been asked for as many as its size."""
+        """Return the smallest number of items that takes the whole size of every source.
+
+        Sources of weight 0 do not count.
+        """
         wanted = [size if weight else 0 for size, weight in zip(sizes, self._weights, strict=True)]
         return 1 + _last(
             lambda stop: any(
@@ -105,7 +123,7 @@ class Shares:
 
 
 def _last(holds: Callable[[int], bool]) -> int:
-    """Return the last number for which it holds, where it holds up to some number and for none after it.
+    """Return the last number for which `holds` is true. It must be false for all after it.
 
     Raises:
         ArgumentError: it holds for all below `MAX_SIZE`.
@@ -117,10 +135,10 @@ def _last(holds: Callable[[int], bool]) -> int:
 
 
 class MixOrder:
-    """The source of each of `size` items of an epoch, and which of that source's items it is.
+    """Source of each of `size` items of an epoch, and its number within that source.
 
-    A source's items come in their order: its n-th one before its n+1-th. The last block is shorter, so that the counts
-    are right at the end, too. Threads may share it.
+    Items of a source keep their order. The last block is shorter, so that the counts are right at
+    the end, too. Threads may share it.
 
     Args:
         shares: the counts.
@@ -140,14 +158,15 @@ class MixOrder:
         self._blocks: dict[tuple[int, int], Block] = {}
 
     def origin(self, epoch: int, position: int) -> tuple[int, int]:
-        """Return the source at a position, 0 to size - 1, and how many of its items come before."""
+        """Return the source at a position, 0 to size - 1, and the number of its items before."""
         number, place = divmod(position, BLOCK)
         key = (epoch if self._goes_on else 0), number
         block = self._blocks.get(key)
         if block is None:
             block = self._made(*key)
             if len(self._blocks) >= _KEPT_BLOCKS:
-                self._blocks.clear()  # rather than the oldest: one call, which no other thread can come between
+                # Not only the oldest: one call clears all, and no other thread can interrupt it.
+                self._blocks.clear()
             self._blocks[key] = block
         sources, counts, earlier = block
         source = int(sources[place])
@@ -164,7 +183,8 @@ class MixOrder:
             np.arange(stop - start)
         )
         which = np.repeat(np.arange(len(count)), count)[order]
-        # A source's places in the block, ascending, one source after the other: they take its items as they come.
+        # Places of each source in the block, ascending, one source after the other. Each source's
+        # items fill its places in order.
         places = which.argsort(kind="stable")
         counts = np.empty(stop - start, np.int64)
         counts[places] = np.arange(stop - start) + np.repeat(
@@ -173,7 +193,10 @@ class MixOrder:
         return which, counts, earlier
 
     def _of_epoch(self, epoch: int, position: int, earlier: list[int]) -> npt.NDArray[np.int64]:
-        """Return the items of each source before a position in its epoch, which fit 64 bits."""
+        """Return the number of items of each source before a position in its epoch.
+
+        The numbers fit 64 bits, because they do not include the earlier epochs.
+        """
         counts = self._shares.counts(epoch * self._size + position)
         of_epoch = [count - first for count, first in zip(counts, earlier, strict=True)]
         return np.array(of_epoch, np.int64)

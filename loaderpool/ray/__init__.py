@@ -1,7 +1,11 @@
-"""Batches made on other machines: a dispatcher in the supervisor's place, and an actor on each node of a Ray cluster.
+"""Batches made on other machines, by the workers of a Ray cluster.
 
-    main process <---- one channel ----> dispatcher <-- calls, bytes --> actor <-> its own supervisor <-> workers
+A dispatcher takes the supervisor's place. Each node of the cluster runs one actor:
 
-Open first: `dispatch`. Runs in: the dispatcher's process, and the actors'. The main process never imports Ray, which
-ends its driver without an exception when the cluster is lost: a training must not die of its loader.
+    main process <-- one channel --> dispatcher <-- calls, bytes --> actor
+                                                     actor <--> its own supervisor <--> workers
+
+Open first: `dispatch`. Runs in: the dispatcher's process, and the actors'. The main process never
+imports Ray, because Ray ends its driver without an exception when the cluster is lost. A training
+must not end because of its loader.
 """

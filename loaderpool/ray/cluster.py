@@ -1,6 +1,7 @@
-"""The Ray cluster as the dispatcher has it: a connection, and an actor on each node, started, called and ended.
+"""Connection of the dispatcher to the Ray cluster: starts, calls and ends one actor per node.
 
-What may wait for the cluster is done by threads; the dispatcher's loop notes what it wants, and sends calls.
+Threads do all work that may wait for the cluster. The dispatcher's loop only sets the wanted number
+of nodes and sends calls.
 """
 
 from __future__ import annotations
@@ -26,53 +27,55 @@ from loaderpool.ray.node import NodeActor, versions
 from loaderpool.system import clock
 from loaderpool.system.interrupts import FailuresIgnored
 
-_KNOCK_S = 3.0  # a head answers within this, however busy it is
+_KNOCK_S = 3.0  # timeout of a connection; a head answers within this, however busy it is
 _CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
-_CONNECT_S = 30.0  # a head that was lost may be back within this
-_LOOK_S = 0.5  # how often the cluster is looked at, and what could not be done is tried again
-BEAT_S = 1.0  # how often each node is asked for a sign of life
-# Nodes answer within a few ms. Shorter: a busy node is left to Ray. Longer: closing a pool with a dead node takes it.
+_CONNECT_S = 30.0  # seconds of retries after a cluster was lost, because a head may come back
+_LOOK_S = 0.5  # seconds between two inspections of the cluster, which also retry failed requests
+BEAT_S = 1.0  # seconds between two heartbeat calls to each node
+# Seconds to wait for nodes to end. Nodes answer within a few ms. Smaller: Ray has to end busy
+# nodes. Larger: closing a pool with a dead node takes this long.
 _LEAVE_S = 0.5
-# A node waits this many times longer for its dispatcher than the dispatcher waits for it. Smaller: a node could end
-# itself while the dispatcher still waits for its batches. Larger: it occupies its CPUs for longer.
+# A node waits this many times longer for its dispatcher than the dispatcher waits for it. Smaller:
+# a node could end itself while the dispatcher still waits for its batches. Larger: it occupies its
+# CPUs for longer.
 _PATIENCE = 2
-_MOST_CALLS = 1000  # at an actor at the same time: what Ray has for coroutines
+_MOST_CALLS = 1000  # concurrent calls of an actor: Ray's default for coroutines
 
 Order: TypeAlias = "tuple[Any, ...]"  # a method of an actor, a loader, and the other arguments
 
 
 class Node:
-    """A node in the place of a worker: what the loop has of it, and its actor. `cell`: of the board."""
+    """A node of the cluster with its actor. For `State` it is a worker.
+
+    `number` is the number of that worker. `cell` is its cell on the board.
+    """
 
     def __init__(self, number: int, cell: int) -> None:
-        self.number, self.cell, self.address, self.workers = (
-            number,
-            cell,
-            "",
-            0,
-        )  # workers: none before it runs
-        self.orders: collections.deque[Order] = (
-            collections.deque()
-        )  # one is answered before the next one goes out
-        self.waiting: collections.deque[Ticket] = (
-            collections.deque()
-        )  # until there is no order any more
-        self.forms: set[int] = set()  # loaders of which it knows what batches look like
-        self.is_busy = False  # with an order
-        self.has_answered = False  # its actor runs
-        self.heard_s = 0.0  # when its last beat came
-        self.actor: Any = None  # this and the id are the cluster's thread's
-        self.id = ""  # as Ray names the node; empty: none is chosen yet
+        # `workers` is 0 until the actor runs.
+        self.number, self.cell, self.address, self.workers = number, cell, "", 0
+        # Orders to send, one at a time, each after the answer to the previous one.
+        self.orders: collections.deque[Order] = collections.deque()
+        # Tickets that wait until all orders are done.
+        self.waiting: collections.deque[Ticket] = collections.deque()
+        self.forms: set[int] = set()  # loaders whose form of batches the node knows
+        self.is_busy = False  # True: an order has not been answered yet
+        self.has_answered = False  # True: its actor runs
+        self.heard_s = 0.0  # time of the latest heartbeat
+        # The cluster's thread sets `actor` and `id`. `_settle` clears both, `_check` sets `id`.
+        self.actor: Any = None
+        self.id = ""  # Ray's id of the node; empty: none is chosen yet
 
 
 class Cluster:
     """A connection to a cluster, and an actor on each of its nodes.
 
     Args:
-        settings: of the pool, by name.
-        post: has the loop call one of the dispatcher's methods, by its name. Any thread.
-        on_beat: takes a node and its answer to each beat. Runs in: the loop.
-        is_first: there was no dispatcher before this one: a cluster that does not answer was never there.
+        settings: Settings of the pool, by name.
+        post: Makes the loop call one of the dispatcher's methods, by name. May be called in any
+            thread.
+        on_beat: Called in the loop with a node and its answer to each heartbeat.
+        is_first: True if no dispatcher ran before. Then a cluster that does not answer was never
+            there, and the connection is not retried.
     """
 
     def __init__(
@@ -94,9 +97,10 @@ class Cluster:
             "CPU": settings.workers_per_node or 1,
             **{name: much for name, much in asked.items() if much},
         }
-        self.nodes: dict[int, Node] = {}  # by number; the loop's, and its threads look at it
-        self.gone: collections.deque[Node] = collections.deque()  # whose actors are to be ended
-        self.wanted: int = settings.nodes  # 0: all
+        self.nodes: dict[int, Node] = {}  # by number; changed by the loop, read by the threads
+        # Lost nodes whose actors must still be ended.
+        self.gone: collections.deque[Node] = collections.deque()
+        self.wanted: int = settings.nodes  # the wanted number of nodes; 0: all
         self._has_started = False
         self._had_room_s = clock.monotonic_s()
         self._ray: Any = None
@@ -104,37 +108,46 @@ class Cluster:
         threading.Thread(target=self._beat, name="loaderpool-beats", daemon=True).start()
 
     def put(self, value: Any) -> Any:
-        """Put a value into the cluster's stores, once there is a node; returns what calls are given in its place."""
+        """Store a value in the cluster and return its reference, to pass to calls instead.
+
+        Works once there is a node. Called by the dispatcher.
+        """
         return self._ray.put(value)
 
     def call(self, node: Node, then: Callable[[Any], None], method: str, *arguments: Any) -> None:
-        """Call an actor. The loop calls `then` with what that returns, if it still has the node."""
+        """Call an actor. The loop calls `then` with the result, unless the node is lost by then."""
         future = getattr(node.actor, method).remote(*arguments).future()
         future.add_done_callback(functools.partial(self._settle, node, then))
 
     def leave(self) -> None:
-        """End all actors; returns when they have answered, or after a moment. Runs in: any thread, as its last call.
+        """End all actors. Return when they have answered, or after a moment.
 
-        Ray ends the actors of a driver that is gone, but not while its head is away or a raylet does not answer. This
-        call goes to the actors themselves. Those that are stopped, and cannot answer, are ended by their supervisors.
+        Called as the last method, in any thread. Ray ends the actors of a driver that has ended,
+        but not while its head is away or a raylet does not answer. This method calls the actors
+        themselves. Stopped actors cannot answer; their supervisors end them.
         """
         nodes = [node for node in [*self.nodes.values(), *self.gone] if node.has_answered]
         if nodes:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Ray writes there that actors have ended
-            with FailuresIgnored():  # Ray has ended in this process: actors miss its beats
+            # Ray writes messages on the ends of actors there.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            # If Ray has ended in this process, the actors end without its heartbeats.
+            with FailuresIgnored():
                 concurrent.futures.wait(
                     [node.actor.end.remote().future() for node in nodes], _LEAVE_S
                 )
 
-    # ---- the threads
+    # ---- the threads ----
 
     def _beat(self) -> None:
-        """Ask all nodes for signs of life, and give them one. Not in the loop, which imports payloads' modules."""
+        """Send heartbeats to all nodes, which also show them that the dispatcher is alive.
+
+        Runs in its own thread, because the loop may be busy importing modules of payloads.
+        """
         while True:
             time.sleep(BEAT_S)
             for node in [*self.nodes.values()]:
                 if node.has_answered:
-                    with FailuresIgnored():  # the next beat tries again
+                    with FailuresIgnored():  # the next heartbeat tries again
                         self.call(node, functools.partial(self._on_beat, node), "beat")
 
     def _work(self) -> None:
@@ -146,7 +159,7 @@ class Cluster:
         while True:
             try:
                 self._look()
-            except Exception as error:  # where the cluster is lost for good, Ray ends this process
+            except Exception as error:  # if the cluster is lost for good, Ray ends this process
                 print(
                     f"loaderpool: a request to Ray failed and is repeated: {error}",
                     file=sys.stderr,
@@ -169,19 +182,22 @@ class Cluster:
                 )
                 self._ray = ray
                 return
-            except Exception:  # no raylet on this machine, say: it may be started again
+            except Exception:  # for example no raylet on this machine; it may be restarted
                 if clock.monotonic_s() >= until_s:
                     raise
             time.sleep(_LOOK_S)
 
     def _look(self) -> None:
-        """Have as many nodes as there shall be, and on each an actor."""
+        """Inspect the cluster. Bring the number of nodes to the wanted one, each with an actor.
+
+        Called every `_LOOK_S` in the cluster's thread.
+        """
         from ray._private.state import available_resources_per_node
 
         while self.gone:
             if (actor := self.gone[0].actor) is not None:
                 self._ray.kill(actor, no_restart=True)
-            self.gone.popleft()  # now: one that could not be ended is ended again
+            self.gone.popleft()  # only now: if `kill` fails, it is tried again
         alive = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         me = alive.get(self._ray.get_runtime_context().get_node_id())
         if me is None or not _listens(me):
@@ -191,9 +207,8 @@ class Cluster:
                 flush=True,
             )
             self.leave()
-            os._exit(
-                1
-            )  # to the cluster we are dead: what we ask for is not done, and we are not told
+            # The cluster counts us as dead: it ignores our requests and reports nothing.
+            os._exit(1)
         needs = self._needs.items()
         fit = {
             name: has
@@ -209,24 +224,25 @@ class Cluster:
             cpus = {name: int(free.get(name, {}).get("CPU", 0)) for name in fit}
             for node in without:
                 self._start(node, fit, cpus)
-        if (
-            wanted := self.wanted or len(fit) or int(not self._has_started)
-        ):  # one that is asked for may bring a node
+        # A request for one node may make an autoscaler add it.
+        if wanted := self.wanted or len(fit) or int(not self._has_started):
             self._post("resize", wanted)
         self._look_for_room()
 
     def _start(self, node: Node, fit: dict[str, Any], cpus: dict[str, int]) -> None:
-        """Start an actor on the node with most free CPUs, if there is one without an actor."""
+        """Start an actor for `node`, on the machine with the most free CPUs.
+
+        Do nothing if all machines have an actor and no further one is expected.
+        """
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         free = sorted(
             fit.keys() - {each.id for each in self.nodes.values()}, key=lambda name: -cpus[name]
         )
-        # Of a node that has gone Ray knows 15 s later.
+        # Ray notices a lost node only after 15 s. So connect to its raylet first.
         found = next((name for name in free if _listens(fit[name])), "")
-        may_come = (
-            self.wanted > 0 if fit else not self._has_started
-        )  # an autoscaler brings it to who asks for one
+        # True: an autoscaler may add a machine for a pending actor.
+        may_come = self.wanted > 0 if fit else not self._has_started
         if not found and (free or not may_come):
             return
         workers = self._settings.workers_per_node or max(1, cpus.get(found, 0))
@@ -245,35 +261,37 @@ class Cluster:
                 **self._options, **ours, max_concurrency=_MOST_CALLS
             )
             node.actor = actor.remote(workers, _PATIENCE * self._settings.node_timeout_s)
-        except (ValueError, TypeError) as error:  # nor would it tomorrow
+        except (ValueError, TypeError) as error:  # a retry would fail, too
             self._post("stop", f"Ray cannot start remote workers with these options: {error}")
             return
         node.id = found
         self.call(node, functools.partial(self._check, node, workers), "about")
 
     def _look_for_room(self) -> None:
-        """Warn when for long there was no node that had room."""
+        """Warn if no node has had room for workers for a long time."""
         now_s, patience_s = clock.monotonic_s(), self._settings.no_room_s
         if any(node.workers for node in [*self.nodes.values()]):
             self._had_room_s = now_s
         elif now_s > self._had_room_s + patience_s:
-            self._had_room_s = math.inf  # said once
+            self._had_room_s = math.inf  # warn only once
             needs = ", ".join(f"{much:g} {name}" for name, much in self._needs.items())
-            text = f"No node has had room for remote workers for {patience_s:g} s, and the loader waits: each node "
+            text = (
+                f"No node has had room for remote workers for {patience_s:g} s, and the loader "
+                "waits: each node "
+            )
             text += f"needs {needs}; `ray status` shows more. "
             text += "Ask for less (workers_per_node=, actor_options=), or stop other programs."
             self._post("warn", text)
 
-    # ---- calls
+    # ---- calls ----
 
     def _settle(self, node: Node, then: Callable[[Any], None], future: Any) -> None:
-        """Tell what has come of a call. Runs in: a thread of Ray's."""
+        """Pass the result or error of a call to the loop. Called by Ray, in one of its threads."""
         try:
             self._post("answered", node, then, future.result())
             node.has_answered = True
-        except (
-            self._ray.exceptions.ActorUnschedulableError
-        ):  # the CPUs there were taken just now: it is started again
+        except self._ray.exceptions.ActorUnschedulableError:
+            # The CPUs were taken in the meantime; the actor is started again.
             node.id, node.actor = "", None
         except BaseException as error:
             text, name = str(error).strip() or "no reason given", type(error).__name__
@@ -287,7 +305,7 @@ class Cluster:
                 self._post("lose", node, why)
 
     def _check(self, node: Node, workers: int, about: tuple[str, str, str]) -> None:
-        """An actor has started: look at what its node has. Runs in: the loop."""
+        """Check the versions on a node whose actor has started. Called in the loop."""
         node.id, node.address, theirs = about
         self._has_started = True
         if theirs != versions():
@@ -297,13 +315,18 @@ class Cluster:
 
 
 def find_cluster(address: str) -> str:
-    """Return the address of a cluster that listens; ConnectionError, in words for the user: there is none."""
+    """Return the address of a cluster that answers.
+
+    Raises:
+        ConnectionError: There is none. The text is written for the user.
+    """
     if address == "auto":
         noted = _CURRENT_CLUSTER.read_text() if _CURRENT_CLUSTER.exists() else ""
         address = os.environ.get("RAY_ADDRESS") or noted.strip()
     if not address:
         raise ConnectionError(
-            'RayPool(address="auto") found no Ray cluster on this machine. Start one with `ray start --head`, or pass '
+            'RayPool(address="auto") found no Ray cluster on this machine. Start one with `ray '
+            "start --head`, or pass "
             'address="host:port".'
         )
     name, _, port = address.rpartition(":")
@@ -317,7 +340,7 @@ def find_cluster(address: str) -> str:
 
 
 def _listens(node: dict[str, Any]) -> bool:
-    """Whether a node's raylet does."""
+    """Return True if the raylet of a node accepts connections."""
     try:
         socket.create_connection(
             (node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=_KNOCK_S

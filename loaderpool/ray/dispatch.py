@@ -1,8 +1,11 @@
-"""The dispatcher: the supervisor's program with nodes for workers. It is Ray's driver; the main process never is.
+"""The dispatcher: a supervisor's program whose workers are nodes of a Ray cluster.
 
-    main process <---- one channel ----> dispatcher <-- calls, bytes --> actor of each node (`node`)
+The dispatcher is Ray's driver. The main process never is.
 
-`State` decides which node makes what. The bytes that nodes answer with are written into the main process' slots here.
+    main process <-- one channel --> dispatcher <-- calls, bytes --> actor of each node (`node`)
+
+`State` assigns tickets to nodes. The dispatcher writes the bytes of the nodes' answers into the
+main process's slots.
 """
 
 from __future__ import annotations
@@ -46,20 +49,20 @@ from loaderpool.transport import reports
 from loaderpool.transport.payload.modules import ModuleStore
 from loaderpool.transport.reports import GivenUp, LostReport, describe_failure
 
-_GROUP_BYTES = (
-    16 << 20
-)  # tickets at hand go in one call, up to this; one object of 19 MB is 0.6 of the CPU of four
-_KEPT = 50  # losses of nodes that an error may tell of
+# Bytes of tickets in one call, at most; one object of 19 MB takes 0.6 of the CPU time of four.
+_GROUP_BYTES = 16 << 20
+_KEPT = 50  # losses of nodes kept for an error's text
 _NO_MEMORY = (
     "The node has no memory for a batch buffer. Set a smaller workers_per_node= or batch_size="
 )
 
 
 class Dispatcher(Supervisor):
-    """The loop.
+    """The dispatcher's event loop.
 
     Args:
-        start: a supervisor's, and `cluster`: settings of the pool; `is_first`: no dispatcher was lost.
+        start: Arguments of a supervisor, and two more. `cluster`: settings of the pool. `is_first`:
+            True if no dispatcher was lost before.
     """
 
     of_nodes = True
@@ -69,13 +72,14 @@ class Dispatcher(Supervisor):
         self._is_first, self._timeout_s = start["is_first"], settings.node_timeout_s
         super().__init__({**start, "workers": 0})
         self._size = settings.nodes
-        self._tick_ms = int(BEAT_S * 500)  # half a beat
-        self._modules = ModuleStore(start["modules"])  # nodes import what it has imported
-        self._stored: dict[int, Any] = {}  # by loader: its payload in the cluster's stores
+        self._tick_ms = int(BEAT_S * 500)  # half of a heartbeat
+        # Modules that this process has imported, for the nodes to import.
+        self._modules = ModuleStore(start["modules"])
+        # By loader: its payload, as a reference into the cluster's stores.
+        self._stored: dict[int, Any] = {}
         self._losses: collections.deque[tuple[str, str]] = collections.deque(maxlen=_KEPT)
-        self._untold: dict[
-            int, NodeIs
-        ] = {}  # by node: the latest, which the main process does not know
+        # By node: its latest state that has not been sent to the main process.
+        self._untold: dict[int, NodeIs] = {}
         self._posts: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
@@ -85,10 +89,11 @@ class Dispatcher(Supervisor):
         self._nodes = self._cluster.nodes
 
     def _open(self, start: Mapping[str, Any]) -> int:
-        return super()._open(start) * 3 // 4  # the rest is for news of nodes, see `_tell_of_nodes`
+        # The rest is for states of nodes, see `_tell_of_nodes`.
+        return super()._open(start) * 3 // 4
 
     def run(self) -> None:
-        """As any supervisor's; then its nodes end with it."""
+        """Run the supervisor's loop. End all nodes after it."""
         try:
             super().run()
         finally:
@@ -96,21 +101,21 @@ class Dispatcher(Supervisor):
 
     def _look_at_clock(self) -> None:
         super()._look_at_clock()
-        self._read_posts()  # an import may have kept the loop from hearing nodes
+        self._read_posts()  # an import may have delayed the loop, and with it the nodes' heartbeats
         now_s = clock.monotonic_s()
         for node in [*self._nodes.values()]:
             if node.workers and now_s > node.heard_s + self._timeout_s:
                 self.lose(node, f"no answer for {self._timeout_s:g} s")
         self._tell_of_nodes()
 
-    # ---- what the main process says
+    # ---- requests of the main process ----
 
     def _resize(self, size: int) -> None:
         self._cluster.wanted = size
 
     def _load(self, message: Load, received: Received) -> None:
         super()._load(message, received)
-        self._timeouts.clear()  # nodes look after their samples themselves
+        self._timeouts.clear()  # nodes watch the timeouts of their samples themselves
         if message.loader in self._payloads.settings:
             for node in self._running():
                 self._order_load(node, message.loader)
@@ -123,13 +128,13 @@ class Dispatcher(Supervisor):
             node.orders.append(("unload", number))
             self._go_on(node)
 
-    # ---- what nodes are told
+    # ---- calls to nodes ----
 
     def _running(self) -> list[Node]:
         return [node for node in self._nodes.values() if node.workers]
 
     def _order_load(self, node: Node, loader: int) -> None:
-        """Have a node load a payload; all nodes get it from the cluster's stores."""
+        """Queue an order to load a payload. All nodes read it from the cluster's stores."""
         if loader not in self._stored:
             pickled, buffers, *_, generators = self._payloads.read(
                 loader, *self._payloads.places[loader]
@@ -142,7 +147,7 @@ class Dispatcher(Supervisor):
         self._go_on(node)
 
     def _go_on(self, node: Node) -> None:
-        """Send a node what it may be sent."""
+        """Send a node its next order, or its tickets if there are no orders."""
         if node.orders and not node.is_busy:
             node.is_busy = True
             method, *arguments = node.orders.popleft()
@@ -157,7 +162,11 @@ class Dispatcher(Supervisor):
         self._go_on(node)
 
     def _send_tickets(self, node: Node) -> None:
-        """Send those in front, up to half of what a node may have, so that others are made while these travel."""
+        """Send the first waiting tickets in one call.
+
+        At most half of a node's tickets are sent together, so that the node makes the others while
+        these travel.
+        """
         group: list[Ticket] = []
         places: list[tuple[Any, ...]] = []
         nbytes = 0
@@ -190,9 +199,12 @@ class Dispatcher(Supervisor):
             self._on_made(node, ticket, made)
 
     def _carry_out(self) -> None:
-        super()._carry_out()
-        for node in self._nodes.values():
-            self._go_on(node)
+        while True:
+            super()._carry_out()
+            for node in self._nodes.values():
+                self._go_on(node)
+            if not self._state.instructions:  # an unwanted ticket that was not sent may free others
+                return
 
     def _obey(self, instruction: Instruction) -> None:
         match instruction:
@@ -206,7 +218,7 @@ class Dispatcher(Supervisor):
                 self._put(node, Field.NUMBER, number + 1)
                 self._note(node, "", 0)
                 self._nodes[number] = node
-            case Stop(number):  # it has answered all
+            case Stop(number):  # the worker has answered all its tickets
                 if number in self._nodes:
                     self._end(self._nodes[number], None)
             case _:
@@ -215,10 +227,10 @@ class Dispatcher(Supervisor):
             for node in self._running():
                 self._cluster.call(node, lambda _: None, "drop", instruction.run)
 
-    # ---- what nodes say, and what becomes of them
+    # ---- answers of nodes, and the nodes' lifetime ----
 
     def _post(self, method: str, *arguments: Any) -> None:
-        """Have the loop call a method. Runs in: any thread."""
+        """Make the loop call a method. Called in any thread."""
         self._posts.put((method, arguments))
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake, b"\0")
@@ -231,20 +243,23 @@ class Dispatcher(Supervisor):
             getattr(self, method)(*arguments)
 
     def resize(self, nodes: int) -> None:
-        """So many nodes there shall be."""
+        """Set the number of nodes.
+
+        `Cluster` posts calls of this method, and of all methods below without an underscore.
+        """
         self._state.resize(nodes)
 
     def warn(self, text: str) -> None:
-        """Warn the user."""
+        """Send a warning for the user to the main process."""
         self._main.send(Warn(text))
 
     def stop(self, why: str) -> None:
-        """There will be no nodes."""
+        """Stop the pool, because no node can be started. `why` is the text of the error."""
         text = why if self._is_first else f"the Ray cluster was lost: {why}"
         self._state.stop(reports.of_error(ClusterError(text)))
 
     def starts(self, node: Node, workers: int) -> None:
-        """Its actor runs, with so many workers."""
+        """Register a node whose actor runs, with the number of its workers."""
         if self._nodes.get(node.number) is not node:
             return
         node.workers = workers
@@ -257,7 +272,7 @@ class Dispatcher(Supervisor):
         self._go_on(node)
 
     def answered(self, node: Node, then: Callable[[Any], None], result: Any) -> None:
-        """Its actor has answered a call."""
+        """Pass the result of a call to `then`, unless the node is lost."""
         if self._nodes.get(node.number) is node:
             then(result)
 
@@ -268,7 +283,10 @@ class Dispatcher(Supervisor):
         )
 
     def _on_made(self, node: Node, ticket: Ticket, made: Made) -> None:
-        """Take in what a node has made of a ticket: write its bytes into the slot."""
+        """Write a node's batches into the ticket's slot.
+
+        Then report the ticket to `State`, as a worker would.
+        """
         answer: Message = Done(ticket.number)
         descriptors = []
         match made:
@@ -296,7 +314,7 @@ class Dispatcher(Supervisor):
                             )
                         self._slots.slot(ticket.offset, nbytes)[:] = content
                     answer = Done(ticket.number, rows, seconds, oversize, failed)
-                except (MemoryError, OSError) as error:  # no memory, or no descriptor
+                except (MemoryError, OSError) as error:  # no memory, or no file descriptor
                     failure = describe_failure(error, epoch=ticket.epoch, worker=None)
                     answer = Done(ticket.number, error=reports.of_sample(failure))
                 counts = (
@@ -311,7 +329,7 @@ class Dispatcher(Supervisor):
         self._on_worker(node.number, Received(answer, descriptors))
 
     def lose(self, node: Node, why: str) -> None:
-        """A node is dead, or as good as dead: others make what it had."""
+        """Remove a node that is dead or does not answer. Requeue its tickets for other nodes."""
         if self._nodes.get(node.number) is not node:
             return
         where = node.address or "(not chosen yet)"
@@ -327,12 +345,13 @@ class Dispatcher(Supervisor):
         self._arena.board.clear(node.cell)
         self._note(node, "", -1)
         del self._nodes[node.number]
-        self._cluster.gone.append(node)  # the supervisor and workers of an actor end with it
+        # The cluster's thread ends the actor, and with it its supervisor and workers.
+        self._cluster.gone.append(node)
         if self._state.died(node.number, clock.monotonic_s(), 0, death):
             self._arena.board.lost += 1
 
     def _error(self, why: GivenUp, deaths: int, ticket: Ticket | None) -> bytes:
-        """Return what is said if work is given up."""
+        """Return the error for abandoned work. Called by `State`."""
         report = LostReport(
             why, None, 0, None, None, deaths, max_restarts=self._restarts, nodes=tuple(self._losses)
         )
@@ -349,7 +368,7 @@ class Dispatcher(Supervisor):
             report = report._replace(epoch=ticket.epoch, batches=batches, indices=tuple(indices))
         return reports.of_deaths(report)
 
-    # ---- what the main process is told of nodes
+    # ---- the nodes' state, for the main process ----
 
     def _put(self, node: Node, field: Field, value: int) -> None:
         self._arena.board.numbers[Board.base(node.cell) + field] = value
@@ -358,9 +377,10 @@ class Dispatcher(Supervisor):
         self._untold[node.number] = NodeIs(node.number, where, node.address, workers)
 
     def _tell_of_nodes(self) -> None:
-        """Send news of nodes while the kernel calls the channel writable: until a quarter of it is full.
+        """Send states of nodes while the channel is writable, up to a quarter of its size.
 
-        There may be a thousand nodes, and none of these two processes may ever wait in `send` for the other one.
+        There may be a thousand nodes. So `send` could fill the channel, and then the two processes
+        would wait for each other.
         """
         room = select.poll()
         room.register(self._main.fileno(), select.POLLOUT)
@@ -369,19 +389,20 @@ class Dispatcher(Supervisor):
 
 
 def _unseen(node: str, failed: bytes) -> str:
-    """Return what is wrong where samples are missing of which this machine has the files; else ""."""
+    """Return an error text if samples failed whose files exist on this machine; otherwise ""."""
     for failure in (each.failure for each in pickle.loads(failed)):
         if (path := failure.unseen) and os.path.exists(path):
             where = f" in {failure.unseen_in}, because the path is relative" * bool(
                 failure.unseen_in
             )
             return (
-                f"node {node} cannot open {path}{where}, but this machine can. The samples that on_error= skips or "
-                "replaces would depend on the node. Mount the same files at the same absolute paths on all nodes."
+                f"node {node} cannot open {path}{where}, but this machine can. The samples that "
+                "on_error= skips or replaces would depend on the node. Mount the same files at "
+                "the same absolute paths on all nodes."
             )
     return ""
 
 
 def main(start: Mapping[str, Any]) -> None:
-    """The process, from the first import to its end."""
+    """Run the dispatcher's process. Called by the child process's entry point."""
     serve(start, Dispatcher, "dispatcher")

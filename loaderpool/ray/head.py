@@ -1,7 +1,8 @@
-"""Find out whether a Ray head listens at an address, without Ray, whose own client asks for minutes.
+"""Detection of a Ray head at an address, without Ray.
 
-A head is a gRPC server, so it speaks HTTP/2 (RFC 9113). It gets one call, for the id of its cluster, which it answers
-to anyone. Of the response only the kinds of the frames count: an answer has a DATA frame, and a refusal has none.
+Ray's own client would retry for minutes. A head is a gRPC server, so it uses HTTP/2 (RFC 9113). The
+check makes one call, for the id of the cluster, which a head answers for any client. Only the kinds
+of the frames in the response count: an answer has a DATA frame, and a refusal has none.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from typing import NamedTuple
 from loaderpool.errors import brief
 from loaderpool.system import clock
 
-# To accept a connection, and to speak HTTP/2 on it: a head does that on threads of its own, however busy it is.
+# Seconds in which a head accepts a connection and sends its first frame. It does that in threads of
+# its own, however busy it is.
 _SPEAKS_S = 3.0
-# To answer the call. Shorter: a busy head would pass for another server.
+# Seconds in which a head answers the call. Smaller: a busy head would pass for another server.
 _ANSWERS_S = 8.0
 
 _PATH = b"/ray.rpc.NodeInfoGcsService/GetClusterId"
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _GOAWAY = 0, 1, 3, 4, 7
 _END_STREAM, _END_HEADERS = 1, 4
-_HEAD_BYTES = 9  # of a frame: length, kind, flags, stream
+_HEAD_BYTES = 9  # bytes of a frame's header: length, kind, flags, stream
 _STREAM = 1
 
 
@@ -35,19 +37,21 @@ class _Frame(NamedTuple):
 
 
 class _OtherAnswerError(Exception):
-    """An answer that is no HTTP/2."""
+    """Raised for a response that is not HTTP/2."""
 
 
 def why_no_head(host: str, port: int) -> str:
-    """Return what was found at an address in place of a Ray head, after "no Ray cluster answers at"; "": a head.
+    """Return "" if a Ray head listens at an address, otherwise what does.
+
+    The text continues "no Ray cluster answers at".
 
     Raises:
-        OSError: If nothing listens there.
+        OSError: Nothing listens there.
     """
     begun_s = clock.monotonic_s()
     with socket.create_connection((host, port), timeout=_SPEAKS_S) as connection:
         if _is_protected():
-            return ""  # Ray itself will tell
+            return ""  # Ray itself will report problems
         frames = _frames(connection, begun_s)
         try:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -57,7 +61,10 @@ def why_no_head(host: str, port: int) -> str:
                 return "a program listens there, and closes each connection"
             if any(_is_answer(frame) for frame in (first, *frames)):
                 return ""
-            return "a gRPC or HTTP/2 server listens there, but no head. Pass the --port of `ray start`, by default 6379"
+            return (
+                "a gRPC or HTTP/2 server listens there, but no head. "
+                "Pass the --port of `ray start`, by default 6379"
+            )
         except _OtherAnswerError as answer:
             return f"another program listens there, which answers {answer}"
         except TimeoutError:
@@ -68,13 +75,14 @@ def why_no_head(host: str, port: int) -> str:
 
 
 def _is_protected() -> bool:
-    """Return whether a head answers only to a certificate or a token."""
+    """Return True if a head only answers clients with a certificate or a token."""
     return os.environ.get("RAY_USE_TLS", "0") != "0" or bool(os.environ.get("RAY_AUTH_MODE"))
 
 
 def _request(authority: bytes) -> bytes:
-    """Return the start of a connection, with a call that has an empty message."""
-    # HPACK (RFC 7541): indexed fields, then literal ones with an indexed or a new name, none of which is compressed.
+    """Return the first bytes of a connection, with a call that has an empty message."""
+    # HPACK (RFC 7541): first indexed fields, then uncompressed literal ones with an indexed or a
+    # new name.
     fields = b"\x83\x86\x04" + _text(_PATH) + b"\x01" + _text(authority)
     fields += b"\x0f\x10" + _text(b"application/grpc") + b"\x00" + _text(b"te") + _text(b"trailers")
     return (
@@ -86,7 +94,10 @@ def _request(authority: bytes) -> bytes:
 
 
 def _text(text: bytes) -> bytes:
-    """Return a text with its length; of a longer host name, which a head does not read, only the start."""
+    """Return a text after its length.
+
+    A long host name is cut, because a head does not read it.
+    """
     return bytes([min(len(text), 126)]) + text[:126]
 
 
@@ -97,7 +108,10 @@ def _frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
 
 
 def _frames(connection: socket.socket, begun_s: float) -> Iterator[_Frame]:
-    """Yield frames until the call is over, or the connection; the first one is of SETTINGS."""
+    """Yield frames until the call or the connection ends.
+
+    The first frame is of kind SETTINGS; otherwise `_OtherAnswerError` is raised.
+    """
     data, is_first = b"", True
     while True:
         until_s = begun_s + (_SPEAKS_S if is_first else _ANSWERS_S)
@@ -129,7 +143,10 @@ def _frames(connection: socket.socket, begun_s: float) -> Iterator[_Frame]:
 
 
 def _is_answer(frame: _Frame) -> bool:
-    """Return whether a frame has a gRPC message, which begins with a byte that is 0 and its length."""
+    """Return True if a frame has a gRPC message.
+
+    A message begins with a zero byte and its length.
+    """
     length = int.from_bytes(frame.content[1:5], "big")
     return (
         frame.kind == _DATA

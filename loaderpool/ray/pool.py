@@ -1,4 +1,4 @@
-"""`RayPool`: a pool whose workers are on the nodes of a Ray cluster. It imports nothing of Ray's."""
+"""`RayPool`: a pool whose workers run on the nodes of a Ray cluster. Does not import Ray."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from loaderpool.trainer.pool import Pool
 if TYPE_CHECKING:
     from loaderpool.core.delivery import CheckedArguments
 
-# Deaths of nodes that are made good: machines die less often than processes, and come back more slowly.
+# The number of lost nodes that are replaced, and the seconds in which they count. Machines die less
+# often than processes and take longer to come back.
 _NODES_LOST = (20, 600.0)
-# Without a node, after this long a warning says what there is. Shorter: it would come while an autoscaler brings one.
+# Seconds without a node after which a warning lists the available resources. Smaller: it would come
+# while an autoscaler adds a node.
 _NO_ROOM_S = 60.0
-# Without a word from a node for so long it is given up. Shorter, and a busy machine would be taken for a dead one.
+# Seconds without an answer after which a node counts as dead. Smaller: a busy machine would, too.
 _NODE_TIMEOUT_S = 15.0
 
 
@@ -31,10 +33,12 @@ class RayPool(Pool):
     """Pool of workers on the nodes of a Ray cluster: `Loader(..., workers=RayPool())`.
 
     Args:
-        address: `"host:port"` of a cluster that this machine is in. Default: `"auto"`, the one here or `RAY_ADDRESS`.
+        address: `"host:port"` of a cluster that this machine is in. Default: `"auto"`, the one here
+            or `RAY_ADDRESS`.
         nodes: Number of nodes to use. Default: `"auto"`, all nodes with free CPUs.
         workers_per_node: Number of workers on each node. Default: `"auto"`, one for each free CPU.
-        actor_options: Options of the Ray actors, as in `.options()`: `{"resources": {"loader": 1}}`.
+        actor_options: Options of the Ray actors, as in `.options()`:
+            `{"resources": {"loader": 1}}`.
         restarts: As in `Limits`, for nodes. Default: `(20, 600)`.
 
     Raises:
@@ -76,7 +80,7 @@ class RayPool(Pool):
         program = Program(
             "loaderpool.ray.dispatch", "loaderpool-dispatcher", {"cluster": self._settings}
         )
-        # Until nodes have told how many workers they have.
+        # The number of workers until the nodes have reported theirs.
         super().__init__((wanted or 1) * (per_node or 1), restarts, _program=program)
 
     @property
@@ -88,8 +92,8 @@ class RayPool(Pool):
     def _check_loader(self, checked: CheckedArguments) -> None:
         if checked.stream is not None or checked.plan.lanes:
             raise ArgumentError(
-                "RayPool needs a source that is read by index, and this one is an iterable. Pass workers=N to read it "
-                "on this machine, or a source with __len__ and __getitem__"
+                "RayPool needs a source that is read by index, and this one is an iterable. Pass "
+                "workers=N to read it on this machine, or a source with __len__ and __getitem__"
             )
         if checked.cache is not None:
             raise ArgumentError(
@@ -105,12 +109,12 @@ class RayPool(Pool):
 
 
 def _count(name: str, value: Any) -> int:
-    """A checked number of nodes or workers; 0 for "auto"."""
+    """Return a checked number of nodes or workers; 0 for "auto"."""
     return 0 if value == "auto" else whole_number(name, value, at_least=1, at_most=MAX_WORKERS)
 
 
 def _plain(options: Any) -> dict[str, Any]:
-    """Return an actor's options in plain values: modules and relative paths as this process has them now."""
+    """Return an actor's options as plain values, with modules and relative paths made absolute."""
     if options is not None and not isinstance(options, Mapping):
         raise ArgumentError(
             f"actor_options must be a dict of options of Ray's .options(), got {brief(options)}"
@@ -123,7 +127,7 @@ def _plain(options: Any) -> dict[str, Any]:
 
 
 def _path_of(value: Any) -> Any:
-    """Return modules, and paths of this machine, as absolute paths; anything else is Ray's to judge."""
+    """Return the absolute path of a module or local path. Ray checks all other values."""
     if isinstance(value, (list, tuple)):
         return [*map(_path_of, value)]
     if isinstance(value, ModuleType):

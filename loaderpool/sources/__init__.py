@@ -1,6 +1,10 @@
-"""What a loader reads by index: sequences, arrays and tables by row, files by record, sources made of sources.
+"""Sources that a loader reads by index, and streams.
 
-Runs in: the trainer makes a source, workers (and with `workers=0` the trainer) read it. In comes an index, out comes an
-item. It may import `transport`'s pickles, `memory` and what is below; libraries of formats are imported in functions.
-Open first: `recognise` (what becomes which source).
+Sources are sequences, rows of arrays and tables, records of files, and combinations of sources. A
+source returns the item of an index.
+
+Runs in: the main process creates a source. Workers read it; with `workers=0`, the main process
+does. This package may import the pickles of `transport`, `memory` and the packages below them.
+Libraries of file formats are imported in functions. Open first: `recognise` (the source for each
+type of object).
 """

@@ -1,4 +1,4 @@
-"""Arrays of zarr, tensorstore, xarray, dask, SciPy and other libraries than NumPy, read by row."""
+"""Arrays of libraries other than NumPy, read by row: zarr, tensorstore, xarray, dask, SciPy."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ import numpy.typing as npt
 
 from loaderpool.errors import SourceError
 
-# Libraries whose rows are lazy objects of their own, which are read into NumPy arrays.
+# Libraries whose rows are lazy objects, which `ArrayRows` reads into NumPy arrays.
 _LAZY = ("dask", "tensorstore", "xarray")
 
 
 def is_of(obj: Any, package: str, *names: str) -> bool:
-    """Whether an object is of a class of a package, found without an import; without names, of any of its classes."""
+    """True if an object is an instance of a class of a package. Does not import the package.
+
+    Args:
+        obj: any object.
+        package: top-level package.
+        names: names of the classes; without names, any class of the package.
+    """
     homes = ((base.__module__.partition(".")[0], base.__name__) for base in type(obj).__mro__)
     return any(home == package and (not names or name in names) for home, name in homes)
 
 
 class ArrayRows:
-    """Rows of an array. A row that the library would read later is read now, into a NumPy array."""
+    """Rows of an array. Lazy rows are read into NumPy arrays at once."""
 
     __slots__ = ("_is_lazy", "items")
 
@@ -45,13 +51,13 @@ class ArrayRows:
 
 
 class SparseRows:
-    """Rows of a sparse array as dense ones, made without SciPy.
+    """Rows of a sparse array, as dense rows. SciPy is not needed to read them.
 
     Args:
         starts: `int[rows + 1]`, the start of each row in `places` and `values`.
         places: `int[values]`, the column of each value.
-        values: `dtype[values]`. Values of one place are added.
-        width: Length of a row.
+        values: `dtype[values]`. Values with the same place are added.
+        width: length of a row.
     """
 
     __slots__ = ("_arrays", "_width")
@@ -82,27 +88,27 @@ class SparseRows:
 
 
 def has_rows(value: Any) -> bool:
-    """Return whether a value is an array with rows: an array of one axis or more, or a sparse one."""
+    """Return True if a value is a dense or sparse array with at least one axis."""
     if isinstance(value, np.ndarray):
         return value.ndim > 0
     if isinstance(value, type):
         return False
     try:
         axes = len(value.shape)
-    except (
-        AttributeError,
-        TypeError,
-        ValueError,
-    ):  # ValueError: TensorFlow's, of an unknown number of axes
+    # TensorFlow raises ValueError for an unknown number of axes.
+    except (AttributeError, TypeError, ValueError):
         return False
     return axes > 0 and (hasattr(type(value), "__getitem__") or is_sparse(value))
 
 
 def read_rows(array: Any) -> Any:
-    """Return an array, of which `has_rows` is true, as a sequence of its rows; most are one already.
+    """Return an array as a sequence of its rows; most arrays are such a sequence already.
+
+    Args:
+        array: a value for which `has_rows` is true.
 
     Raises:
-        SourceError: its number of rows is unknown, or its rows cannot be read.
+        SourceError: the number of rows is unknown, or the rows cannot be read.
     """
     if isinstance(array, np.ndarray):
         return array
@@ -119,7 +125,8 @@ def read_rows(array: Any) -> Any:
         else "pass range(n), and index it in fn"
     )
     raise SourceError(
-        f"source is a {type(array).__name__} of shape {array.shape}, whose length is unknown: {cure}"
+        f"source is a {type(array).__name__} of shape {array.shape}, whose length is unknown: "
+        f"{cure}"
     )
 
 
@@ -136,23 +143,23 @@ def _sparse_rows(array: Any) -> Any:
         return array.toarray()
     if len(array.shape) > 2:
         raise SourceError(
-            f"source is a sparse {type(array).__name__} of shape {array.shape}: pass one of two axes, such as "
-            "source.reshape(len, -1), and reshape its rows in fn"
+            f"source is a sparse {type(array).__name__} of shape {array.shape}: pass one of two "
+            "axes, such as source.reshape(len, -1), and reshape its rows in fn"
         )
-    csr = array.tocsr()  # itself, if it is one
+    csr = array.tocsr()  # returns the array itself if it is in CSR format
     return SparseRows(csr.indptr, csr.indices, csr.data, int(array.shape[1]))
 
 
 def _has_length(array: Any) -> bool:
     try:
         len(array)
-    except TypeError:  # none, or one that is refused
+    except TypeError:  # there is no `__len__`, or it refuses
         return False
     return True
 
 
 def _read(row: Any) -> Any:
     if getattr(row, "chunks", None) is not None and hasattr(row, "compute"):
-        # Of dask. Its scheduler would start a thread for each CPU in each worker.
+        # A row of dask. Its default scheduler would start one thread per CPU in each worker.
         row = row.compute(scheduler="synchronous")
     return np.asarray(row)

@@ -1,4 +1,4 @@
-"""Sources made of others: mixed, by weight or so that every record is equally likely; or zipped, item by item."""
+"""Sources made of other sources: `mix` by weight or by length, and `zip_sources` item by item."""
 
 from __future__ import annotations
 
@@ -50,11 +50,13 @@ class Mix(VaryingSource):
     ) -> None:
         self._arguments = sources, weights, seed, size, goes_on
         self._size = size
-        goes_on = goes_on and size % sum(weights) > 0  # otherwise all epochs have equal counts
+        # If the sum of the weights divides the size, every epoch takes the same number of items
+        # from each source, and no share carries over to the next epoch.
+        goes_on = goes_on and size % sum(weights) > 0
         self._order = MixOrder(Shares(weights, seed), seed, size, goes_on)
         self._getters = [source.__getitem__ for source in sources]
         self._sizes = [len(source) for source in sources]
-        # Each time that such a source is read to its end, it begins its next epoch.
+        # A varying source begins its next epoch each time that it was read to its end.
         self._varying = [varying(source) for source in sources]
         rests = itertools.starmap(operator.mod, zip(self._order.each, self._sizes, strict=True))
         drawn = itertools.compress(self._varying, weights)
@@ -74,7 +76,7 @@ class Mix(VaryingSource):
         return self.item(0, position_of(index, self._size))
 
     def origin(self, index: SupportsIndex, epoch: int = 0) -> tuple[int, int]:
-        """Return the number of the source that has the item at `index`, and the item's index in that source."""
+        """Return the number of the source of the item at `index`, and the index in that source."""
         epoch = whole_number("epoch", epoch, at_least=0)
         source, count = self._order.origin(epoch, position_of(index, self._size))
         return source, count % self._sizes[source]
@@ -107,13 +109,15 @@ def mix(
 ) -> Mix:
     """Combine several sources into one, in a seeded order.
 
-    Each block of 256 items has every source in proportion to its weight. The items of each source keep their order. In
-    a loader, each epoch continues in each source where the previous epoch stopped. In the result,
-    `origin(index, epoch=0)` returns the number of the source, and the index in that source.
+    Each block of 256 items has every source in proportion to its weight. The items of each source
+    keep their order. In a loader, each epoch continues in each source where the previous epoch
+    stopped. In the result, `origin(index, epoch=0)` returns the number of the source, and the index
+    in that source.
 
     Args:
         sources: List or tuple of sources that can be read by index.
-        weights: Relative weight of each source; 0 leaves it out. Default: its length, so every item appears once.
+        weights: Relative weight of each source; 0 leaves it out. Default: its length, so every item
+            appears once.
         seed: Seed of the order, at least 0; use different ones for nested mixes. Default: 0.
         stop: End of an epoch. `"first"`: before a source would repeat. `"all"`: after each source
             was read once. Or a number of items. Default: `"first"`.
@@ -141,18 +145,18 @@ def _checked_weights(weights: Any, count: int) -> list[Fraction]:
     try:
         given = [each.item() if isinstance(each, np.generic) else each for each in weights]
         exact = [Fraction(*each.as_integer_ratio()) for each in given]
-    except (AttributeError, OverflowError, TypeError, ValueError):  # not NaN either
+    except (AttributeError, OverflowError, TypeError, ValueError):  # ValueError also for NaN
         exact = []
     if len(exact) != count or isinstance(weights, dict) or min(exact) < 0 or not any(exact):
         raise ArgumentError(
-            f"weights must be one finite number >= 0 for each of the {count} sources, and not all 0, got "
-            f"{brief(weights)}"
+            f"weights must be one finite number >= 0 for each of the {count} sources, and not all "
+            f"0, got {brief(weights)}"
         )
     return exact
 
 
 def _in_whole_numbers(weights: Sequence[Fraction | int]) -> list[int]:
-    """Return the smallest whole numbers in the same proportions: a float is a fraction, and no digit of it is lost."""
+    """Return the smallest integers in the same proportions. Floats are converted exactly."""
     unit = math.lcm(*(weight.denominator for weight in weights))
     whole = [int(weight * unit) for weight in weights]
     common = math.gcd(*whole)
@@ -186,11 +190,14 @@ class ZippedSources(Columns):
 
 @known_names_only
 def zip_sources(*sources: Any, strict: bool = True) -> ZippedSources:
-    """Combine sources item by item: item `i` is a tuple of their items `i`, or a dict if you pass a dict of sources.
+    """Combine sources item by item.
+
+    Item `i` is a tuple of their items `i`, or a dict if you pass a dict of sources.
 
     Args:
         *sources: At least two sources that can be read by index, or one dict of such sources.
-        strict: Set to `False` to end with the shortest source. Default: `True`, different lengths are an error.
+        strict: Set to `False` to end with the shortest source. Default: `True`, different lengths
+            are an error.
 
     Raises:
         SourceError: If a source cannot be read by index.
@@ -222,14 +229,14 @@ def zip_sources(*sources: Any, strict: bool = True) -> ZippedSources:
 
 
 def _named_source(source: Any, name: str) -> Any:
-    """`as_source` of one of several; what is wrong with it is said of its name."""
+    """Call `as_source` for one of several sources. Errors start with its name."""
     try:
         found = as_source(source)
     except (ArgumentError, SourceError) as error:
         raise type(error)(f"{name}: {error}") from None
     if isinstance(found, (StreamSource, ReplicatedSource)):
         raise SourceError(
-            f"{name}: source is a {found.kind}, which can only be iterated. Give it __len__ and __getitem__, or pass "
-            "list(source) if it fits in memory."
+            f"{name}: source is a {found.kind}, which can only be iterated. Give it __len__ and "
+            "__getitem__, or pass list(source) if it fits in memory."
         )
     return found

@@ -1,4 +1,4 @@
-"""Files by record: what all sources over files have in common, and what a format of your own is made from."""
+"""`FileSource`: common base of all sources over files, and of formats that users define."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ from loaderpool.system.progress import Progress
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _SHORT_OFFSETS = 1 << 32
-"""Bytes of a file from which on offsets need more than 32 bits."""
+"""Size of a file in bytes from which on offsets need more than 32 bits."""
 _MOST_OPEN = 64
-"""Files open at once in a process, of all its sources. Fewer: a shuffle over many files opens one for most items. More:
-they would near the 1024 descriptors that many systems allow a process, and each HDF5 file has caches of its own."""
+"""Maximum number of open files in a process, over all its sources. Smaller: a shuffle over many
+files opens a file for most items. Larger: a process comes close to the 1024 descriptors that many
+systems allow it, and the caches of HDF5 files need more memory."""
 _ADVICE = (
     "Create the source again. To change a file while it is read, write a new file and rename it."
 )
@@ -57,30 +58,30 @@ class Record(NamedTuple):
 
     path: str  # Absolute path of the file.
     number: int  # Number of the record in the file, from 0.
-    start: (
-        int  # Position of its first byte; `number` again if `index` returned a number of records.
-    )
+    # Position of its first byte; `number` again if `index` returned a number of records.
+    start: int
     length: int  # Length in bytes; 1 if `index` returned a number of records.
 
 
 class FileSource:
     """Base class of sources that read records of files by index. Subclass it for your own format.
 
-    Each file is indexed once, when the source is made; the index takes 4 or 8 bytes per record, shared by all workers.
-    A shuffle covers all records of all files. Each process keeps up to 64 files open. A file that has changed is
-    refused. See docs/guide/data/custom-sources.md.
+    Each file is indexed once, when the source is made; the index takes 4 or 8 bytes per record,
+    shared by all workers. A shuffle covers all records of all files. Each process keeps up to 64
+    files open. A file that has changed is refused. See docs/guide/data/custom-sources.md.
 
-    If the class defines `read_records`, files may be compressed or at URLs. All files are then read in order, by one
-    generator for each file, as in `Loader.from_generator`. `shuffle=True` shuffles the order of the files, and
-    `shuffle=n` also the records within a window of `n`.
+    If the class defines `read_records`, files may be compressed or at URLs. All files are then read
+    in order, by one generator for each file, as in `Loader.from_generator`. `shuffle=True` shuffles
+    the order of the files, and `shuffle=n` also the records within a window of `n`.
 
     Args:
         paths: One path or URL, or a list of these, read in order. Patterns are not expanded: pass
             `sorted(glob.glob(...))`.
-        makes: Plain values besides the files that determine the records. A saved state is compared with them, the class
-            and the file sizes.
-        shard_lengths: Number of records of each file, or one number for all, so that loaders of files that are read in
-            order have a length. If a file has fewer or more, reading it is a `SourceError`.
+        makes: Plain values besides the files that determine the records. A saved state is compared
+            with them, the class and the file sizes.
+        shard_lengths: Number of records of each file, or one number for all, so that loaders of
+            files that are read in order have a length. If a file has fewer or more, reading it is a
+            `SourceError`.
         storage_options: Options of the URLs' file system, as in fsspec, such as `{"anon": True}`.
 
     Attributes:
@@ -95,9 +96,9 @@ class FileSource:
 
     kind = "data"
     unit = "record"
-    _library = (
-        ""  # what reading imports: here, and once in the supervisor, so that workers inherit it
-    )
+    # Module that reading needs; "": none. It is imported in the main process and in the supervisor,
+    # so that workers inherit it.
+    _library = ""
 
     @known_names_only
     def __init__(
@@ -125,12 +126,12 @@ class FileSource:
         if not len(self):
             raise ArgumentError(f"paths: found no {self.unit}s in {self._described}")
 
-    # ---- what a subclass says ----
+    # ---- methods that a subclass defines ----
 
     def index(self, path: str) -> Any:
-        """Return the number of records in a file, or the offset of each record's first byte and the end of the last.
+        """Return the number of records in a file, or their offsets as a list or an array.
 
-        Offsets are a list or an array.
+        Offsets are the position of each record's first byte, and the end of the last record.
         """
         raise NotImplementedError(f"{type(self).__name__} must define index(path)")
 
@@ -142,17 +143,23 @@ class FileSource:
         return _OpenFile(path)
 
     def read(self, handle: Any, record: Record) -> Any:
-        """Return the item of a record, not a view of `handle`. Several threads may call this at once.
+        """Return the item of a record, not a view of `handle`.
+
+        Several threads may call this at once.
 
         Args:
-            handle: Result of `open`; by default, `handle.read(record)` returns the bytes of the record.
-            record: Location of the record: `path`, its `number` in the file, `start` and `length` in bytes. If `index`
-                returns a number of records, use `path` and `number`, and define `open`.
+            handle: Result of `open`; by default, `handle.read(record)` returns the bytes of the
+                record.
+            record: Location of the record: `path`, its `number` in the file, `start` and `length`
+                in bytes. If `index` returns a number of records, use `path` and `number`, and
+                define `open`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define read(handle, record)")
 
     def read_records(self, file: Any, path: str) -> Iterable[Any]:
-        """Yield the records of a file from front to back. Optional: otherwise compressed files and URLs are refused.
+        """Yield the records of a file from front to back.
+
+        Optional: otherwise compressed files and URLs are refused.
 
         Args:
             file: Binary file to read from, decompressed.
@@ -170,19 +177,20 @@ class FileSource:
             return f"{self.unit} {record.number} of {record.path}"
         return f"{self.unit} {record.number + 1} of {record.path} (at byte {record.start})"
 
-    # ---- what it is then ----
+    # ---- the source itself ----
 
     def __len__(self) -> int:
         if not self._in_order:
             return self._first_records[-1]
         if self._shard_lengths is None:
             raise TypeError(
-                f"the number of {self.unit}s is unknown, because {self._in_order}. Pass shard_lengths= to state it"
+                f"the number of {self.unit}s is unknown, because {self._in_order}. Pass "
+                "shard_lengths= to state it"
             )
         return sum(self._shard_lengths)
 
     def __bool__(self) -> bool:
-        return True  # its length may be unknown
+        return True  # without this, `bool` would call `__len__`, which may raise
 
     def __iter__(self) -> Iterator[Any]:
         if self._in_order:
@@ -192,12 +200,12 @@ class FileSource:
     def __getitem__(self, index: SupportsIndex) -> Any:
         if self._in_order:
             raise SourceError(
-                f"{self!r} cannot be indexed, because {self._in_order}. Pass it to a Loader, or iterate"
+                f"{self!r} cannot be indexed, because {self._in_order}. Pass it to a Loader, or "
+                "iterate"
             )
         position = position_of(index, len(self))
-        file = (
-            bisect.bisect_right(self._first_records, position) - 1
-        )  # of files without records, the one behind them
+        # `bisect_right` skips files without records.
+        file = bisect.bisect_right(self._first_records, position) - 1
         number = position - self._first_records[file]
         start, end = number, number + 1
         if self._starts is not None:
@@ -234,17 +242,21 @@ class FileSource:
 
     @property
     def _loaderpool_fingerprint(self) -> str:
-        """The same in each process and for a copy of the files elsewhere: neither paths nor times are looked at."""
+        """Fingerprint of the records, for saved states.
+
+        It uses neither local paths nor times. So it is the same in each process, and for copies of
+        the files in another place.
+        """
         sizes: list[Any] = [stamp.size for stamp in self._stamps]
         facts: tuple[Any, ...] = self._makes, sizes, self._first_records
-        if self._in_order:  # the size of a remote file is unknown
+        if self._in_order:  # the size of a remote file is unknown, so its name counts
             names = [path.rpartition("/")[2] if is_url(path) else "" for path in self.paths]
             facts = *facts, names, self._shard_lengths
         return hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()
 
     @property
     def _loaderpool_generators(self) -> ReplicatedSource | None:
-        """What a loader reads in place of a source that cannot be read by index."""
+        """Generators that a loader reads if the files are read in order; None: read by index."""
         if not self._in_order:
             return None
         source = ReplicatedSource(
@@ -254,14 +266,14 @@ class FileSource:
         return source
 
     def _needs_order(self) -> str:
-        """Return why the files are read in order; "": they are read by index."""
+        """Return the reason for reading the files in order; "": they are read by index."""
         can = type(self).read_records is not FileSource.read_records
         for path in self.paths:
             if is_url(path):
                 if not can:
                     raise ArgumentError(
-                        f"paths: {path} is a URL, from which {type(self).__name__} cannot read. Download the file, and "
-                        "pass its path"
+                        f"paths: {path} is a URL, from which {type(self).__name__} cannot read. "
+                        "Download the file, and pass its path"
                     )
                 return f"{path} is a URL"
             if can and (found := self.compression_of(head_of(path))) is not None:
@@ -288,7 +300,11 @@ class FileSource:
             import_extra(self._library, type(self).__name__)
 
     def _index_files(self) -> None:
-        """Lay the offsets of all files end to end: with an end for each file, record i in file f is number i + f."""
+        """Index all files, and join their offsets in one array.
+
+        Each file has one more offset than records. In the joined array, the offset of record i of
+        all files, which is in file f, is therefore element i + f.
+        """
         sizes = [stamp.size for stamp in self._stamps]
         dtype = np.uint32 if max(sizes) < _SHORT_OFFSETS else np.int64
         counts: list[int] = []
@@ -334,16 +350,17 @@ class FileSource:
             or (offsets[1:] < offsets[:-1]).any()
         ):
             raise SourceError(
-                f"{type(self).__name__}.index must return a number of records, or ascending offsets up to the file "
-                f"size ({size}), got {brief(found)}"
+                f"{type(self).__name__}.index must return a number of records, or ascending "
+                f"offsets up to the file size ({size}), got {brief(found)}"
             )
         return offsets
 
     def _handle(self, file: int) -> Any:
-        """Return what is open of a file in this process; opens it where nothing is.
+        """Return this process's open handle of a file; open the file if there is none.
 
-        Threads may call it at the same time without a lock, for each step is one call of a dict. A handle that is given
-        up closes itself when the last thread that reads from it is done.
+        Several threads may call this at once. No lock is needed, because each step is one call of a
+        dict method. A dropped handle closes itself when the last thread has finished reading from
+        it.
         """
         if _recent_in != os.getpid():
             _forget_inherited()
@@ -352,14 +369,15 @@ class FileSource:
             handle = self._handles[file]
             _recent.move_to_end(key)
             return handle
-        except KeyError:  # also where another thread has just given it up
+        except KeyError:  # not open, or just dropped by another thread
             pass
         path = self.paths[file]
         self._stamps[file].check(path)
         with self._named(path):
             handle = self._handles.setdefault(file, self.open(path))
         _recent[key] = weakref.ref(self._handles)
-        _recent.move_to_end(key)  # a source that is gone may have had the same id
+        with contextlib.suppress(KeyError):  # another thread has dropped it since
+            _recent.move_to_end(key)  # the key may be an old one, of a deleted source with this id
         while len(_recent) > _MOST_OPEN:
             (_, oldest), reference = _recent.popitem(last=False)
             if (handles := reference()) is not None:
@@ -368,24 +386,24 @@ class FileSource:
 
     @contextlib.contextmanager
     def _named(self, path: str) -> Iterator[None]:
-        """Have errors of the format's own code name the file."""
+        """Convert errors of the format's code to a `SourceError` that names the file."""
         try:
             yield
         except (LoaderpoolError, ImportError, NotImplementedError):
             raise
         except Exception as error:
-            if isinstance(error, OSError) and error.errno:  # without a number it is a format's own
+            if isinstance(error, OSError) and error.errno:  # formats raise OSErrors without errno
                 raise
             if is_of_a_handler(error):
                 raise
             raise SourceError(
-                f"{path} cannot be read as {self.kind} ({type(error).__name__}: {error}). The file is truncated, "
-                "damaged, or has another format."
+                f"{path} cannot be read as {self.kind} ({type(error).__name__}: {error}). The file "
+                "is truncated, damaged, or has another format."
             ) from error
 
 
 class _ReadInOrder:
-    """Reads one file of a source from front to back: the generator function of a loader."""
+    """Generator function of a loader: reads one file of a source from front to back."""
 
     def __init__(self, source: FileSource) -> None:
         self._source = source
@@ -415,7 +433,8 @@ class _ReadInOrder:
             if is_of_a_handler(error) or (isinstance(error, OSError) and error.errno):
                 raise
             raise SourceError(
-                f"{source.unit} {number + 1} of {path} cannot be read: {type(error).__name__}: {error}"
+                f"{source.unit} {number + 1} of {path} cannot be read: "
+                f"{type(error).__name__}: {error}"
             ) from error
 
 
@@ -423,19 +442,19 @@ class _ReadInOrder:
 
 
 class Stamp(NamedTuple):
-    """A file as it was when it was indexed."""
+    """Size and modification time of a file when it was indexed."""
 
     size: int
     modified_ns: int
 
     @staticmethod
     def of(path: str) -> Stamp:
-        """Take the stamp of a file as it is now."""
+        """Return the present stamp of a file."""
         status = os.stat(path)
         return Stamp(status.st_size, status.st_mtime_ns)
 
     def check(self, path: str) -> None:
-        """Raise SourceError where a file is not as it was."""
+        """Raise SourceError if the file's present stamp differs."""
         if (now := Stamp.of(path)) != self:
             sizes = (
                 f"was {self.size} bytes, now {now.size}"
@@ -446,20 +465,23 @@ class Stamp(NamedTuple):
 
 
 class _Handles(dict[int, Any]):
-    """What a source has open in this process, by number of the file. It travels empty."""
+    """Open handles of one source in this process, by number of the file. Pickled empty."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Handles, ()
 
 
-_recent: OrderedDict[tuple[int, int], weakref.ref[_Handles]] = (
-    OrderedDict()
-)  # the one used last at the end
+# Open handles of all sources, by id of `_Handles` and number of the file. The most recently used
+# handle is the last one.
+_recent: OrderedDict[tuple[int, int], weakref.ref[_Handles]] = OrderedDict()
 _recent_in = os.getpid()
 
 
 def _forget_inherited() -> None:
-    """In a fork: let go of what it inherited, before anything is opened; HDF5 would give the inherited file again."""
+    """Close all inherited handles. Called in a forked process, before it opens a file.
+
+    Otherwise HDF5 would return the inherited file instead of opening it again.
+    """
     global _recent_in
     for reference in list(_recent.values()):
         if (handles := reference()) is not None:
@@ -473,18 +495,22 @@ _lock = threading.Lock()
 
 
 def _read_in_turn(descriptor: int, nbytes: int, offset: int) -> bytes:
-    """Seek, then read; for threads of one process."""
+    """Seek and read, under a lock for the threads of this process. For Windows, without `pread`."""
     with _lock:
         os.lseek(descriptor, offset, os.SEEK_SET)
         return os.read(descriptor, nbytes)
 
 
-# (descriptor, nbytes, offset): at most so many bytes from there on.
+# read_at(descriptor, nbytes, offset) returns at most `nbytes` bytes from `offset` on.
 read_at = os.pread if hasattr(os, "pread") else _read_in_turn
 
 
 class _OpenFile:
-    """A file's bytes. Ownership: closes it with the last reference; not in a fork, which may have lost the number."""
+    """An open file, read by position.
+
+    Ownership: owns the descriptor, and closes it with the last reference. In a forked process it is
+    not closed, because the descriptor's number may belong to another file there.
+    """
 
     __slots__ = ("_descriptor", "_owner")
 
@@ -498,9 +524,10 @@ class _OpenFile:
             close(self._descriptor)
 
     def read(self, record: Record) -> bytes:
-        """Exactly the record's bytes."""
+        """Return exactly the record's bytes."""
         data = read_at(self._descriptor, record.length, record.start)
-        while len(data) < record.length:  # a signal, a network file system, or the file was cut
+        # A signal, a network file system or a truncated file may return fewer bytes.
+        while len(data) < record.length:
             more = read_at(self._descriptor, record.length - len(data), record.start + len(data))
             if not more:
                 raise SourceError(
@@ -514,30 +541,34 @@ class _OpenFile:
 
 
 def _checked_paths(paths: Any, kind: str) -> tuple[str, ...]:
-    """Absolute, in the order given; no patterns, of which the order is not the same on every machine."""
+    """Return absolute paths in the given order.
+
+    Patterns are refused, because the order of their matches varies by machine.
+    """
     given = paths if isinstance(paths, (list, tuple)) else [paths]
     if not given:
         raise ArgumentError(
-            f"paths is empty: pass at least one {kind} file. If it comes from glob, check the pattern."
+            f"paths is empty: pass at least one {kind} file. If it comes from glob, check the "
+            "pattern."
         )
     return tuple(text if is_url(text) else _checked_path(text) for text in map(os.fsdecode, given))
 
 
 def _checked_path(path: str) -> str:
-    """Return the absolute path of a file. One that does not exist is an error when it is opened."""
+    """Return the absolute path of a file. A missing file is an error only when it is opened."""
     try:
         mode = os.stat(path).st_mode
-    except (OSError, ValueError):  # ValueError: a NUL character in it
+    except (OSError, ValueError):  # ValueError: the path contains a NUL character
         if any(sign in path for sign in "*?["):
             raise ArgumentError(
                 f"paths: there is no file {shortened(path)}. Patterns are not expanded: pass "
                 f"sorted(glob.glob({brief(path)}))"
             ) from None
         return os.path.abspath(path)
-    if (
-        stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode)
-    ):  # reading may block for ever
+    # Reading such a file may block for ever.
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):
         raise ArgumentError(
-            f"paths: {shortened(path)} is a pipe, socket or device: write its data to a regular file first"
+            f"paths: {shortened(path)} is a pipe, socket or device: write its data to a regular "
+            "file first"
         )
     return os.path.abspath(path)

@@ -12,9 +12,10 @@ from loaderpool.sources.files import FileSource, Paths, Record
 from loaderpool.sources.tables import unequal
 
 _LEAST_CACHE_BYTES = 1 << 20
-"""Of a dataset's chunk cache; HDF5's own default."""
+"""Smallest size of a dataset's chunk cache: HDF5's own default."""
 _MOST_CACHE_BYTES = 64 << 20
-"""Smaller: larger chunks are decompressed for each of their rows. Larger: each worker has one for each dataset."""
+"""Largest size of a dataset's chunk cache. Smaller: larger chunks are decompressed again for each
+of their rows. Larger: more memory, because each worker has a cache for each dataset."""
 
 
 class HDF5(FileSource):
@@ -24,11 +25,13 @@ class HDF5(FileSource):
 
     Args:
         paths: As in `FileSource`.
-        keys: Name of a dataset, such as `"train/images"`, or a tuple or dict of names; items have the same structure.
+        keys: Name of a dataset, such as `"train/images"`, or a tuple or dict of names; items have
+            the same structure.
 
     Raises:
         ArgumentError: If a dataset is missing or has no rows, or if the numbers of rows differ.
-        SourceError: If a file is cut, damaged or not an HDF5 file; when a row is read, if it is damaged.
+        SourceError: If a file is cut, damaged or not an HDF5 file; when a row is read, if it is
+            damaged.
     """
 
     kind, unit = "HDF5", "row"
@@ -53,7 +56,8 @@ class HDF5(FileSource):
                 for each in datasets
                 if each.chunks is not None
             ]
-        # For two chunks: where rows are read in pieces by several workers, the end of one and the start of the next.
+        # The cache has room for two chunks: several workers may read parts of one chunk, and then
+        # the rows of one worker cross into the next chunk.
         self._cache_bytes = max(
             self._cache_bytes, min(2 * max(chunks, default=0), _MOST_CACHE_BYTES)
         )
@@ -64,10 +68,11 @@ class HDF5(FileSource):
         return rows[0]
 
     def open(self, path: str) -> tuple[Any, list[Any]]:
-        """Open a file in this process; returns it and its datasets.
+        """Open a file in this process; return the file and its datasets.
 
-        The last reference closes it. So does a fork with what it inherited, before it opens anything (`files.py`):
-        HDF5 opens no file a second time, and would give the inherited one. The fork's own descriptor is closed.
+        The last reference closes the file. A forked process closes its inherited files before it
+        opens any (`_forget_inherited`). Otherwise HDF5 would return the inherited file, because it
+        does not open a file twice. This closes only the fork's copy of the descriptor.
         """
         import h5py
 
@@ -99,6 +104,6 @@ def _dataset(file: Any, name: str, path: str) -> Any:
         lambda each, value: names.append(each) if isinstance(value, h5py.Dataset) else None
     )
     if found is None and name.strip("/") in names:
-        return file[name]  # which raises what is wrong with it
+        return file[name]  # this raises the error that `get` has hidden
     has = f"the file has the datasets {listed(names) or 'none'}"
     raise ArgumentError(f"keys: {brief(name)} in {path} is no dataset with rows; {has}")

@@ -1,4 +1,4 @@
-"""Files that are read from front to back: compressed files, and files at URLs."""
+"""Files that can only be read from front to back: compressed files, and files at URLs."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from typing import Any, NamedTuple
 from loaderpool.errors import ArgumentError
 
 _CHUNK_BYTES = 1 << 18
-"""Read from a local file at a time. Smaller: more calls for each gigabyte. Larger: more memory for each open file."""
+"""Bytes per read of a local file. Smaller: more calls per gigabyte. Larger: more memory for each
+open file."""
 _STEP_BYTES = 1 << 16
-"""The most that one step of a decompressor gets and returns. Smaller: more calls. Larger: damage is noticed later, so
-the record that is named may be one long before it."""
-_ZSTANDARD_BYTES = 1 << 12  # passed to `zstandard` at a time, whose output has no limit of its own
-_KEPT_BYTES = 1 << 12  # behind the position: `tarfile` goes back by a block
+"""Maximum input and output of one step of a decompressor. Smaller: more calls. Larger: damage is
+found later, so an error may name a record long before the damage."""
+_ZSTANDARD_BYTES = 1 << 12  # input per step of `zstandard`, which cannot limit its output
+_KEPT_BYTES = 1 << 12  # bytes kept before the position, because `tarfile` seeks back by a block
 
 
 class ReadFailedError(Exception):
-    """Reading a file has failed; the text follows the name of the record that was read."""
+    """Failure to read a file. Its text continues a sentence that starts with the record's name."""
 
 
 class Compression(NamedTuple):
     """A format of compressed files."""
 
     name: str  # "gzip"
-    magic: bytes  # its first bytes
-    make: (
-        Callable[[], Any] | None
-    )  # returns a decompressor with the interface of `bz2.BZ2Decompressor`
+    magic: bytes  # first bytes of a file
+    # Returns a decompressor with the interface of `bz2.BZ2Decompressor`; None: the format is not
+    # supported.
+    make: Callable[[], Any] | None
 
 
 def compression_of(head: bytes) -> Compression | None:
-    """Return the format that the first 16 bytes of a file belong to; None: it is not compressed."""
+    """Return the compression of a file by its first 16 bytes; None: it is not compressed."""
     return next((each for each in _COMPRESSIONS if head.startswith(each.magic)), None)
 
 
@@ -47,30 +48,35 @@ def head_of(path: str) -> bytes:
 
 
 def refuse_compressed(path: str, what: str) -> None:
-    """Raise ArgumentError if a local file is compressed, because `what` cannot be read without all before it."""
+    """Raise ArgumentError if a local file is compressed.
+
+    Args:
+        path: path of the file.
+        what: name of a record in the message, such as "a line".
+    """
     if compression_of(head_of(path)) is not None:
         raise ArgumentError(
-            f"paths: {path} is compressed, so {what} cannot be read without all data before it. Decompress the "
-            "file, such as with gunzip, and pass the result"
+            f"paths: {path} is compressed, so {what} cannot be read without all data before it. "
+            "Decompress the file, such as with gunzip, and pass the result"
         )
 
 
 def local_chunks(path: str) -> Iterator[bytes]:
-    """Yield the bytes of a local file."""
+    """Yield the bytes of a local file in chunks."""
     with open(path, "rb", buffering=0) as file:
         while chunk := file.read(_CHUNK_BYTES):
             yield chunk
 
 
 class InOrder(io.RawIOBase):
-    """A binary file that is read once, from front to back, decompressed.
+    """A binary file that is decompressed while it is read once, from front to back.
 
-    `seek` goes forward, and back to the position `keep_from`, or by some KiB.
+    `seek` goes forward. It goes back only to the position `keep_from`, or by up to 4 KiB.
 
     Args:
-        chunks: Bytes of the file, as it is stored.
-        path: Its path or URL, for messages.
-        compression_of: Returns the compression by the first 16 bytes.
+        chunks: bytes of the file, as stored. They are closed with this file.
+        path: path or URL, for messages.
+        compression_of: returns the compression by the first 16 bytes.
     """
 
     def __init__(
@@ -80,15 +86,12 @@ class InOrder(io.RawIOBase):
         compression_of: Callable[[bytes], Compression | None],
     ) -> None:
         self.path = path
-        self.keep_from: int | None = None  # bytes from this position on can be read again
+        self.keep_from: int | None = None  # first position that can be read again; None: no such
         self._data = b""
-        self._start = self._at = (
-            0  # positions of the first byte of `_data`, and of the next one to be read
-        )
+        self._start = self._at = 0  # positions of the first byte of `_data`, and of the next byte
         self._chunks = chunks
-        self._fill(
-            16
-        )  # a first read that fails leaves nothing open: a generator that has raised is closed
+        # If the first read fails, nothing stays open, because a generator that raises is closed.
+        self._fill(16)
         self.compression = compression_of(self._data[:16])
         if self.compression is not None:
             raw, self._data = self._data, b""
@@ -107,17 +110,17 @@ class InOrder(io.RawIOBase):
         return data
 
     def readinto(self, buffer: Any) -> int:
-        """Read into a buffer; return the number of bytes, 0 at the end of the file."""
+        """Read into a buffer and return the number of bytes; 0: the end of the file."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def tell(self) -> int:
-        """Return the position of the next byte."""
+        """Return the position of the next byte in the decompressed data."""
         return self._at
 
     def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a position, counted from the start; beyond the end, to the end."""
+        """Move to a position, counted from the start. A position after the end means the end."""
         if whence != io.SEEK_SET or position < self._start:
             raise io.UnsupportedOperation(
                 f"{self.path} is read from front to back, so it cannot go to {position}"
@@ -134,26 +137,29 @@ class InOrder(io.RawIOBase):
         return True
 
     def seekable(self) -> bool:
-        """Return True: forward."""
+        """Return True, because seeking forward is possible."""
         return True
 
     def between(self, start: int, stop: int) -> bytes:
-        """Return bytes that were read, from `keep_from` on."""
+        """Return the bytes from `start`, at least `keep_from`, to `stop`. They were read before."""
         return self._data[start - self._start : stop - self._start]
 
     def close(self) -> None:
-        """Close the file that is read."""
+        """Close the underlying file."""
         if not self.closed:
             _close(self._chunks)
         super().close()
 
     def _skip(self) -> bool:
-        """Read on behind the data, as far as one step goes; return False at the end of the file."""
+        """Read one step beyond the data, and move there; return False at the end of the file."""
         self._at = self._start + len(self._data)
         return self._fill(1)
 
     def _fill(self, size: int) -> bool:
-        """Have `size` bytes, or all (-1), from the position on; return False if the file has fewer."""
+        """Read until `_data` has `size` bytes from the position on; -1: all bytes.
+
+        Return False if the file has fewer bytes.
+        """
         keep = (
             self._at - _KEPT_BYTES
             if self.keep_from is None
@@ -173,14 +179,14 @@ class InOrder(io.RawIOBase):
 
 
 def _close(chunks: Iterator[bytes]) -> None:
-    """Close the file that a generator reads; other iterators have none."""
+    """Close the file that a generator reads. Other iterators have no file."""
     close: Callable[[], None] | None = getattr(chunks, "close", None)
     if close is not None:
         close()
 
 
 def _in_steps(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield `first` and then `rest`, which is closed with this generator, in small pieces."""
+    """Yield `first` and then `rest` in pieces of `_STEP_BYTES`, and close `rest` at the end."""
     try:
         for chunk in itertools.chain((first,), rest):
             for at in range(0, len(chunk), _STEP_BYTES):
@@ -190,7 +196,7 @@ def _in_steps(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _decompressed(chunks: Iterator[bytes], compression: Compression, path: str) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file, which may be several compressed files joined."""
+    """Yield the decompressed bytes of a file, which may consist of several compressed files."""
     make = compression.make
     if make is None:
         raise ArgumentError(
@@ -199,7 +205,7 @@ def _decompressed(chunks: Iterator[bytes], compression: Compression, path: str) 
     try:
         decompressor, data, is_over = make(), b"", False
         while True:
-            if decompressor.eof:  # zeros fill up some tapes and blocks
+            if decompressor.eof:  # zeros may follow, as padding of tapes and blocks
                 data = decompressor.unused_data.lstrip(b"\0")
                 while not data and (chunk := next(chunks, b"")):
                     data = chunk.lstrip(b"\0")
@@ -232,7 +238,7 @@ def _decompressed(chunks: Iterator[bytes], compression: Compression, path: str) 
         chunks.close()  # type: ignore[attr-defined]  # a generator
 
 
-# Modules whose errors say that compressed data is damaged; `bz2` raises an OSError.
+# Modules whose exceptions mean damaged data. `bz2` raises OSError, so it is not in the list.
 _RAISED_IN = (
     "zlib",
     "igzip_lib",
@@ -247,10 +253,15 @@ _RAISED_IN = (
 
 
 class _Limited:
-    """A decompressor of `zlib` or `zstandard`, with the interface of the one of `bz2`."""
+    """Adapter: a decompressor of `zlib` or `zstandard` with the interface of `bz2`.
+
+    Args:
+        inner: decompressor of the library.
+        step: maximum input per call in bytes; None: the library accepts `max_length`.
+    """
 
     def __init__(self, inner: Any, step: int | None) -> None:
-        self._inner, self._step = inner, step  # None: the library takes `max_length`
+        self._inner, self._step = inner, step
         self._rest = b""
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
@@ -272,11 +283,16 @@ class _Limited:
 
     @property
     def unused_data(self) -> bytes:
-        return self._inner.unused_data + (b"" if self._step is None else self._rest)  # type: ignore[no-any-return]
+        return (  # type: ignore[no-any-return]
+            self._inner.unused_data + (b"" if self._step is None else self._rest)
+        )
 
 
 def _inflater(window_bits: int) -> _Limited:
-    """Return a decompressor of `isal`, which takes half the time of `zlib`, or of that if `isal` is not installed."""
+    """Return a decompressor of `isal`, or of `zlib` if `isal` is not installed.
+
+    `isal` takes half the time of `zlib`.
+    """
     library: Any = zlib
     with contextlib.suppress(ImportError):
         library = importlib.import_module("isal.isal_zlib")
@@ -303,9 +319,8 @@ def _zstd() -> Any:
     for name in ("compression.zstd", "zstandard"):
         try:
             library = importlib.import_module(name)
-        except (
-            ModuleNotFoundError
-        ):  # the first is in the standard library from Python 3.14 on, in most builds
+        # Most builds of Python 3.14 and later have `compression.zstd`.
+        except ModuleNotFoundError:
             continue
         inner = library.ZstdDecompressor()
         return _Limited(inner.decompressobj(), _ZSTANDARD_BYTES) if name == "zstandard" else inner
@@ -319,8 +334,9 @@ def _zlib() -> _Limited:
     return _inflater(zlib.MAX_WBITS)
 
 
-ZLIB = Compression("zlib", b"\x78", _zlib)  # its second byte is part of a checksum
-# No text begins with these bytes. File names are ignored.
+ZLIB = Compression("zlib", b"\x78", _zlib)  # callers also check the second byte, a checksum
+# Formats that are detected by their first bytes. No text begins with these bytes. File names are
+# ignored.
 _COMPRESSIONS = (
     Compression("gzip", b"\x1f\x8b\x08", _gzip),
     Compression("bzip2", b"BZh91AY&SY", _bzip2),

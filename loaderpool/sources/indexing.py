@@ -1,4 +1,4 @@
-"""Indices as sequences of Python have them."""
+"""Indices with the semantics of Python sequences."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from typing import SupportsIndex
 
 
 def position_of(index: SupportsIndex, size: int) -> int:
-    """Return the position that an index means; IndexError: there is none; TypeError: it is no integer."""
+    """Return the position of an index from 0 on; a negative index counts from the end.
+
+    Raises:
+        IndexError: the index is out of range.
+        TypeError: the index is not an integer.
+    """
     position = operator.index(index)
     if position < 0:
         position += size

@@ -1,7 +1,8 @@
-"""Items as one block of bytes: each pickled by itself, and made again each time it is read.
+"""Items packed in one block of bytes. Each item is pickled separately, and unpickled at each read.
 
-Python objects that workers share by fork are copied page by page as their reference counts change. Bytes have no
-reference counts: all workers read the same pages, epoch after epoch (docs/internals/memory.md, "Items").
+If forked workers share Python objects, changes of reference counts copy the memory page by page.
+Bytes have no reference counts, so all workers read the same pages in all epochs
+(docs/internals/memory.md, "Items").
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ import numpy.typing as npt
 
 
 class Parts:
-    """What the pickles of items name by number instead of holding it: classes, functions, modules.
+    """Classes, functions and modules to which the pickles of items refer by number.
 
-    So a class that travels by value travels once, and the items' modules are imported where the payload is loaded, not
-    by each worker at its first item. The key is the packing's own; no other one of the same trainer has it.
+    A class that is pickled by value is sent only once. Modules of the items are imported in the
+    process that loads the payload, not by each worker at its first item.
+
+    Args:
+        key: key of the packing, unique in the main process.
+        parts: the objects, by number.
     """
 
     __slots__ = ("__weakref__", "key", "parts")
@@ -36,7 +41,10 @@ _by_key: weakref.WeakValueDictionary[int, Parts] = weakref.WeakValueDictionary()
 
 
 def parts_of(key: int, parts: list[Any]) -> Parts:
-    """Return the parts that this process has under this key, or new ones; pickles of items find them from now on."""
+    """Return this process's parts for a key; register `parts` if there are none.
+
+    From then on, `part` finds them when it unpickles items.
+    """
     known = _by_key.get(key)
     if known is None:
         known = _by_key[key] = Parts(key, parts)
@@ -44,25 +52,31 @@ def parts_of(key: int, parts: list[Any]) -> Parts:
 
 
 def part(key: int, number: int) -> Any:
-    """Return what an item's pickle names. Runs in: a worker, while `PackedList` reads an item."""
+    """Return the part to which an item's pickle refers. Called by `pickle`, in any reader.
+
+    Its caller is `PackedList`, while it reads an item.
+    """
     return _by_key[key].parts[number]
 
 
 def same(value: Any) -> Any:
-    """Return the value: what arrives where something was to be packed and was not."""
+    """Return the value. Pickles call this for a value that was to be packed but was not."""
     return value
 
 
 class PackedList(Sequence[Any]):
-    """A list that was packed, for reading: a source's, or one that the user shares. Each item is new each time.
+    """A packed list, read-only: of a source, or one that the user shares.
+
+    Each read of an item returns a new object.
 
     Args:
-        pickles: `uint8[bytes]`, the items' pickles one after the other.
-        offsets: `int64[items + 1]`, where each begins.
-        parts: what they name by number, if anything.
-        buffers: `uint8[n]` each: large arrays inside items, which are not copied when an item is read.
-        wanted: numbers of the items' buffers, in the order in which their pickles ask for them.
-        wanted_offsets: `int64[items + 1]`, where each item's begin in `wanted`; None where no item has any.
+        pickles: `uint8[bytes]`, the pickles of all items, joined.
+        offsets: `int64[items + 1]`, start of each pickle, and the end of the last one.
+        parts: objects to which the pickles refer by number; None: there are none.
+        buffers: large arrays inside items, each `uint8[n]`. Reading an item does not copy them.
+        wanted: numbers of the items' buffers, in the order in which the pickles use them.
+        wanted_offsets: `int64[items + 1]`, start of each item's numbers in `wanted`, and their end;
+            None: no item has buffers.
     """
 
     __slots__ = (
@@ -86,7 +100,7 @@ class PackedList(Sequence[Any]):
         wanted_offsets: npt.NDArray[np.int64] | None,
     ) -> None:
         self._state = (pickles, offsets, parts, buffers, wanted, wanted_offsets)
-        # Views, because they give Python numbers and slices in a fraction of the time that arrays take.
+        # Memoryviews, because they return Python numbers and slices much faster than arrays do.
         self._bytes, self._ends, self._wanted = pickles.data, offsets.data, wanted.data
         self._views = [buffer.data for buffer in buffers]
         self._wanted_ends = None if wanted_offsets is None else wanted_offsets.data
@@ -111,16 +125,16 @@ class PackedList(Sequence[Any]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pickles, without the arrays beside them."""
+        """Size of all pickles in bytes, without the arrays in `buffers`."""
         return len(self._bytes)
 
     @property
     def arrays(self) -> list[npt.NDArray[Any]]:
-        """All arrays that it consists of."""
+        """All arrays of the list, such as pickles, offsets and buffers."""
         return [each for each in (*self._state, *self._state[3]) if isinstance(each, np.ndarray)]
 
     def moved(self, move: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> PackedList:
-        """Return the same items in other memory: `move` returns a copy of each array."""
+        """Return a copy of the list, with each array copied by `move`."""
         pickles, offsets, parts, buffers, wanted, wanted_offsets = self._state
         ends = None if wanted_offsets is None else move(wanted_offsets)
         return PackedList(
@@ -135,9 +149,11 @@ class PackedList(Sequence[Any]):
 
 
 class PackedDict(Mapping[Any, Any]):
-    """A dict in shared memory, for reading: its keys in order, and its values. A value is a new object each time.
+    """A read-only dict in shared memory. It keeps the order of its keys.
 
-    Keys are found by their hashes, which are sorted here: those of text are others in each interpreter.
+    Each read of a value returns a new object. A key is found by its hash, in a sorted array of
+    hashes. Each process makes that array itself, because hashes of text differ between
+    interpreters.
     """
 
     __slots__ = ("_hashes", "_items", "_keys", "_positions")
@@ -146,7 +162,7 @@ class PackedDict(Mapping[Any, Any]):
         self._keys, self._items = keys, items
         hashes = np.fromiter(map(hash, self), np.int64, len(keys))
         positions = np.argsort(hashes, kind="stable")
-        # Views, because they give Python numbers in a fraction of the time that arrays take.
+        # Memoryviews, because they return Python numbers much faster than arrays do.
         self._hashes, self._positions = hashes[positions].data, positions.data
 
     def __len__(self) -> int:

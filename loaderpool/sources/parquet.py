@@ -20,13 +20,15 @@ from loaderpool.sources.files import FileSource, Paths, Record, Stamp
 class ParquetRows(FileSource):
     """Source of rows of Parquet files, as dicts by column. Needs the extra `files`.
 
-    Whole row groups are decompressed, so reading in random order is slow (docs/guide/data/tables.md). Numbers are NumPy
-    scalars, lists of numbers are arrays, and other values are converted by pyarrow's `as_py()`.
+    Whole row groups are decompressed, so reading in random order is slow
+    (docs/guide/data/tables.md). Numbers are NumPy scalars, lists of numbers are arrays, and other
+    values are converted by pyarrow's `as_py()`.
 
     Args:
         paths: As in `FileSource`.
         columns: Names of the columns to read. Default: all columns of the first file.
-        row_groups_kept: Number of decompressed row groups that each process keeps, at least 1. Default: 2.
+        row_groups_kept: Number of decompressed row groups that each process keeps, at least 1.
+            Default: 2.
 
     Raises:
         ArgumentError: If a column is missing.
@@ -61,7 +63,10 @@ class ParquetRows(FileSource):
         return int(rows)
 
     def open(self, path: str) -> tuple[Stamp, list[int]]:
-        """Return the state of a file, and the end of each row group. Each row group is opened when it is read."""
+        """Return the state of a file, and the end of each row group.
+
+        Each row group is opened when it is read.
+        """
         from pyarrow import parquet
 
         with parquet.ParquetFile(path) as file:
@@ -87,29 +92,34 @@ class ParquetRows(FileSource):
 def _row_group(
     path: str, stamp: Stamp, number: int, columns: tuple[str, ...]
 ) -> list[tuple[str, Callable[[int], Any]]]:
-    """Decompress a row group; returns names of columns, and what gives the value in a row."""
+    """Decompress a row group.
+
+    Returns:
+        For each column its name, and a function that returns the column's value in a row.
+    """
     from pyarrow import parquet
 
     stamp.check(path)
     with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        # The pool's processes are as many as there are CPUs, so each has one thread.
+        # One thread for each process, because a pool has about as many processes as there are CPUs.
         table = file.read_row_group(number, columns=list(columns), use_threads=False)
     return [(name, _getter(table.column(name))) for name in columns]
 
 
 def _getter(column: Any) -> Callable[[int], Any]:
-    """What gives a column's value in a row."""
+    """Return a function that returns a column's value in a row."""
     import pyarrow as pa
     from pyarrow import types
 
     array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # what is left chunked is too large for one array
+    if isinstance(array, pa.ChunkedArray):  # the column is too large for one array
         return lambda row: array[row].as_py()
     kind = array.type
     is_whole = types.is_integer(kind) or types.is_boolean(kind)
     if is_whole or types.is_floating(kind) or types.is_timestamp(kind) or types.is_duration(kind):
         missing_at = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
-        if is_whole and array.null_count:  # else `to_numpy` makes floats or objects of them
+        # With nulls, `to_numpy` would convert integers to floats, and booleans to objects.
+        if is_whole and array.null_count:
             array = array.fill_null(False if types.is_boolean(kind) else 0)
         values = array.to_numpy(zero_copy_only=False)
         get: Callable[[int], Any] = values.__getitem__

@@ -1,4 +1,7 @@
-"""From what the user passed as a source to something that is read by index, without a copy; or what to pass instead."""
+"""Conversion of the user's source to a source that is read by index, without a copy of its data.
+
+For objects that cannot be read by index, the errors name what to pass instead.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,17 @@ from loaderpool.sources.tables import (
 from loaderpool.sources.varying import VaryingSource
 from loaderpool.system.interrupts import is_of_a_handler
 
-# Whose length is at hand and stays; BatchSequence, because hooks reach the user's object through it.
+# Types that need no `Sized`, because their length is cheap and does not change. `BatchSequence` is
+# here because hooks find the user's object through it.
 _READY = (list, range, Columns, BatchSequence, ArrayRows, SparseRows)
-_ALSO_READY = (tuple, np.ndarray, VaryingSource)  # and classes derived from them
+_ALSO_READY = (tuple, np.ndarray, VaryingSource)  # types that need no `Sized`, with subclasses
 
 
 class Sized:
-    """A user's object with the length it had when the loader was made: `len` of it may be a query, or change."""
+    """A user's object with the length that it had when the loader was made.
+
+    Its own `len` may run a query, or may change.
+    """
 
     __slots__ = ("_size", "items")
 
@@ -52,7 +59,7 @@ class Sized:
         """Return the user's object, for messages (`walk.parts_of`)."""
         return [("", self.items)]
 
-    # A property gives the object's own bound method, so an item costs no call of ours on top of it.
+    # A property returns the object's own bound method, so reading an item costs no extra call.
     @property
     def __getitem__(self) -> Callable[[int], Any]:
         get: Callable[[int], Any] = self.items.__getitem__
@@ -60,17 +67,20 @@ class Sized:
 
 
 def as_source(obj: Any) -> Any:
-    """Return what the loader reads by index, or a stream; holds `obj` itself and copies none of its data.
+    """Return the source that a loader reads by index, or a stream. Copies no data of `obj`.
 
-    A list, range, tuple or array comes back as it is. A tuple or dict of columns (arrays or lists, nested at will) is
-    zipped as `tf.data.Dataset.from_tensor_slices` does; a table of pandas, polars or pyarrow gives a dict for each row,
-    a column of one its elements. Any mapping of columns is read as a dict of them. An array of another library gives
-    its rows. Of any other object, `len` is called once and items are read by its `__getitem__`. What can only be
-    iterated is a stream.
+    - A list, range, tuple or NumPy array is returned unchanged.
+    - A tuple or mapping of columns is zipped, as `tf.data.Dataset.from_tensor_slices` does. Columns
+      are arrays, tables or lists, and may be nested.
+    - A table of pandas, polars or pyarrow has a dict for each row. A column of such a table has its
+      elements.
+    - An array of another library has its rows.
+    - An object that can only be iterated is a stream.
+    - For any other object, `len` is called once, and items are read by `__getitem__`.
 
     Raises:
-        SourceError: it cannot be read by index; says what to pass instead.
-        ArgumentError: it is empty, or its columns are of different lengths.
+        SourceError: `obj` cannot be read by index; the text names what to pass instead.
+        ArgumentError: `obj` is empty, or its columns have different lengths.
     """
     if (generators := replicated(obj)) is not None:
         return generators
@@ -103,48 +113,55 @@ def as_source(obj: Any) -> Any:
 
 
 def length_of(source: Any) -> int:
-    """Return how many items a source, as `as_source` has made it, has now."""
+    """Return the present number of items of a source that `as_source` returned."""
     if isinstance(source, Columns):
         return source.present_size
     return len(source.items if isinstance(source, Sized) else source)
 
 
 def check_length(source: Any, items: int | None) -> None:
-    """See that a source, as `as_source` has made it, still has the items that a loader's plan counts on.
+    """Check that a source still has all items of the loader's plan. Warns if it has more.
 
     Args:
-        source: which may have changed since.
-        items: how many it had as the loader was made; None: it has no length.
+        source: source that `as_source` returned; it may have changed since.
+        items: number of its items when the loader was made; None: it has no length.
 
     Raises:
-        SourceError: it has fewer.
-        LoaderpoolWarning: it has more, and a filter makes an error of it.
+        SourceError: the source has fewer items.
+        LoaderpoolWarning: the source has more items, and a filter turns the warning into an error.
     """
     if items is None:
         return
     now = length_of(source)
     if now < items:
         raise SourceError(
-            f"source had {items:,} items when the loader was created, and has {now:,} now. Create a new loader for "
-            "another length: loader = loader.replace()"
+            f"source had {items:,} items when the loader was created, and has {now:,} now. Create "
+            "a new loader for another length: loader = loader.replace()"
         )
     if now > items:
         warn(
-            f"source had {items:,} items when the loader was created, and has {now:,} now. The loader reads the first "
-            f"{items:,}. To read all: loader = loader.replace()"
+            f"source had {items:,} items when the loader was created, and has {now:,} now. The "
+            f"loader reads the first {items:,}. To read all: loader = loader.replace()"
         )
 
 
 def _has_columns(obj: Mapping[Any, Any]) -> bool:
-    """Whether a mapping is read as columns: a dict, and any other one without numbers as keys, which may be indices."""
+    """True if a mapping is read as columns.
+
+    Dicts are. Other mappings are not if their first key is an integer, because their keys may be
+    indices.
+    """
     if type(obj).__getitem__ is dict.__getitem__:
         return True
-    # A sparse array may be a dict by place.
+    # Some sparse arrays are mappings from a place to its value.
     return not is_sparse(obj) and not isinstance(next(iter(obj), None), numbers.Integral)
 
 
 def _are_columns(values: tuple[Any, ...]) -> bool:
-    """Whether a tuple is zipped: arrays, tables and lists all through. Of other things it is a plain sequence."""
+    """True if a tuple is zipped, because it has only arrays, tables and lists, possibly nested.
+
+    A tuple of other objects is a plain sequence.
+    """
     return all(
         isinstance(value, list)
         or is_array(value)
@@ -156,7 +173,10 @@ def _are_columns(values: tuple[Any, ...]) -> bool:
 
 
 def _read_once(columns: Any) -> Any:
-    """Return columns with a dict for each mapping: an .npz file reads an array each time that it is asked for it."""
+    """Return columns with each mapping as a dict, so that each column is read only once.
+
+    A mapping may be an .npz file, which reads an array again at each access.
+    """
     if isinstance(columns, Mapping):
         return {key: _read_once(columns[key]) for key in columns}
     if isinstance(columns, tuple):
@@ -166,7 +186,7 @@ def _read_once(columns: Any) -> Any:
 
 
 def _zipped(columns: Any) -> Columns:
-    """Return a tuple or mapping of columns, nested at will, by row."""
+    """Return the rows of a tuple or mapping of columns, which may be nested."""
     columns = _read_once(columns)
     try:
         structure = Structure.of(columns, origin="source has")
@@ -180,7 +200,8 @@ def _zipped(columns: Any) -> Columns:
     if has := unequal(structure.paths, lengths):
         hint = "; if each is one item, pass list(source)" * isinstance(columns, tuple)
         raise ArgumentError(
-            f"source is a {type(columns).__name__} of columns, which must have the same length, but {has}{hint}"
+            f"source is a {type(columns).__name__} of columns, which must have the same length, "
+            f"but {has}{hint}"
         )
     return Columns(structure, leaves, lengths[0])
 
@@ -194,16 +215,17 @@ def _column(leaf: Any, path: str) -> Any:
         raise SourceError(f"source{path} is an array of shape (), which has no rows: leave it out")
     if is_of(leaf, "tensorflow") or not is_array(leaf):
         raise SourceError(
-            f"source{path} is a {type(leaf).__name__}, not an array or list. A dict is read as columns: an item is one "
-            "row of each array or list (zip_sources takes sources of any kind). To read its entries one by one, pass "
-            "list(source.items())."
+            f"source{path} is a {type(leaf).__name__}, not an array or list. A dict is read as "
+            "columns: an item is one row of each array or list (zip_sources takes sources of any "
+            "kind). To read its entries one by one, pass list(source.items())."
         )
     return read_rows(leaf)
 
 
-# ---- what cannot be read by index, and what to pass instead ----
+# ---- objects that cannot be read by index ----
 
-# How objects refuse to be indexed, or to tell their length. Others may pass, or are one item's.
+# Errors of objects that refuse to be indexed, or that have no length. Other errors may be
+# temporary, or may concern only one item.
 _REFUSALS = (TypeError, NotImplementedError, LookupError, io.UnsupportedOperation)
 
 _STREAM = "can only be iterated"
@@ -214,21 +236,34 @@ def _has(obj: Any, *methods: str) -> bool:
 
 
 def _refusal(obj: Any) -> str:
-    """Return what follows "source" where an object cannot be read by index; "" where it can, `_STREAM` of a stream.
+    """Return the reason why an object cannot be read by index, as a text that follows "source".
 
-    Only types and attributes are looked at, but for an iterator with an index (`_has_items`).
+    Inspects types and attributes only. The exception is an iterator that has items by index
+    (`_has_items`).
+
+    Returns:
+        The reason; "": the object can be read by index; `_STREAM`: it is a stream.
     """
     kind = type(obj).__name__
     if isinstance(obj, (str, bytes, bytearray, os.PathLike)):
-        return f"is one {kind}, {brief(obj, 60)}: pass a list of paths, such as sorted(glob.glob('*/*.png'))"
+        return (
+            f"is one {kind}, {brief(obj, 60)}: pass a list of paths, such as "
+            "sorted(glob.glob('*/*.png'))"
+        )
     if isinstance(obj, numbers.Integral):
         return f"is a number: did you mean range({brief(int(obj), 60)})?"
     if is_of(obj, "tensorflow", "DatasetV2"):
-        return "is a tf.data.Dataset: pass the data it was made from, or ds.as_numpy_iterator(), read only once"
+        return (
+            "is a tf.data.Dataset: pass the data it was made from, or ds.as_numpy_iterator(), "
+            "read only once"
+        )
     if is_of(obj, "tensorflow") and hasattr(obj, "numpy"):
         return f"is a TensorFlow {kind}: pass its .numpy(), because workers run without TensorFlow"
     if isinstance(obj, (AbstractSet, MappingView)) and not _has(obj, "__getitem__"):
-        return f"is a {kind}, which cannot be indexed: pass sorted(source), or list(source) if its order is fixed"
+        return (
+            f"is a {kind}, which cannot be indexed: pass sorted(source), or list(source) if its "
+            "order is fixed"
+        )
     if reason := _container(obj):
         return reason
     iterable_dataset = kind_of_iterable_dataset(obj)
@@ -247,33 +282,46 @@ def _refusal(obj: Any) -> str:
     if (_has(obj, "__len__", "__getitem__") and not isinstance(obj, type)) or has_rows(obj):
         return ""
     return (
-        f"is a {kind}, which has no length, or no items by index: pass a sequence, arrays, or range(n) if fn needs "
-        "only the index. A generator function goes to Loader.from_generator"
+        f"is a {kind}, which has no length, or no items by index: pass a sequence, arrays, or "
+        "range(n) if fn needs only the index. A generator function goes to Loader.from_generator"
     )
 
 
 def _container(obj: Any) -> str:
-    """Return what follows "source" of a library's container of arrays, which does not say what a row is; else ""."""
+    """Return the reason for refusing a library's container of arrays, as a text after "source".
+
+    A container does not define what a row is. "": the object is no such container.
+    """
     kind = type(obj).__name__
     if is_of(obj, "xarray", "Dataset"):
         names = [*obj.data_vars]
         return (
-            f"is an xarray {kind}: pass the variables to read as columns, such as {{name: source[name] for name in "
-            f"{brief(names)}}}. The first dimension of each counts the rows: move it there with .transpose(dim, ...)"
+            f"is an xarray {kind}: pass the variables to read as columns, such as "
+            f"{{name: source[name] for name in {brief(names)}}}. The first dimension of each "
+            "counts the rows: move it there with .transpose(dim, ...)"
         )
     if is_of(obj, "zarr", "Group"):
-        return f"is a zarr {kind}: pass its arrays as columns, such as {{name: source[name] for name in ('x', 'y')}}"
+        return (
+            f"is a zarr {kind}: pass its arrays as columns, such as "
+            "{name: source[name] for name in ('x', 'y')}"
+        )
     if is_of(obj, "h5py", "Group"):
-        return f"is an open HDF5 {kind}: pass lp.HDF5({hdf5_arguments(obj)}), which each worker opens itself"
+        return (
+            f"is an open HDF5 {kind}: pass lp.HDF5({hdf5_arguments(obj)}), which each worker opens "
+            "itself"
+        )
     if is_of(obj, "dask", "DataFrame", "Series"):
-        return f"is a dask {kind}: pass source.compute() if it fits in memory, or its files as lp.ParquetRows(paths)"
+        return (
+            f"is a dask {kind}: pass source.compute() if it fits in memory, or its files as "
+            "lp.ParquetRows(paths)"
+        )
     return ""
 
 
 def _has_items(obj: Any) -> bool:
-    """Return whether an object that is an iterator, or an IterableDataset, can be read by index as well.
+    """Return True if an iterator or IterableDataset can be read by index as well.
 
-    Its length and first item are asked for, because it may inherit methods that refuse.
+    Reads its length and its first item, because its methods may be inherited ones that refuse.
     """
     if not _has(obj, "__len__", "__getitem__") or isinstance(obj, type):
         return False
@@ -288,10 +336,13 @@ def _has_items(obj: Any) -> bool:
 
 
 def whole_batches(obj: Any) -> str | None:
-    """Return what follows "source" where an object's items are batches already, of which more batches would be made."""
+    """Return the reason for refusing an object whose items are batches, as a text after "source".
+
+    A loader with a `batch_size` would make batches of batches. None: the items are not batches.
+    """
     if not is_of(obj, "keras", "PyDataset", "Sequence"):
         return None
     return (
-        f"is a {type(obj).__name__}, whose items are batches: use Loader.from_sequence(...), or batch_size=None to "
-        "use each item as a batch"
+        f"is a {type(obj).__name__}, whose items are batches: use Loader.from_sequence(...), or "
+        "batch_size=None to use each item as a batch"
     )

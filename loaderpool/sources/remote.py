@@ -1,4 +1,4 @@
-"""Files at URLs, read from front to back by fsspec, with retries."""
+"""Files at URLs, which fsspec reads from front to back, with retries."""
 
 from __future__ import annotations
 
@@ -14,40 +14,42 @@ from loaderpool.sources.tables import import_extra
 from loaderpool.system.interrupts import is_of_a_handler
 
 _BLOCK_BYTES = 1 << 22
-"""Requested at a time. Smaller: the latency of a request costs more than its bytes. Larger: more memory for each file
-that is open, of which there are up to 16 in a loader."""
+"""Bytes per request. Smaller: the latency of a request costs more time than its bytes. Larger: more
+memory for each open file, and a loader has up to 16 open files by default."""
 _DELAYS_S = (0.1, 0.3, 0.9, 2.7, 8.1)
-"""Before each retry. Fewer or shorter: a server that restarts ends a training."""
+"""Seconds to wait before each retry. Smaller (or fewer): a restart of the server ends a training.
+Larger (or more): a permanent failure is reported later."""
 _PERMANENT = (
-    FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError, LookupError,
-    NotImplementedError, TypeError, ValueError,
+    FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError,
+    LookupError, NotImplementedError, TypeError, ValueError,
 )  # fmt: skip
 _NOT_FOUND = 404
-_PASSING_STATUS = (408, 425, 429)  # of the HTTP errors from 400 to 499
-# "s3://bucket/x", and also chained ones such as "simplecache::s3://bucket/x".
+_PASSING_STATUS = (408, 425, 429)  # HTTP errors from 400 to 499 that are retried
+# URLs such as "s3://bucket/x", and chained URLs such as "simplecache::s3://bucket/x".
 _URL = re.compile(r"[a-z][a-z0-9+.-]+(::|://)", re.IGNORECASE)
 
 
 def is_url(path: str) -> bool:
-    """Return whether a path is a URL, such as "gs://bucket/file"."""
+    """Return True if a path is a URL, such as "gs://bucket/file"."""
     return _URL.match(path) is not None
 
 
 def is_of_this_process(url: str) -> bool:
-    """Return whether a URL names memory of this process."""
+    """Return True if a URL refers to memory of this process."""
     return "memory://" in url
 
 
 def remote_chunks(url: str, options: Mapping[str, Any]) -> Iterator[bytes]:
-    """Yield the bytes of a file at a URL. Errors that may pass are retried.
+    """Yield the bytes of a file at a URL. Temporary errors are retried.
 
     Raises:
-        ReadFailedError: An error did not pass, or the file has changed meanwhile.
+        ReadFailedError: an error is permanent or all retries failed, or the file has changed
+            meanwhile.
     """
     file: Any = None
     size: int | None = None
     at = failures = 0
-    streams = False  # the server cannot send a part of a file
+    streams = False  # True if the server cannot send a part of a file
     try:
         while True:
             try:
@@ -56,7 +58,8 @@ def remote_chunks(url: str, options: Mapping[str, Any]) -> Iterator[bytes]:
                     found = getattr(file, "size", None)
                     if size is not None and found is not None and found != size:
                         raise ReadFailedError(
-                            f"cannot be read, because the file has changed from {size} to {found} bytes"
+                            f"cannot be read, because the file has changed from {size} to {found} "
+                            "bytes"
                         )
                     size = found if size is None else size
                 chunk: bytes = file.read(_BLOCK_BYTES)
@@ -74,7 +77,8 @@ def remote_chunks(url: str, options: Mapping[str, Any]) -> Iterator[bytes]:
                 if not _may_pass(cause) or failures == len(_DELAYS_S):
                     tries = f" in {failures + 1} tries" * (failures > 0)
                     raise ReadFailedError(
-                        f"cannot be read{tries}, from byte {at} on: {type(cause).__name__}: {shortened(str(cause))}"
+                        f"cannot be read{tries}, from byte {at} on: {type(cause).__name__}: "
+                        f"{shortened(str(cause))}"
                     ) from error
                 time.sleep(_DELAYS_S[failures])
                 failures += 1
@@ -89,7 +93,14 @@ def remote_chunks(url: str, options: Mapping[str, Any]) -> Iterator[bytes]:
 
 
 def _opened(url: str, options: Mapping[str, Any], at: int, streams: bool) -> Any:
-    """Open a file at a position."""
+    """Open a file and move to the position `at`.
+
+    Args:
+        url: URL of the file.
+        options: options of fsspec.
+        at: position in bytes.
+        streams: True to read from the start and drop the bytes before the position.
+    """
     core = import_extra("fsspec.core", f"reading {url}", "remote")
     system, path = core.url_to_fs(url, **options)
     if not streams:
@@ -99,7 +110,7 @@ def _opened(url: str, options: Mapping[str, Any], at: int, streams: bool) -> Any
         try:
             file.seek(at)
             return file
-        except (OSError, ValueError):  # it is a stream already
+        except (OSError, ValueError):  # the file cannot seek, because fsspec opened a stream
             _close(file)
     file = system.open(path, "rb", block_size=0)
     while at:
@@ -113,12 +124,16 @@ def _opened(url: str, options: Mapping[str, Any], at: int, streams: bool) -> Any
 
 def _close(file: Any) -> None:
     if file is not None:
-        with contextlib.suppress(OSError, RuntimeError):  # of a connection that has failed
+        with contextlib.suppress(OSError, RuntimeError):  # the connection may have failed
             file.close()
 
 
 def _cause_of(error: BaseException) -> BaseException:
-    """Return the error that says what happened: fsspec calls all that fails when it opens an HTTP file "not found"."""
+    """Return the actual cause of an error.
+
+    fsspec raises FileNotFoundError for every failure to open an HTTP file. The cause of that error
+    is returned instead, unless its status is 404.
+    """
     cause = error.__cause__
     is_other = (
         isinstance(error, FileNotFoundError)
@@ -136,7 +151,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _status_of(error: BaseException) -> int:
-    """Return the HTTP status of an error of aiohttp, requests or gcsfs; 0: it has none."""
+    """Return the HTTP status of an error of aiohttp, requests or gcsfs; 0: there is none."""
     response = getattr(error, "response", None)
     for holder, name in ((error, "status"), (response, "status_code"), (error, "code")):
         status = getattr(holder, name, None)

@@ -1,4 +1,4 @@
-"""Sequences of batches as Keras has them, as sources of whole elements."""
+"""Keras' sequences of batches, as sources whose items are whole batches."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ _UNSAID = object()
 
 
 class BatchSequence:
-    """Batch i of a `Sequence` or `PyDataset`, which is endless where it has no number of batches.
+    """Batches of a Keras `Sequence` or `PyDataset`, by index.
 
-    Lists of arrays are structure, as Keras has it (`[x, y]`, or `[image, text], y` for a model of two inputs): they
-    become tuples. A list of numbers is one array, as everywhere in loaderpool.
+    It is endless if it has no number of batches. Lists of arrays become tuples, because Keras uses
+    lists as structure: `[x, y]`, or `[image, text], y` for a model with two inputs. A list of
+    numbers is one array, as in all sources.
     """
 
     def __init__(self, target: Any) -> None:
-        self.target = target  # the user's object; in the pool its copy
+        self.target = target  # the user's object; a copy of it in other processes
 
     def user_parts(self) -> list[tuple[str, Any]]:
         """Return the user's object, for messages (`walk.parts_of`)."""
@@ -26,10 +27,10 @@ class BatchSequence:
 
     @property
     def is_endless(self) -> bool:
-        """Whether there is a batch for any number: `num_batches` is None, or there is no length at all."""
+        """True if there is a batch for any index: `num_batches` is None, or there is no length."""
         try:
             return self._num_batches() is None
-        except Exception as error:  # `len` tells
+        except Exception as error:  # a later call of `len` raises the same error
             if is_of_a_handler(error):
                 raise
             return False
@@ -38,12 +39,16 @@ class BatchSequence:
         batches = self._num_batches()
         if batches is None:
             raise SourceError(
-                f"{type(self.target).__name__} is endless: its num_batches is None, or it has no length"
+                f"{type(self.target).__name__} is endless: its num_batches is None, or it has no "
+                "length"
             )
         return int(batches)
 
     def _num_batches(self) -> Any:
-        """Return the number of batches as Keras has it: `num_batches` where there is one, else the length."""
+        """Return the number of batches by the rules of Keras; None: endless.
+
+        This is `num_batches` if the object has it, otherwise the length.
+        """
         target = self.target
         has_length = hasattr(type(target), "__len__")
         try:
@@ -55,7 +60,7 @@ class BatchSequence:
                 raise SourceError(
                     f"{name} does not report its number of batches: give it a __len__"
                 ) from error
-            return None  # Keras' base class, of which neither was overridden
+            return None  # the class overrides neither `num_batches` nor `__len__` of its Keras base
 
     def __getitem__(self, index: int) -> Any:
         return _with_tuples_for_lists(self.target[index])

@@ -1,7 +1,8 @@
-"""Sources that are read once, in order, in one place: database cursors, message queues, files of lines, generators.
+"""Streams: sources that one process reads once, in order. And generators, which workers read.
 
-An item has no index that could be asked for. Its *position* is its number in the stream (behind the shuffle window, if
-there is one), and what a batch holds follows from that alone.
+Examples of streams are database cursors, message queues, files of lines, and generators. An item
+has no index. Its *position* is its number in the stream, after the shuffle window if there is one.
+Positions alone determine the contents of a batch.
 """
 
 from __future__ import annotations
@@ -25,51 +26,71 @@ from loaderpool.plan.permutation import shuffled
 from loaderpool.system import clock
 from loaderpool.system.progress import Progress
 
-# Between two looks at the clock while items are dropped. Shorter: looks cost, if items are quick. Longer: late lines.
+# Time between two reads of the clock while items are dropped. Smaller: reading the clock costs time
+# if items are fast. Larger: progress is reported late.
 _LOOK_NS = 50_000_000
 
 
 class StreamSource:
-    """An iterator or an iterable, as the user gave it."""
+    """The user's iterator or iterable."""
 
     def __init__(self, items: Any) -> None:
         self.items = items
-        self.was_opened = False  # whether it was read, or begun to be
-        # The random generators that it holds, each pass over it with states of its own; None: none are seeded.
+        self.was_opened = False  # True once `open` was called
+        # Random generators that the stream uses. Each pass has its own states of them. None: none
+        # are seeded.
         self.captured: CapturedGenerators | None = None
 
     @property
     def is_one_shot(self) -> bool:
-        """Whether it can be read only once: an iterator, where an iterable begins again each time."""
+        """True if the stream is an iterator, which can be read only once.
+
+        Other iterables start again each time.
+        """
         return is_iterator(self.items)
 
     @property
     def kind(self) -> str:
-        """What it is, for messages."""
+        """Name of the user's class, for messages."""
         return type(self.items).__name__
 
     def open(self) -> Iterator[Any]:
-        """The items, from the first one on; SourceError where it was read and cannot be read again."""
+        """Return an iterator over all items.
+
+        Raises:
+            SourceError: the stream was read, and cannot be read again.
+        """
         if self.is_one_shot and self.was_opened:
             raise SourceError(
-                f"source is a {self.kind}, which can be read only once, and an earlier epoch has read it. For several "
-                "epochs, pass an object whose __iter__ returns a new iterator each time."
+                f"source is a {self.kind}, which can be read only once, and an earlier epoch has "
+                "read it. For several epochs, pass an object whose __iter__ returns a new iterator "
+                "each time."
             )
         self.was_opened = True
         return by_next(iter(self.items))
 
     def serves(self, read_for: int, epoch: int, plan: Plan, window: int) -> bool:
-        """Whether what is read ahead, from the first item on for an epoch, is what a pass of another one needs."""
+        """Return True if items read ahead for one epoch can serve a pass of another epoch.
+
+        Args:
+            read_for: epoch for which the stream is read, from its first item on.
+            epoch: epoch of the pass.
+            plan: plan of the pass.
+            window: size of the shuffle window; 0: no shuffle.
+        """
         return not plan.start and (epoch == read_for or not window or self.is_one_shot)
 
 
 def is_iterator(obj: Any) -> bool:
-    """Return whether an object is an iterator. A `Loader` is none, although it answers `next` with an error."""
+    """Return True if an object is an iterator.
+
+    A `Loader` is not an iterator. Its `__next__` only serves to raise a clear error.
+    """
     return isinstance(obj, Iterator) and hasattr(type(obj), "__next__")
 
 
 def kind_of_iterable_dataset(obj: Any) -> str:
-    """Return how messages name an IterableDataset; "" for any other object. Imports nothing."""
+    """Return the name of an IterableDataset in messages; "": another object. Imports nothing."""
     for base in type(obj).__mro__:
         library = base.__module__.partition(".")[0]
         if base.__name__ == "IterableDataset" and library in _LIBRARIES:
@@ -81,7 +102,7 @@ _LIBRARIES = {"datasets": "Hugging Face Datasets", "torch": "PyTorch"}
 
 
 class _Begun:
-    """Hands out an iterator that was begun, without a call of the iterator's own `__iter__`."""
+    """Iterable that returns an existing iterator, without a call of the iterator's `__iter__`."""
 
     def __init__(self, items: Iterator[Any]) -> None:
         self._items = items
@@ -91,28 +112,41 @@ class _Begun:
 
 
 def by_next(items: Iterator[Any]) -> Iterator[Any]:
-    """Return the items of an iterator of the user's, read by `next` alone.
+    """Return an iterator that reads the user's iterator by `next` alone.
 
-    `for` and `islice` call `iter` on what they read, and some iterators begin again then.
+    `for` and `islice` call `iter` on their argument, and some iterators start again then.
     """
-    return itertools.chain(_Begun(items))  # in C: an item costs some nanoseconds more
+    return itertools.chain(_Begun(items))  # runs in C, and adds some nanoseconds per item
 
 
 def nothing_there(plan: Plan) -> str:
-    """Return what is said of a stream, or of generators, that give no batch."""
+    """Return the error text for a stream, or for generators, without any batch."""
     if plan.drop_remainder and plan.batch_size is not None:
-        return "The stream ended before its first batch was full, and drop_remainder=True leaves out smaller batches."
+        return (
+            "The stream ended before its first batch was full, and drop_remainder=True leaves out "
+            "smaller batches."
+        )
     return "source is empty: the stream ended before its first item"
 
 
 def read_batches(
     stream: StreamSource, plan: Plan, *, window: int, seed: int, epoch: int
 ) -> Generator[tuple[int, list[Any]], None, None]:
-    """The items of each batch of this shard, and the position of the first one; positions in a batch are consecutive.
+    """Yield the batches of this shard: the position of the first item, and the items.
 
-    Each shard reads the whole stream and keeps its rows. Items before the plan's start are read and dropped. A window
-    shuffles among each other so many items, in an order that seed and epoch key; 0: none. Raises SourceError where the
-    stream ends long before the plan's start, and what reading an item raises; items of an unfinished batch are lost.
+    Positions in a batch are consecutive. Each shard reads the whole stream and keeps its own rows.
+    Items before the plan's start are read and dropped.
+
+    Args:
+        stream: the source.
+        plan: plan of the pass.
+        window: number of items that are shuffled among each other; 0: no shuffle.
+        seed: seed of the shuffle, used together with the epoch.
+        epoch: number of the epoch.
+
+    Raises:
+        SourceError: the stream ends more than a batch of all shards before the plan's start.
+        Exception: any error of reading an item. The items of an unfinished batch are lost.
     """
     turn = _Turn(None if stream.is_one_shot else stream.captured, epoch)
     with turn:
@@ -124,10 +158,11 @@ def read_batches(
     width, mine = rows * plan.num_shards, rows * plan.shard_index
     if position <= plan.start - width:
         raise SourceError(
-            f"The stream has only {position} items, but the saved position is after item {plan.start}. The state was "
-            "saved for another stream, or the stream has become shorter."
+            f"The stream has only {position} items, but the saved position is after item "
+            f"{plan.start}. The state was saved for another stream, or the stream has become "
+            "shorter."
         )
-    if position < plan.start:  # the place is behind its last batch, which was a smaller one
+    if position < plan.start:  # the plan starts after the stream's last batch, a smaller one
         return
     while True:
         with turn:
@@ -136,7 +171,7 @@ def read_batches(
             break
         yield position + mine, block[mine : mine + rows]
         position += width
-        del block  # or it would be held while the next one is read
+        del block  # so that its items are freed before the next block is read
     tail = plan.closed(position + len(block)).after(position)
     if tail.batches_per_epoch:
         first, *others = tail.positions(epoch, 0).tolist()
@@ -144,12 +179,14 @@ def read_batches(
 
 
 def skip(items: Iterator[Any], count: int, what: str) -> int:
-    """Read items and drop them; returns how many there were. If it takes long, lines on stderr report the progress.
+    """Read and drop items. Return the number of items read, which is smaller at the stream's end.
+
+    If this takes long, lines on stderr report the progress.
 
     Args:
-        items: of a stream, or of generators.
-        count: the number of items.
-        what: names what has the items; "": nothing is reported.
+        items: items of a stream, or of generators.
+        count: number of items to drop.
+        what: name of the stream in the reports; "": no reports.
     """
     position, block = 0, 1
     progress = Progress(
@@ -168,7 +205,16 @@ def skip(items: Iterator[Any], count: int, what: str) -> int:
 
 
 class _Turn:
-    """While a pass reads, random generators that the stream holds have the pass's states; else their own."""
+    """Context for reading in a pass: random generators of the stream have the pass's own states.
+
+    On exit, the context saves these states and restores the previous ones. A pass enters its
+    context repeatedly.
+
+    Args:
+        captured: random generators of the stream; None: there are none, and the context does
+            nothing.
+        epoch: epoch of the pass, which seeds the states at the first entry.
+    """
 
     def __init__(self, captured: CapturedGenerators | None, epoch: int) -> None:
         self._captured, self._epoch = captured, epoch
@@ -190,14 +236,12 @@ class _Turn:
             self._restore_others()
 
 
-# ---- generators, each of which a worker reads ----
+# ---- generators: workers read them ----
 
 _DEFAULT_CYCLE = 16
-_MOST_ITEMS = 1 << 40  # of a shard: positions of items have 40 bits
-_BY_NAME = (
-    "rng",
-    "worker",
-)  # what a generator is given besides its shard, where it has such parameters
+_MOST_ITEMS = 1 << 40  # maximum number of items of a shard, because positions have 40 bits
+# Optional parameters of a generator function, besides the shard. They are passed by name.
+_BY_NAME = ("rng", "worker")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,17 +256,21 @@ class WorkerInfo:
 
 
 class ReplicatedSource:
-    """What makes a generator, and for which shards.
+    """Generator function with its shards, or with a number of copies.
 
     Args:
-        make_generator: called once for each copy, or for each shard with it; gives what is iterated.
-        shards: any picklable things; None: it runs in copies.
-        cycle_length: how many shards are open at once; None: 16, or all.
-        copies: how many there are without shards; None: as many as workers where they can differ, else one.
+        make_generator: function that returns an iterable. It is called with each shard, or once for
+            each copy.
+        shards: any picklable values; None: the generator runs in copies.
+        cycle_length: number of shards that are open at once; None: 16, or all if there are fewer.
+        copies: number of copies without shards. None: one for each worker if copies can differ,
+            otherwise one.
         shard_lengths: number of items of each shard, or one number for all; None: unknown.
 
     Attributes:
-        only_here: what it reads that is in this process's memory, so that no worker can; None: nothing.
+        only_here: URL of a file in this process's memory, which no worker can read; None: no such
+            file.
+        takes: names of the optional parameters ("rng", "worker") that the function has.
     """
 
     def __init__(
@@ -236,7 +284,8 @@ class ReplicatedSource:
         if not callable(make_generator):
             what = f"a function that returns a generator, got {_got(make_generator)}"
             raise ArgumentError(f"make_generator must be {what}")
-        if (count := operator.length_hint(shards)) > MOST_GENERATORS:  # before they are listed
+        # This check comes before `listed`, which copies all elements.
+        if (count := operator.length_hint(shards)) > MOST_GENERATORS:
             raise ArgumentError(
                 f"shards has {count:,} elements, but at most {MOST_GENERATORS:,} are supported"
             )
@@ -260,22 +309,29 @@ class ReplicatedSource:
         self.only_here: str | None = None
         self.copies, self.cycle_length = copies, cycle_length
         by_position = 0 if shards is None else 1
-        # Which of "rng" and "worker" it is given.
         self.takes = frozenset(
             name for name in _BY_NAME if open_parameter(make_generator, name, by_position)
         )
         check_signature("make_generator", make_generator, "shard" if by_position else "", _BY_NAME)
 
     def lanes(self, workers: int, is_chosen: bool, num_shards: int) -> int:
-        """Return how many of them run at once in this process of a training of `num_shards` processes.
+        """Return the number of generators that run at once for this process of a training.
 
-        Of so many workers (0: unknown, and changes); `is_chosen`: the user has asked for this number with this loader.
+        Args:
+            workers: number of workers; 0: unknown, because it varies.
+            is_chosen: True if the user set this number of workers for this loader.
+            num_shards: number of processes of the training.
+
+        Raises:
+            ArgumentError: there are fewer shards than processes, or copies would yield the same
+                items, or the number of copies depends on a number of workers that varies.
         """
         if self.shards is not None:
             least = len(self.shards) // num_shards
             if not least:
                 raise ArgumentError(
-                    f"shards must be at least one for each of num_shards={num_shards} processes, got {len(self.shards)}"
+                    f"shards must be at least one for each of num_shards={num_shards} processes, "
+                    f"got {len(self.shards)}"
                 )
             return min(least, self.cycle_length or _DEFAULT_CYCLE)
         if self.copies:
@@ -285,25 +341,26 @@ class ReplicatedSource:
             return 1
         if not self.takes:
             raise ArgumentError(
-                f"{self.kind} has no parameter worker or rng, so its {times} replicas would yield the same items. Pass "
-                "shards=, add a parameter worker and yield only the items of replica worker.index, or remove workers=. "
-                f"To keep the repeated items, set copies={1 if num_shards > 1 else times}"
+                f"{self.kind} has no parameter worker or rng, so its {times} replicas would yield "
+                "the same items. Pass shards=, add a parameter worker and yield only the items of "
+                "replica worker.index, or remove workers=. To keep the repeated items, set "
+                f"copies={1 if num_shards > 1 else times}"
             )
         if not workers:
             raise ArgumentError(
-                f"{self.kind} runs in one replica for each worker, but the number of workers in this pool varies. "
-                "Set copies=n or shards=, or fix the number of workers"
+                f"{self.kind} runs in one replica for each worker, but the number of workers in "
+                "this pool varies. Set copies=n or shards=, or fix the number of workers"
             )
         return workers
 
     @property
     def kind(self) -> str:
-        """What it is, for messages."""
+        """Name of the generator function, for messages."""
         return getattr(self.make_generator, "__qualname__", type(self.make_generator).__name__)
 
 
 def _got(obj: Any) -> str:
-    """Return how messages name what is no generator function, and what to pass instead."""
+    """Return the name of an object in the error that refuses it, with advice on what to pass."""
     kind = type(obj).__name__
     if isinstance(obj, types.GeneratorType):
         return f"{kind}: pass the generator function itself, without calling it"
@@ -313,7 +370,13 @@ def _got(obj: Any) -> str:
 
 
 def checked_lengths(given: Any, count: int, what: str) -> tuple[int, ...]:
-    """Return the number of items of each of `count` shards, as the user stated them."""
+    """Return the user's number of items for each of `count` shards, checked.
+
+    Args:
+        given: one number for each shard, or one number for all.
+        count: number of shards.
+        what: name of shards in messages, such as "files".
+    """
     if isinstance(given, numbers.Integral):
         return (whole_number("shard_lengths", given, at_least=0, at_most=_MOST_ITEMS),) * count
     lengths = listed("shard_lengths", given)
@@ -328,16 +391,17 @@ def checked_lengths(given: Any, count: int, what: str) -> tuple[int, ...]:
 
 
 def replicated(source: Any) -> ReplicatedSource | None:
-    """Return the generators that a source consists of, or is read by; None: there are none."""
+    """Return the generators of a source; None: it has none.
+
+    A source may be a `ReplicatedSource`, or a `FileSource` with compressed or remote files.
+    """
     if isinstance(source, ReplicatedSource):
         return source
-    has_some = hasattr(
-        type(source), "_loaderpool_generators"
-    )  # files that are compressed or remote
+    has_some = hasattr(type(source), "_loaderpool_generators")
     return source._loaderpool_generators if has_some else None
 
 
-# ---- many files read at once, as `tf.data.Dataset.interleave` has it ----
+# ---- many files read at once, like `tf.data.Dataset.interleave` ----
 
 
 @known_names_only
@@ -347,9 +411,10 @@ def interleave(
     cycle_length: int = 8,
     block_length: int = 1,
 ) -> Interleave:
-    """Return a stream of the records of many files, in the order of a deterministic `tf.data.Dataset.interleave`.
+    """Return a stream of the records of many files.
 
-    One process reads all files. To read in all workers, use `Loader.from_generator(open_fn, shards=files)`.
+    The order is that of a deterministic `tf.data.Dataset.interleave`. One process reads all files.
+    To read in all workers, use `Loader.from_generator(open_fn, shards=files)`.
 
     Args:
         files: Sequence of files, opened in this order.
@@ -406,13 +471,16 @@ class Interleave:
 
 
 def listed(name: str, value: Any) -> list[Any]:
-    """Return the files, ranges or the like that the user gave: a sequence, in an order that each process has."""
+    """Return the user's sequence (of files, ranges or the like) as a list, checked.
+
+    Sets and mappings are refused, because their order may differ between processes.
+    """
     is_other = isinstance(value, (str, bytes, set, frozenset, Mapping)) or not hasattr(
         type(value), "__len__"
     )
     if is_other or getattr(value, "shape", None) == () or not len(value):
         raise ArgumentError(
-            f"{name} must be a sequence of at least one file, range or the like, in a fixed order such as "
-            f"sorted({name}), got {brief(value)}"
+            f"{name} must be a sequence of at least one file, range or the like, in a fixed order "
+            f"such as sorted({name}), got {brief(value)}"
         )
     return list(value)

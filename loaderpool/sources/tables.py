@@ -1,4 +1,4 @@
-"""Columns of equal length, and tables, read by row: an item is in the structure that the columns came in."""
+"""Columns of equal length, and tables, read by row. An item has the structure of the columns."""
 
 from __future__ import annotations
 
@@ -17,18 +17,24 @@ from loaderpool.sources.arrays import has_rows
 from loaderpool.system.interrupts import FailuresIgnored
 
 _MOST_NAMED = 6
-"""Datasets of an open file that a message lists."""
+"""Maximum number of datasets of an open file that a message lists."""
 
 
 class Columns:
-    """Row i of each column, in the structure of which they are the leaves; of the columns' own data."""
+    """Columns read by row, without a copy of their data.
+
+    Args:
+        structure: structure of an item; its leaves are the columns.
+        columns: the columns, in the order of the leaves.
+        size: number of rows.
+    """
 
     __slots__ = ("_columns", "_getters", "_size", "_structure", "_unflatten")
-    part = "column"  # as messages call one
+    part = "column"  # name of a part in messages
 
     def __init__(self, structure: Structure, columns: list[Any], size: int) -> None:
         self._structure, self._columns, self._size = structure, columns, size
-        # Looked up once, not for each row.
+        # Methods are looked up once, not for each row.
         self._getters = [column.__getitem__ for column in columns]
         self._unflatten = structure.unflatten
 
@@ -50,11 +56,11 @@ class Columns:
 
     @property
     def present_size(self) -> int:
-        """The present number of rows that all columns have."""
+        """Present number of rows of the shortest column."""
         return min(map(len, self._columns), default=self._size)
 
     def map(self, function: Callable[[Any, str], Any]) -> Columns:
-        """Other columns of as many rows: the function's results for each, which it gets with its path."""
+        """Return `Columns` of `function(column, path)` for each column, with the same size."""
         columns = [
             function(column, path)
             for column, path in zip(self._columns, self._structure.paths, strict=True)
@@ -63,16 +69,20 @@ class Columns:
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value has rows as an array has: NumPy's, HDF5's, PyTorch's."""
+    """True if a value is an array with rows, such as one of NumPy, HDF5 or PyTorch."""
     return has_rows(value) and hasattr(value, "dtype")
 
 
-# Names shown in a message: fewer hide the odd one, more bury it.
+# Maximum number of names in a message. Smaller: the odd one may be left out. Larger: it is hard to
+# find.
 _SHOWN = 8
 
 
 def unequal(names: Iterable[str], lengths: Sequence[int]) -> str:
-    """Return "a has 3, b has 4" where lengths differ, of the first few; "" where they are equal."""
+    """Return a text such as "a has 3, b has 4" if lengths differ, otherwise "".
+
+    The text has the first few names only.
+    """
     if len(set(lengths)) < 2:
         return ""
     shown = [f"{name} has {length}" for name, length in zip(names, lengths, strict=True)]
@@ -80,19 +90,32 @@ def unequal(names: Iterable[str], lengths: Sequence[int]) -> str:
 
 
 def import_extra(module: str, needed_by: str, extra: str = "files") -> Any:
-    """Import a package that only some sources need; where it is not installed, the error says what to install."""
+    """Import a package that only some sources need.
+
+    Args:
+        module: name of the module.
+        needed_by: name of the user, for the message.
+        extra: extra of loaderpool that installs the package.
+
+    Raises:
+        ImportError: the package is not installed; the text has the command that installs it.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # it is there, and misses another one
+            raise  # the package is installed, but one that it needs is not
         raise ImportError(
-            f"{needed_by} needs {error.name}, which is not installed: pip install 'loaderpool[{extra}]'",
+            f"{needed_by} needs {error.name}, which is not installed: "
+            f"pip install 'loaderpool[{extra}]'",
             name=error.name,
         ) from None
 
 
-# ---- tables, recognised by name: importing a library for it would cost more than all of loaderpool ----
+# ---- tables ----
+
+# Classes are recognised by their names, because importing a library takes longer than importing all
+# of loaderpool.
 
 _TABLES = {
     ("pandas", "DataFrame"),
@@ -101,33 +124,40 @@ _TABLES = {
     ("pyarrow", "RecordBatch"),
 }
 _COLUMNS = {
-    ("pandas", "Series"), ("pandas", "Index"), ("polars", "Series"), ("pyarrow", "ChunkedArray"), ("pyarrow", "Array"),
+    ("pandas", "Series"), ("pandas", "Index"), ("polars", "Series"), ("pyarrow", "ChunkedArray"),
+    ("pyarrow", "Array"),
 }  # fmt: skip
 _EXACT_IN_FLOAT64 = 1 << 53
-_PIECES = {"string": "text", "binary": "bytes"}  # of kinds that are large ones or views, too
+# Kinds of `PiecesColumn` by pyarrow's type, without "large_" and "_view".
+_PIECES = {"string": "text", "binary": "bytes"}
 _MAKE_ROW: dict[str, Callable[[Any], Any]] = {
     "text": functools.partial(str, encoding="utf-8"),
     "bytes": bytes,
-    "numbers": np.array,  # a copy, which may be written to
+    "numbers": np.array,  # returns a copy, which is writable
 }
 
 
 def is_table(value: Any) -> bool:
-    """Whether a value is a table or a column of pandas, polars or pyarrow."""
+    """True if a value is a table or a column of pandas, polars or pyarrow."""
     return _kind_of(value) != ("", "")
 
 
 def _kind_of(value: Any) -> tuple[str, str]:
-    """Library and name of the table or column that it is; empty where it is none."""
+    """Return library and class name of a table or column; two empty strings for other values."""
     homes = ((cls.__module__.partition(".")[0], cls.__name__) for cls in type(value).__mro__)
     return next((home for home in homes if home in _TABLES or home in _COLUMNS), ("", ""))
 
 
 def table_columns(table: Any, name: str) -> Any:
-    """Return a table by row as dicts of column name to value; a single column as its values. By position, not by label.
+    """Return the rows of a table as dicts by column name, or the values of a single column.
 
-    The libraries' own row access is slow, and pandas' makes one dtype of all values of a row; an array for each column
-    keeps theirs. Workers need none of the libraries to read them. With two columns of one name, it is refused.
+    Rows are read by position, not by label. Each column becomes an array, because row access of the
+    libraries is slow, and pandas converts all values of a row to one dtype. Workers need none of
+    the libraries to read the rows.
+
+    Raises:
+        ArgumentError: two columns have the same name, or a column has nulls beside integers that
+            float64 cannot represent.
     """
     library, kind = _kind_of(table)
     if (library, kind) in _COLUMNS:
@@ -149,17 +179,21 @@ def table_columns(table: Any, name: str) -> Any:
     )
 
 
-# ---- columns of polars and pyarrow: by the trainer's pyarrow into arrays, from which workers make rows ----
+# ---- columns of polars and pyarrow ----
+
+# The main process converts them to arrays with pyarrow. Workers make rows of these arrays.
 
 
 class PiecesColumn:
-    """Texts, bytes or lists of numbers, one after the other in one array; a row is made when it is read.
+    """Column of texts, bytes or lists of numbers, joined in one array.
+
+    Each read of a row makes a new object.
 
     Args:
-        kind: what a row is: "text", "bytes" or "numbers".
-        offsets: `int64[rows + 1]`, where each begins; the last is where all end.
-        values: `uint8[bytes]`, or the numbers of all.
-        missing: `bool[rows]`, or None where none is.
+        kind: type of a row: "text", "bytes" or "numbers".
+        offsets: `int64[rows + 1]`, start of each row, and the end of the last one.
+        values: data of all rows: `uint8[bytes]`, or an array of numbers.
+        missing: `bool[rows]`, True for null; None: there are no nulls.
     """
 
     __slots__ = ("_make", "_missing", "_offsets", "_state", "_values")
@@ -169,7 +203,7 @@ class PiecesColumn:
     ) -> None:
         self._state = (kind, offsets, values, missing)
         self._make = _MAKE_ROW[kind]
-        # Of a memoryview a number is a Python int, which takes a third of the time.
+        # An element of a memoryview is a Python int. Reading one takes a third of an array's time.
         self._offsets = offsets.data
         self._values: Any = values if kind == "numbers" else values.data
         self._missing = None if missing is None else missing.data
@@ -187,26 +221,26 @@ class PiecesColumn:
 
 
 def _arrow_rows(column: Any, name: str) -> Any:
-    """Return a column by row: as `_rows_of`, or a list of the library's own Python objects."""
+    """Return the rows of a column: the result of `_rows_of`, or a list of Python objects."""
     pa = import_extra("pyarrow", f"{name} from polars")
     if hasattr(column, "to_pylist"):
         rows = _rows_of(pa, column, name)
         return column.to_pylist() if rows is None else rows
     try:
         rows = None if str(column.dtype) == "Object" else _rows_of(pa, column.to_arrow(), name)
-    except pa.ArrowInvalid:  # a type that only polars has
+    except pa.ArrowInvalid:  # pyarrow lacks this type of polars
         rows = None
     return column.to_list() if rows is None else rows
 
 
 def _rows_of(pa: Any, column: Any, name: str) -> Any:
-    """Return a column of pyarrow as an array or as `PiecesColumn`; None where its type is for neither.
+    """Return a column of pyarrow as an array or as `PiecesColumn`; None: its type fits neither.
 
-    Numbers and times are looked at in the column's own memory where they stand in one chunk and none is null. A null
-    among numbers is NaN (and the numbers are floats), among times NaT, else None.
+    Numbers and times are not copied if they are in one chunk without nulls. A null is NaN among
+    numbers (which become floats), NaT among times, and otherwise None.
 
     Raises:
-        ArgumentError: it has nulls beside integers that no float64 can hold.
+        ArgumentError: the column has nulls beside integers that float64 cannot represent.
     """
     types, kind = pa.types, column.type
     if types.is_dictionary(kind):
@@ -232,8 +266,8 @@ def _rows_of(pa: Any, column: Any, name: str) -> Any:
         there = column.drop_null().to_numpy()
         if len(there) and max(abs(int(there.min())), abs(int(there.max()))) > _EXACT_IN_FLOAT64:
             raise ArgumentError(
-                f"{name} has nulls, which are read as NaN, and integers beyond 2**53, which float64 cannot hold. "
-                "Fill its nulls first, or convert the column to strings."
+                f"{name} has nulls, which are read as NaN, and integers beyond 2**53, which "
+                "float64 cannot hold. Fill its nulls first, or convert the column to strings."
             )
     return column.to_numpy(zero_copy_only=False)
 
@@ -246,7 +280,7 @@ def _is_number(types: Any, kind: Any) -> bool:
 
 
 def _pieces_of(column: Any, kind: str) -> PiecesColumn | None:
-    """Return texts, bytes or lists; None where there are nulls within the lists."""
+    """Return a column of texts, bytes or lists; None: there are nulls inside the lists."""
     rows = len(column)
     offsets = np.frombuffer(column.buffers()[1], np.int64, rows + 1, 8 * column.offset)
     first, last = int(offsets[0]), int(offsets[-1])
@@ -264,12 +298,13 @@ def _pieces_of(column: Any, kind: str) -> PiecesColumn | None:
 
 
 def hdf5_arguments(opened: Any) -> str:
-    """Return the arguments of `HDF5` that read an open object of h5py, as Python.
+    """Return the arguments of `HDF5` that read an open object of h5py, as Python code.
 
-    Of a file or group, all datasets directly in it are named, unless there are many. "path, key": it is closed.
+    For a file or group, they name all datasets directly in it, unless there are many. For a closed
+    object, the result is "path, key".
     """
     path, keys = "path", "key"
-    with FailuresIgnored():  # it is closed
+    with FailuresIgnored():  # the object may be closed
         path = repr(opened.file.filename)
         datasets = [opened]
         if not hasattr(opened, "shape"):

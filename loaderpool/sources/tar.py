@@ -1,4 +1,4 @@
-"""Tar files by sample, as WebDataset writes them."""
+"""Samples in tar files of WebDataset."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ from loaderpool.sources.files import FileSource, Paths, Record
 from loaderpool.sources.in_order import InOrder
 from loaderpool.system.interrupts import is_of_a_handler
 
-# Key and field: up to the first dot after the last slash, and all after that dot. WebDataset's own rule.
+# Key and field of a member's name. The key ends before the first dot after the last slash. The
+# field is the text after that dot. WebDataset has the same rule.
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
 _BLOCK_BYTES = 512
 _DAMAGE = (tarfile.TarError, ValueError)
-"""What `tarfile` raises for headers that are damaged; of numbers in extended ones some Pythons raise the second."""
+"""Errors that `tarfile` raises for damaged headers. Some Python versions raise ValueError for
+numbers in extended headers."""
 _PLAIN = {tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE}
-"""Types of members whose data is one piece of the file."""
+"""Types of members whose data is one range of the file."""
 _LOOK_BYTES = 1 << 20
-"""How much after the end mark is looked at: writers fill it up with zeros, to some KiB mostly."""
+"""Number of bytes after the end-of-archive marker that are checked. Writers add zeros there, in
+most cases up to some KiB."""
 
 
 class TarSamples(FileSource):
-    """Source of samples in tar files in WebDataset format, as dicts of bytes. URLs need the extra `remote`.
+    """Source of samples in tar files in WebDataset format, as dicts of bytes.
 
-    Adjacent members with the same name up to the first dot form one sample: `a/1.jpg` and `a/1.seg.png` become
-    `{"__key__": "a/1", "jpg": ..., "seg.png": ...}`.
+    URLs need the extra `remote`. Adjacent members with the same name up to the first dot form one
+    sample: `a/1.jpg` and `a/1.seg.png` become `{"__key__": "a/1", "jpg": ..., "seg.png": ...}`.
 
-    Uncompressed local files are read by index. If a file is compressed (gzip, bzip2, xz, zstd) or at a URL,
-    all are read in order, by one generator for each file.
+    Uncompressed local files are read by index. If a file is compressed (gzip, bzip2, xz, zstd) or
+    at a URL, all are read in order, by one generator for each file.
 
     Args:
         paths: As in `FileSource`.
@@ -44,8 +47,8 @@ class TarSamples(FileSource):
 
     Raises:
         ArgumentError: If no member of a file has a dot in its name.
-        SourceError: If a file is cut, damaged or not a tar file. Reading a sample raises it if a member is a link
-            to another sample, or if two have the same name.
+        SourceError: If a file is cut, damaged or not a tar file. Reading a sample raises it if a
+            member is a link to another sample, or if two have the same name.
     """
 
     kind, unit = "tar", "sample"
@@ -90,7 +93,7 @@ class TarSamples(FileSource):
     def read(self, handle: Any, record: Record) -> dict[str, Any]:
         """Return one sample as a dict of its members."""
         sample, end = _sample_of(handle.read(record), self.where(record))
-        if end != record.length:  # a damaged header ends the reading as the end of a file does
+        if end != record.length:  # `tarfile` treats a damaged header as the end of the file
             raise SourceError(
                 f"{self.where(record)}: the header at byte {record.start + end} is damaged"
             )
@@ -99,9 +102,7 @@ class TarSamples(FileSource):
     def read_records(self, file: InOrder, path: str) -> Iterator[dict[str, Any]]:
         """Yield each sample as a dict of its members."""
         key, number, at, end = "", 0, 0, 0
-        members: list[
-            tuple[str, tarfile.TarInfo]
-        ] = []  # of the sample that is read, with their fields
+        members: list[tuple[str, tarfile.TarInfo]] = []  # fields and members of this sample
 
         def sample() -> dict[str, Any]:
             where = f"sample {number} of {path} (at byte {file.keep_from})"
@@ -133,25 +134,26 @@ class TarSamples(FileSource):
         file.seek(at)
         if problem := _problem_at_end(at, file.read(_LOOK_BYTES)):
             raise _damaged_in_order(path, number, at, problem)
-        while file.read(_LOOK_BYTES):  # to the end, where checksums of compressed data are
+        # The rest is read as well, because compressed data has its checksum at the end.
+        while file.read(_LOOK_BYTES):
             pass
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the members from front to back; the archive keeps none of them."""
+    """Yield the members from front to back. The `TarFile` does not keep them, to save memory."""
     while (member := tar.next()) is not None:
         tar.members = []  # type: ignore[attr-defined]
         yield member
 
 
 def _name_of(member: tarfile.TarInfo) -> tuple[str, str] | None:
-    """Return a member's key and field; None where it is part of no sample."""
+    """Return a member's key and field; None: it belongs to no sample."""
     name = None if member.isdir() else _NAME.fullmatch(member.name)
     return None if name is None else (name[1], name[2].lower())
 
 
 def _sample_of(data: bytes, where: str) -> tuple[dict[str, Any], int]:
-    """Return the sample in the bytes of its members, and where the last member ends."""
+    """Return the sample in the bytes of its members, and the end of the last member."""
     sample: dict[str, Any] = {}
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
         for member in tar:
@@ -159,7 +161,7 @@ def _sample_of(data: bytes, where: str) -> tuple[dict[str, Any], int]:
                 continue
             if name[1] in sample:
                 raise SourceError(f"{where} has two members {brief(name[1])}")
-            content: Any = tar.extractfile(member)  # of a link, to what this sample has
+            content: Any = tar.extractfile(member)  # a link must refer to a member of this sample
             sample.setdefault("__key__", name[0])
             sample[name[1]] = content.read()
         return sample, tar.offset
@@ -168,7 +170,15 @@ def _sample_of(data: bytes, where: str) -> tuple[dict[str, Any], int]:
 def _joined(
     key: str, members: list[tuple[str, tarfile.TarInfo]], file: InOrder, end: int, where: str
 ) -> dict[str, Any]:
-    """Return the sample of members whose bytes the file has kept."""
+    """Return the sample of these members. The file has kept their bytes, from `keep_from` to `end`.
+
+    Args:
+        key: key of the sample.
+        members: fields and members of the sample.
+        file: the tar file.
+        end: end of the last member.
+        where: name of the sample, for messages.
+    """
     start = file.keep_from
     assert start is not None
     fields = dict(members)
@@ -190,7 +200,14 @@ _JOINED = "there is data after its end-of-archive marker"
 
 
 def _problem_at_end(at: int, found: bytes) -> str:
-    """Return why the bytes at `at`, which `tarfile` takes for the end of the archive, are no end; "": they are."""
+    """Return the reason why the archive does not end at `at`; "": it does.
+
+    `tarfile` also treats a damaged header as the end of the archive.
+
+    Args:
+        at: position at which `tarfile` has ended.
+        found: bytes of the file from this position on.
+    """
     if len(found) < _BLOCK_BYTES or any(found[:_BLOCK_BYTES]):
         return _END
     return _JOINED if found.count(0) != len(found) else ""
@@ -214,6 +231,6 @@ def _damaged(path: str, at: int, what: str) -> SourceError:
             f"{path} has data after its end-of-archive marker, at byte {at}. {_SEPARATE}"
         )
     return SourceError(
-        f"{path} is truncated or damaged at byte {at} ({what}), or is no tar file. The data after this byte cannot "
-        "be read."
+        f"{path} is truncated or damaged at byte {at} ({what}), or is no tar file. The data after "
+        "this byte cannot be read."
     )

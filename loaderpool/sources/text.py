@@ -1,4 +1,4 @@
-"""Text files by line, and JSON lines by value."""
+"""Lines of text files, and values of JSON lines files."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ from loaderpool.sources.files import FileSource, Paths, Record
 from loaderpool.sources.in_order import refuse_compressed
 
 _CHUNK_BYTES = 8 << 20
-"""Read at a time. Smaller: more calls for each gigabyte. Larger: more than a processor's cache, and slower."""
+"""Bytes per read. Smaller: more calls per gigabyte. Larger: slower, because a chunk does not fit
+the CPU cache."""
 
 _NEWLINE, _RETURN = b"\n\r"
 
 
 class TextLines(FileSource):
-    r"""Source of lines of uncompressed text files, as strings. Each ends with ``\n`` or ``\r\n``; empty ones are items.
+    r"""Source of lines of uncompressed text files, as strings.
+
+    Lines end with ``\n`` or ``\r\n``. Empty lines are items.
 
     Args:
         paths: As in `FileSource`.
         encoding: Encoding as in `open`, except UTF-16 and UTF-32. Default: `"utf-8"`.
         strip: Set to `False` to keep the line end. Default: `True`.
-        errors: Handling of bytes that cannot be decoded, as in `open`. Default: `"strict"`, which raises `SourceError`.
+        errors: Handling of bytes that cannot be decoded, as in `open`. Default: `"strict"`, which
+            raises `SourceError`.
     """
 
     kind, unit = "text", "line"
@@ -66,13 +70,16 @@ class TextLines(FileSource):
             return data.decode(self._encoding, self._errors)
         except UnicodeError as error:
             raise SourceError(
-                f"{self.where(record)} cannot be decoded: {error}. Check encoding={brief(self._encoding)}, or set "
+                f"{self.where(record)} cannot be decoded: {error}. Check "
+                f"encoding={brief(self._encoding)}, or set "
                 'errors="replace" to replace such bytes.'
             ) from error
 
 
 class JsonLines(FileSource):
-    """Source of the values in uncompressed JSON lines files in UTF-8, one per line. Empty lines are ignored.
+    """Source of the values in uncompressed JSON lines files in UTF-8, one per line.
+
+    Empty lines are ignored.
 
     Args:
         paths: As in `FileSource`.
@@ -93,15 +100,19 @@ class JsonLines(FileSource):
 
 
 def _line_starts(path: str, skip_blank: bool = False) -> Iterator[npt.NDArray[np.int64]]:
-    r"""Where lines begin, and last where the file ends; "\n" and "\r\n" alone are blank lines."""
+    r"""Yield arrays of the offsets of lines; the last element is the end of the file.
+
+    Args:
+        path: path of the file.
+        skip_blank: True to leave out blank lines, which are "\n" or "\r\n" alone.
+    """
     refuse_compressed(path, "a line")
     buffer = np.empty(_CHUNK_BYTES, np.uint8)
-    begin = at = before = (
-        0  # where the line begins that has no end yet, bytes read so far, and the last of them
-    )
-    with open(
-        path, "rb", buffering=0
-    ) as file:  # never mapped: to touch a page of a file that was cut ends a process
+    # Start of the unfinished line, number of bytes read so far, and the last byte read.
+    begin = at = before = 0
+    # The file is not mapped: if it becomes shorter meanwhile, access to a missing page ends the
+    # process (SIGBUS).
+    with open(path, "rb", buffering=0) as file:
         while size := file.readinto(buffer.data):
             chunk = buffer[:size]
             newlines = np.flatnonzero(chunk == _NEWLINE)

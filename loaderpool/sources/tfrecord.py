@@ -1,7 +1,8 @@
-"""TFRecord files by record, and `tf.train.Example` as NumPy values, without TensorFlow.
+"""Records of TFRecord files, and `tf.train.Example` as NumPy values, without TensorFlow.
 
-A record is its length (uint64), the masked CRC-32C of those 8 bytes (uint32), its data, and the masked CRC-32C of the
-data (uint32), all little-endian: https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
+A record has four parts: its length (uint64), the masked CRC-32C of these 8 bytes (uint32), its
+data, and the masked CRC-32C of the data (uint32). All numbers are little-endian:
+https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ _FOOTER_BYTES = 4
 _AROUND = _HEADER.size + _FOOTER_BYTES
 
 _BUFFER_BYTES = 1 << 13
-"""Read at a time in search of headers. Smaller: more reads where records are short. Larger: more is read in vain."""
+"""Bytes per read while headers are read. Smaller: more reads if records are short. Larger: more
+data is read needlessly."""
 
 
 class TFRecords(FileSource):
-    """Source of records of TFRecord files, as bytes, without TensorFlow. Needs the extra `files`, and URLs `remote`.
+    """Source of records of TFRecord files, as bytes, without TensorFlow.
 
-    Uncompressed local files are read by index. If a file is compressed (gzip, zlib, bzip2, xz, zstd) or at a URL,
-    all are read in order, by one generator for each file.
+    Needs the extra `files`, and URLs `remote`. Uncompressed local files are read by index. If a
+    file is compressed (gzip, zlib, bzip2, xz, zstd) or at a URL, all are read in order, by one
+    generator for each file.
 
     Args:
         paths: As in `FileSource`.
@@ -47,7 +50,8 @@ class TFRecords(FileSource):
         storage_options: As in `FileSource`.
 
     Raises:
-        SourceError: If a file is cut, damaged or not a TFRecord file; when a record is read, if its checksum is wrong.
+        SourceError: If a file is cut, damaged or not a TFRecord file; when a record is read, if its
+            checksum is wrong.
     """
 
     kind = "TFRecord"
@@ -99,7 +103,8 @@ class TFRecords(FileSource):
             )
             if found != stored:
                 raise SourceError(
-                    f"{self.where(record)} is damaged: {_wrong_checksum(payload, found, stored)}. Choose one:\n"
+                    f"{self.where(record)} is damaged: "
+                    f"{_wrong_checksum(payload, found, stored)}. Choose one:\n"
                     '    on_error="skip" of the Loader: leave out damaged records\n'
                     "    check_crc=False: read records without a check"
                 )
@@ -109,7 +114,7 @@ class TFRecords(FileSource):
         """Yield the data of each record."""
         checksum = _checksum() if self._check_crc else None
         read, unpack, at, number = file.read, _HEADER.unpack, 0, 0
-        latest = b""  # header that was checked: records of one length have the same
+        latest = b""  # last header that was checked; records of equal length have equal headers
         while header := read(_HEADER.size):
             number += 1
             if header != latest:
@@ -126,8 +131,8 @@ class TFRecords(FileSource):
                 if found != stored:
                     raise SourceError(
                         f"record {number} of {path} (at byte {at}{_of_what(file)}) is damaged: "
-                        f"{_wrong_checksum(payload, found, stored)}. Set check_crc=False to read records without a "
-                        "check"
+                        f"{_wrong_checksum(payload, found, stored)}. Set check_crc=False to read "
+                        "records without a check"
                     )
             at += length + _AROUND
             yield payload
@@ -150,7 +155,7 @@ class TFRecords(FileSource):
         if found is not None and _masked(_slow_checksum(head[:8])) == int.from_bytes(
             head[8:12], "little"
         ):
-            return None  # a sound record, whose length begins so
+            return None  # a valid record whose length happens to start with these bytes
         return found
 
 
@@ -164,11 +169,20 @@ def _masked(crc: int) -> int:
 
 
 def _cut(path: str, number: int, at: int, size: int, what: str) -> SourceError:
-    """Return the error of a file in which no way leads on from a byte."""
+    """Return the error for a file whose data after a byte cannot be read.
+
+    Args:
+        path: path of the file.
+        number: number of records before the byte.
+        at: position of the byte.
+        size: size of the file.
+        what: the reason.
+    """
     if at:
         return SourceError(
-            f"{path}: record {number + 1} (at byte {at}) is truncated or damaged: {what}. The data after byte {at} of "
-            f"{size} cannot be read. To keep the records before it, run: head -c {at} {shortened(path)} > NEW"
+            f"{path}: record {number + 1} (at byte {at}) is truncated or damaged: {what}. The data "
+            f"after byte {at} of {size} cannot be read. To keep the records before it, run: "
+            f"head -c {at} {shortened(path)} > NEW"
         )
     return SourceError(
         f"{path}: record 1 (at byte 0) is truncated or damaged: {what}. Is this a TFRecord file?"
@@ -186,7 +200,10 @@ def _of_what(file: InOrder) -> str:
 
 
 def _wrong_checksum(payload: bytes, found: int, stored: int) -> str:
-    return f"the checksum of its {len(payload)} bytes is {found:#010x}, but the file has {stored:#010x}"
+    return (
+        f"the checksum of its {len(payload)} bytes is {found:#010x}, but the file has "
+        f"{stored:#010x}"
+    )
 
 
 def _slow_checksum(data: bytes) -> int:
@@ -201,9 +218,8 @@ def _slow_checksum(data: bytes) -> int:
 
 # ---- tf.train.Example ----
 
-_MANY_FLOATS = (
-    24  # from here on, it is quicker to serialize a list of floats than to read one by one
-)
+# Length of a list of floats from which on serializing it is faster than reading its elements.
+_MANY_FLOATS = 24
 _LISTS = {
     np.dtype(bytes): "bytes_list",
     np.dtype(np.float32): "float_list",
@@ -213,22 +229,26 @@ _DTYPES = {"bytes_list": "bytes", "float_list": "float32", "int64_list": "int64"
 
 
 def parse_example(record: bytes, features: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse a `tf.train.Example` like `tf.io.parse_single_example`, without TensorFlow. Needs the extra `files`.
+    """Parse a `tf.train.Example` like `tf.io.parse_single_example`, without TensorFlow.
+
+    Needs the extra `files`.
 
     Args:
         record: Serialized message, such as an item of `TFRecords`.
         features: Features to return, by name. Each is one of:
 
-            - a dtype (`np.int64`, `np.float32` or `bytes`): one value, like `FixedLenFeature([], dtype)`.
-            - `(shape, dtype)`: an array, like `FixedLenFeature(shape, dtype)`. If the first dimension is `None`, it may
-              have any length, like `VarLenFeature(dtype)`.
+            - a dtype (`np.int64`, `np.float32` or `bytes`): one value, like
+              `FixedLenFeature([], dtype)`.
+            - `(shape, dtype)`: an array, like `FixedLenFeature(shape, dtype)`. If the first
+              dimension is `None`, it may have any length, like `VarLenFeature(dtype)`.
             - `(shape, dtype, default)`: the same, with a default if the record lacks the feature.
 
     Returns:
         NumPy scalars, bytes and arrays (object arrays for bytes), by name.
 
     Raises:
-        ArgumentError: If a feature is missing or has another type or number of values, or if this is not an Example.
+        ArgumentError: If a feature is missing or has another type or number of values, or if this
+            is not an Example.
     """
     if not isinstance(record, (bytes, bytearray, memoryview)):
         raise ArgumentError(
@@ -246,8 +266,10 @@ def parse_example(record: bytes, features: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _parser() -> tuple[Callable[[bytes], Any], type[Exception]]:
-    """What parses an Example, and what it raises. The message is described here: a map of names to Features.
+    """Return the function that parses an Example, and the class of its errors.
 
+    The message type is built here, so that TensorFlow is not needed. An Example is a map from names
+    to features:
     https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/feature.proto
     """
     descriptor_pb2, descriptor_pool, message, message_factory = (
@@ -283,9 +305,8 @@ def _parser() -> tuple[Callable[[bytes], Any], type[Exception]]:
     file = descriptor_pb2.FileDescriptorProto(
         name="example.proto", package="loaderpool", syntax="proto3", message_type=messages
     )
-    pool = (
-        descriptor_pool.DescriptorPool()
-    )  # of its own: TensorFlow has an Example in the one for all
+    # A separate pool, because TensorFlow has registered an Example in the default pool.
+    pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     example: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName("loaderpool.Example"))
     return example.FromString, message.DecodeError
@@ -293,11 +314,16 @@ def _parser() -> tuple[Callable[[bytes], Any], type[Exception]]:
 
 @functools.lru_cache(256)
 def _layout(shape: tuple[Any, ...], dtype: Any, defaults: int) -> tuple[str, np.dtype[Any], int]:
-    """The list that has the values, the dtype of an array, and how many values, or a multiple of how many.
+    """Return how a feature of this description is stored.
 
-    Raises TypeError, ValueError or LookupError where a feature is described wrongly.
+    Returns:
+        Name of the list with the values, dtype of the array, and number of values. If the first
+        dimension is None, the number of values must be a multiple of the last.
+
+    Raises:
+        TypeError, ValueError, LookupError: the description is invalid.
     """
-    if isinstance(dtype, ArraySpec):  # NumPy would take its dtype, and nobody its shape
+    if isinstance(dtype, ArraySpec):  # NumPy would use its dtype, and its shape would be ignored
         raise TypeError
     is_open, known = shape[:1] == (None,), np.dtype(dtype)
     kind, number = _LISTS[known], math.prod(shape[is_open:])
@@ -308,20 +334,25 @@ def _layout(shape: tuple[Any, ...], dtype: Any, defaults: int) -> tuple[str, np.
 
 @functools.lru_cache(256)
 def _described(what: Any) -> tuple[str, np.dtype[Any], int, bool, tuple[Any, ...]]:
-    """Return the list of a feature without a default, its dtype, its number of values, if it is open, and its shape."""
+    """Return the parsed description of a feature without a default.
+
+    Returns:
+        The result of `_layout`, True if the first dimension is None, and the shape.
+    """
     shape, dtype = what if isinstance(what, tuple) else ((), what)
     return *_layout(tuple(shape), dtype, 0), tuple(shape[:1]) == (None,), tuple(shape)
 
 
 def _value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
-    """Return the value of a feature: quickly if it is as described, else by `_checked_value`, which finds out why."""
+    """Return the value of a feature.
+
+    This is the fast path for features that match their descriptions. `_checked_value` handles all
+    other cases, and raises the errors.
+    """
+    # The description may have a default, be unhashable, or be invalid.
     try:
         kind, made, number, is_open, shape = _described(what)
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-    ):  # it has a default, or cannot be hashed, or is wrong
+    except (LookupError, TypeError, ValueError):
         return _checked_value(name, what, found)
     if name not in found:
         return _checked_value(name, what, found)
@@ -333,12 +364,11 @@ def _value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
 
 
 def _converted(values: Any, count: int, made: np.dtype[Any], shape: tuple[Any, ...]) -> Any:
-    """Return a list of an Example as one value, or as an array."""
+    """Return a list of an Example as one value, or as an array of the given shape."""
     if not shape:
         return values.value[0] if made.hasobject else made.type(values.value[0])
-    if (
-        made == np.float32 and count >= _MANY_FLOATS
-    ):  # serialized, they are in a row, after tag and length
+    # A serialized list has tag and length first, and then all floats without gaps.
+    if made == np.float32 and count >= _MANY_FLOATS:
         data = values.SerializeToString()
         array = np.frombuffer(data, "<f4", count, len(data) - 4 * count).astype(np.float32)
     else:
@@ -356,8 +386,9 @@ def _checked_value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
         wanted, made, number = _layout(tuple(shape), dtype, len(defaults))
     except (LookupError, TypeError, ValueError):
         raise ArgumentError(
-            f"features[{brief(name)}] must be np.int64, np.float32, bytes, (shape, dtype) or (shape, dtype, default), "
-            f"got {brief(what)}. A shape is a tuple such as (2, 3), or (None, 3) without a default"
+            f"features[{brief(name)}] must be np.int64, np.float32, bytes, (shape, dtype) or "
+            f"(shape, dtype, default), got {brief(what)}. A shape is a tuple such as (2, 3), or "
+            "(None, 3) without a default"
         ) from None
     feature = found[name] if name in found else None  # noqa: SIM401 - `get` would be slower
     kind = None if feature is None else feature.WhichOneof("kind")
@@ -369,13 +400,17 @@ def _checked_value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
             return _default(name, defaults[0], shape, made)
         near = nearest(name, found)
         raise ArgumentError(
-            f"features[{brief(name)}]: the record lacks this feature; it has {listed(sorted(found)) or 'none'}. "
-            + f"Did you mean {brief(near)}? " * bool(near)
-            + "Pass a default, as in (shape, dtype, default), or the shape (None,) if the feature may be empty."
+            f"features[{brief(name)}]: the record lacks this feature; it has "
+            f"{listed(sorted(found)) or 'none'}. "
+            + f"Did you mean {brief(near)}? "
+            * bool(near)
+            + "Pass a default, as in (shape, dtype, default), or the shape (None,) if the feature "
+            "may be empty."
         )
     if kind != wanted:
         raise ArgumentError(
-            f"features[{brief(name)}]: expected {_DTYPES[wanted]}, but the record has {_DTYPES[kind]}"
+            f"features[{brief(name)}]: expected {_DTYPES[wanted]}, but the record has "
+            f"{_DTYPES[kind]}"
         )
     values = getattr(feature, kind)
     count = len(values.value)
@@ -384,13 +419,14 @@ def _checked_value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
             f"a multiple of {number}" if is_open else f"{number} (shape (None,) takes any number)"
         )
         raise ArgumentError(
-            f"features[{brief(name)}]: the record has {count} {_DTYPES[kind]} values, but shape {shape} takes {takes}"
+            f"features[{brief(name)}]: the record has {count} {_DTYPES[kind]} values, but shape "
+            f"{shape} takes {takes}"
         )
     return _converted(values, count, made, tuple(shape))
 
 
 def _default(name: str, default: Any, shape: tuple[int, ...], made: np.dtype[Any]) -> Any:
-    """Return a default as the value of a feature."""
+    """Return a default as the value of a feature; ArgumentError: it does not fit shape or dtype."""
     try:
         given = np.array(default, object if made.hasobject else None)
         values = np.broadcast_to(given.astype(made, casting="same_kind"), shape)

@@ -1,4 +1,4 @@
-"""Sources by index whose items may be others in each epoch."""
+"""Sources by index whose items may differ between epochs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 class VaryingSource:
     """Base of sources whose items are a function of epoch and index.
 
-    `len` is that of each epoch. As a plain sequence, such a source has the items of epoch 0.
+    `len` is the length of each epoch. As a plain sequence, such a source has the items of epoch 0.
 
     Attributes:
-        varies: if any epoch has other items than epoch 0.
+        varies: True if any epoch has other items than epoch 0.
         records: number of different items over all epochs.
     """
 
@@ -21,14 +21,14 @@ class VaryingSource:
     records: int
 
     def item(self, epoch: int, index: int) -> Any:
-        """Return an item of an epoch. Any process may ask for any of them, in any order."""
+        """Return an item of an epoch. Any process may read any item, in any order."""
         raise NotImplementedError
 
     def record(self, epoch: int, index: int) -> int:
-        """Return the number of that item among all `records`; equal numbers mean the same item."""
+        """Return the number of an item among all `records`. Equal numbers mean the same item."""
         raise NotImplementedError
 
 
 def varying(source: Any) -> VaryingSource | None:
-    """Return a source whose epochs differ; None if they do not."""
+    """Return the source if its epochs differ, otherwise None."""
     return source if isinstance(source, VaryingSource) and source.varies else None

@@ -1,6 +1,6 @@
-"""What the machine and this process are: clocks, kernel calls, capacity, interrupts, roles, fault points.
+"""The machine and this process: clocks, kernel calls, capacity, interrupts, roles, fault points.
 
-Runs in: any process. It knows nothing of loaders, and imports nothing of ours but the errors. What only Linux has is in
-`machine`, reading the time in `clock`. Open first: `interrupts` (when Ctrl-C may come) or `machine` (what is asked of
-the kernel).
+Runs in: any process. The package knows nothing of loaders. Of loaderpool it imports only the
+errors. Linux-only calls are in `machine`, and `clock` reads the time. Open first: `interrupts` (the
+points at which Ctrl-C may be raised) or `machine` (calls to the kernel).
 """

@@ -9,10 +9,10 @@ from loaderpool.system.interrupts import InterruptsHeld
 
 
 def memory_file_refusal() -> str:
-    """Return why the system refuses anonymous memory files to this process.
+    """Return the reason why the system refuses anonymous memory files to this process.
 
     Returns:
-        The text of the error. "" if it does not refuse them, or if Python has no call for them.
+        Text of the error. "" if the system does not refuse them, or if Python has no call for them.
     """
     if machine.can_call_memfd():
         try:
@@ -25,10 +25,10 @@ def memory_file_refusal() -> str:
 
 
 def has_memory_files() -> bool:
-    """Return whether this process can make anonymous memory files."""
+    """Return True if this process can make anonymous memory files."""
     return machine.can_call_memfd() and not memory_file_refusal()
 
 
 def can_fork_workers() -> bool:
-    """Return whether a pool can fork workers: its supervisor and they map one anonymous file."""
+    """Return True if a pool can fork workers. They and their supervisor map one anonymous file."""
     return hasattr(os, "fork") and has_memory_files()

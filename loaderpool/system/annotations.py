@@ -1,6 +1,6 @@
 """Annotations of functions and classes, read so that none of them can fail.
 
-From Python 3.14 on (PEP 649), an annotation is evaluated only when it is read. That raises a
+From Python 3.14 on (PEP 649), an annotation is evaluated only when it is read. Reading it raises a
 NameError for a name that only the type checker imports (`if TYPE_CHECKING:`), and any other error
 of its expression. Reading the annotations of a class also stores them in the class.
 """
@@ -18,7 +18,7 @@ from loaderpool.system.interrupts import is_of_a_handler
 
 _ARE_LAZY = sys.version_info >= (3, 14)
 _CACHES = ("__annotations__", "__annotations_cache__")
-# Attributes with which Python 3.14 and later keep the annotations of a class, evaluated or not.
+# Attributes in which Python 3.14 and later store a class's annotations, evaluated or not.
 LAZY_ATTRIBUTES = frozenset(
     {"__annotate__", "__annotate_func__", "__annotations_cache__"}
     | {"__classdictcell__", "__conditional_annotations__"}
@@ -28,12 +28,12 @@ LAZY_ATTRIBUTES = frozenset(
 def annotations_of(named: Any, *, as_text: bool = False) -> Mapping[str, Any]:
     """Return the annotations of a function, or those in the body of a class.
 
-    They are values. If one of them cannot be evaluated, all are text, as they would be after
-    `from __future__ import annotations`. If that fails too, there are none.
+    The annotations are values. If one of them cannot be evaluated, all are text, as they would be
+    after `from __future__ import annotations`. If that fails too, the result is empty.
 
     Args:
-        named: the function or class, which stays as it is.
-        as_text: from Python 3.14 on, evaluate none of them.
+        named: the function or class. It is not changed.
+        as_text: from Python 3.14 on, evaluate none of the annotations.
     """
     if not _ARE_LAZY:
         return _evaluated(named)
@@ -56,7 +56,8 @@ def _evaluated(named: Any) -> Mapping[str, Any]:
 
 def _as_text(named: Any) -> Mapping[str, Any]:
     annotate = _annotate_of(named)
-    if annotate is None:  # they were text before, or were assigned
+    # text already, or assigned later
+    if annotate is None:
         return _evaluated(named)
     from annotationlib import Format, call_annotate_function
 
@@ -66,7 +67,8 @@ def _as_text(named: Any) -> Mapping[str, Any]:
 
 def _kept(cls: type) -> Any:
     found = (vars(cls).get(name) for name in _CACHES)
-    return next((each for each in found if isinstance(each, dict)), None)  # `type` has a descriptor
+    # `type` has a descriptor of this name, which is no dict.
+    return next((each for each in found if isinstance(each, dict)), None)
 
 
 def _annotate_of(named: Any) -> Any:
@@ -75,15 +77,16 @@ def _annotate_of(named: Any) -> Any:
         return named.__annotate__
     if not _ARE_LAZY:
         return None
-    from annotationlib import get_annotate_from_class_namespace  # `cls.__annotate__` changes `cls`
+    # Reading `cls.__annotate__` would change `cls`.
+    from annotationlib import get_annotate_from_class_namespace
 
     return get_annotate_from_class_namespace(vars(named))
 
 
 def readable(function: types.FunctionType) -> types.FunctionType:
-    """Return the function; or a copy with text annotations, if its own cannot be evaluated."""
+    """Return the function, or a copy with text annotations if its own cannot be evaluated."""
     try:
-        function.__annotations__  # noqa: B018  # which evaluates them
+        function.__annotations__  # noqa: B018  # evaluates them
     except Exception as error:
         if is_of_a_handler(error):
             raise
@@ -92,7 +95,7 @@ def readable(function: types.FunctionType) -> types.FunctionType:
 
 
 def _copied(function: types.FunctionType, annotations: Mapping[str, Any]) -> types.FunctionType:
-    """Return a function that has these annotations and shares all else with the given one."""
+    """Return a copy of the function with these annotations. All else is shared."""
     parts = function.__globals__, function.__name__, function.__defaults__, function.__closure__
     made = types.FunctionType(function.__code__, *parts)
     for name in ("__kwdefaults__", "__module__", "__qualname__", "__doc__"):
@@ -103,13 +106,12 @@ def _copied(function: types.FunctionType, annotations: Mapping[str, Any]) -> typ
 
 
 def signature_of(function: Any, *, follow_wrapped: bool) -> inspect.Signature | None:
-    """Return the signature of a callable; None if it has none, as some functions of C.
+    """Return the signature of a callable; None if it has none, like some functions written in C.
 
-    From Python 3.14 on, its annotations are text, or missing if they cannot be read.
+    From Python 3.14 on, the annotations are text. They are missing if they cannot be read.
     """
-    options: dict[str, Any] = (
-        {"annotation_format": 4} if _ARE_LAZY else {}
-    )  # annotationlib.Format.STRING
+    # 4 is annotationlib.Format.STRING.
+    options: dict[str, Any] = {"annotation_format": 4} if _ARE_LAZY else {}
     for find in (lambda: function, lambda: _without_annotations(function, follow_wrapped)):
         try:
             return inspect.signature(find(), follow_wrapped=follow_wrapped, **options)
@@ -120,7 +122,11 @@ def signature_of(function: Any, *, follow_wrapped: bool) -> inspect.Signature | 
 
 
 def _without_annotations(function: Any, follow_wrapped: bool = False) -> Callable[..., Any]:
-    """Return a callable with the same parameters, as far as Python code declares them."""
+    """Return a callable with the same parameters and no annotations.
+
+    Raises:
+        TypeError: no Python code declares the parameters.
+    """
     if follow_wrapped:
         function = inspect.unwrap(function)
     if isinstance(function, types.FunctionType):

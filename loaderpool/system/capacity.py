@@ -1,6 +1,7 @@
-"""How much this process may use, and what is used: CPUs, memory, processes; by the machine, the affinity, cgroups.
+"""CPUs, memory and processes that this process may use, and their current use.
 
-What the kernel does not tell counts as 0, or as no limit.
+Limits come from the machine, the CPU affinity and the cgroups. A number that the kernel does not
+report counts as 0, or as no limit.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ _UNTOLD_BYTES = 4 << 30
 
 
 def usable_cpu_count() -> int:
-    """CPUs this process may really use, at least 1: the smallest of `os.cpu_count()`, affinity mask, cgroup quota."""
+    """Return the number of CPUs that this process may use, at least 1.
+
+    It is the smallest of `os.cpu_count()`, the affinity mask and the cgroup quota.
+    """
     counts = [os.cpu_count() or 1]
     if hasattr(os, "sched_getaffinity"):
         counts.append(len(os.sched_getaffinity(0)))
@@ -27,14 +31,16 @@ def usable_cpu_count() -> int:
     return max(1, min(counts))
 
 
-# Settings by which OpenMP binds threads to CPUs: a process that loads it is bound to the first one.
+# Settings with which OpenMP binds threads to CPUs. A process that loads OpenMP is then bound to the
+# first CPU.
 OPENMP_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 
 def openmp_binding() -> str:
-    """Return the setting, as "name=value", by which OpenMP has left this process one CPU of several; "": none has.
+    """Return the OpenMP setting that left this process only one of several CPUs, as "name=value".
 
-    A process that something else has bound to a CPU looks alike, if such a variable is set, too.
+    Returns "" if there is none. If such a variable is set and something else has bound the process
+    to one CPU, the variable is returned as well.
     """
     if not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) > 1:
         return ""
@@ -43,9 +49,8 @@ def openmp_binding() -> str:
     if min(others) < 2:
         return ""
     values = {name: os.environ.get(name, "").strip() for name in OPENMP_BINDING}
-    if (
-        values["OMP_PROC_BIND"].lower() == "false"
-    ):  # which the others do not undo, but that of Intel's and LLVM's
+    # "false" overrides the other variables, except KMP_AFFINITY of Intel's and LLVM's OpenMP.
+    if values["OMP_PROC_BIND"].lower() == "false":
         values = {"KMP_AFFINITY": values["KMP_AFFINITY"]}
     if {"none", "disabled"} & set(values["KMP_AFFINITY"].lower().split(",")):
         del values["KMP_AFFINITY"]
@@ -53,12 +58,13 @@ def openmp_binding() -> str:
 
 
 def openmp_advice() -> str:
-    """Return what users are told of `openmp_binding`; "": nothing."""
+    """Return the advice for users about `openmp_binding`; "" if there is none."""
     binding = openmp_binding()
     name = binding.partition("=")[0]
     text = (
-        f"This process may use 1 of {os.cpu_count()} CPUs, and so may its workers. {binding} is set, with which OpenMP "
-        f"binds a process to one CPU when it imports a library such as torch. Unset {name}, unless this is intended."
+        f"This process may use 1 of {os.cpu_count()} CPUs, and so may its workers. {binding} is "
+        "set, with which OpenMP binds a process to one CPU when it imports a library such as "
+        f"torch. Unset {name}, unless this is intended."
     )
     return text * bool(binding)
 
@@ -70,17 +76,18 @@ def _cpuset(path: str) -> str:
 
 
 def _count_of(cpus: str) -> int:
-    """Return the number of CPUs in a list of the kernel: "0-3,8" has 5."""
+    """Return the number of CPUs in a CPU list of the kernel: "0-3,8" has 5."""
     ranges = [part.partition("-") for part in cpus.split(",")]
     return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
 
 
 def cgroup_cpu_quota() -> float | None:
-    """CPUs' worth of time that this process's cgroups grant (v2 and v1), or None without a quota."""
+    """Return the CPU quota of this process's cgroups (v2 and v1) in CPUs; None without a quota."""
     quotas = []
     for path in _cgroup_directories("cpu"):
         for names in ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"):
-            with contextlib.suppress(ValueError):  # "max", or none of these files
+            # "max", or none of these files
+            with contextlib.suppress(ValueError):
                 quota, period = map(
                     int, " ".join(read_file(f"{path}/{name}") for name in names).split()
                 )
@@ -90,12 +97,15 @@ def cgroup_cpu_quota() -> float | None:
 
 
 def available_memory_bytes() -> int:
-    """Bytes that can be taken now without waking the OOM killer: the machine's and its cgroups', the smallest."""
-    # Elsewhere than on Linux the kernel does not tell, and little enough is taken for free.
+    """Return the bytes that can be allocated now without waking the OOM killer.
+
+    It is the smallest of the machine's free memory and the free memory of each cgroup.
+    """
+    # On systems other than Linux the kernel does not report this. 4 GiB is a careful assumption.
     free = [_counts("/proc/meminfo")["MemAvailable"] * 1024 or _UNTOLD_BYTES]
     for path in _cgroup_directories("memory"):
-        limit = _number(f"{path}/memory.max") or _number(f"{path}/memory.limit_in_bytes")
-        used = _number(f"{path}/memory.current") or _number(f"{path}/memory.usage_in_bytes")
+        limit = _first_number(f"{path}/memory.max", f"{path}/memory.limit_in_bytes")
+        used = _first_number(f"{path}/memory.current", f"{path}/memory.usage_in_bytes")
         if limit is not None and used is not None:
             counts = _counts(f"{path}/memory.stat")
             free.append(
@@ -105,19 +115,22 @@ def available_memory_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """Return the bytes of memory that this process has now; more than any where it cannot be read."""
+    """Return the resident memory of this process in bytes; 2**62 if it cannot be read."""
     words = read_file("/proc/self/statm").split()
     return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if words else 1 << 62
 
 
 def private_bytes(pid: int) -> int:
-    """Return the bytes of memory that a process shares with no other."""
+    """Return the bytes of memory that a process shares with no other process."""
     counts = _counts(f"/proc/{pid}/smaps_rollup")
     return 1024 * (counts["Private_Clean"] + counts["Private_Dirty"])
 
 
 def oom_kill_count() -> int:
-    """Return how many processes the kernel has killed for memory, as cgroups (v2, v1) and the machine count."""
+    """Return the number of processes that the kernel has killed for lack of memory.
+
+    It is the sum of the counts of the cgroups (v2, v1) and of the machine.
+    """
     paths = [
         f"{path}/memory.{file}"
         for path in _cgroup_directories("memory")
@@ -127,33 +140,41 @@ def oom_kill_count() -> int:
 
 
 def process_cpu_s(pid: int) -> float:
-    """Return the CPU time the process has used so far in seconds; 0.0 where it is gone."""
-    with contextlib.suppress(OSError, AttributeError):  # a system may have no such clock
+    """Return the CPU time that the process has used so far, in seconds; 0.0 if it is gone."""
+    with contextlib.suppress(OSError, AttributeError):  # or the system has no such clock
         return clock.cpu_ns_of(pid) / 1e9
     return 0.0
 
 
 def queued_s(task: int | str) -> float:
-    """How long a process' main thread (or "self/task/TID") was runnable without a CPU: a busy machine, not waiting."""
+    """Return the seconds for which a thread was runnable but had no CPU. They show a busy machine.
+
+    Args:
+        task: a pid, for the main thread of that process, or "self/task/TID".
+    """
     words = read_file(f"/proc/{task}/schedstat").split()
     return int(words[1]) / 1e9 if words else 0.0
 
 
 def machine_cpu_s() -> float:
-    """Return the CPU time that all processes of the machine have used so far."""
-    # In the first line, after "cpu": user, nice, system, idle, iowait, irq, softirq, steal.
+    """Return the CPU time that all processes of the machine have used so far, in seconds."""
+    # Fields of the first line after "cpu": user, nice, system, idle, iowait, irq, softirq, steal.
     ticks = [int(field) for field in read_file("/proc/stat").split(maxsplit=9)[1:9]]
     return sum(ticks[:3] + ticks[5:]) / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
 
-START_ADVICE = (  # where a process could not be started
-    "the machine may be out of memory, processes or file descriptors. Use fewer workers, or raise the limit "
-    "(ulimit -u, ulimit -n, or the container's pids limit)"
+# Advice for the case that a process could not be started.
+START_ADVICE = (
+    "the machine may be out of memory, processes or file descriptors. Use fewer workers, "
+    "or raise the limit (ulimit -u, ulimit -n, or the container's pids limit)"
 )
 
 
 def _cgroup_directories(controller: str) -> Iterator[str]:
-    """Return the directories of this process's cgroup for a controller, innermost first, up to the mount's root."""
+    """Yield the directories of this process's cgroup for a controller, innermost first.
+
+    The last one is the root of the mount.
+    """
     lines = read_file("/proc/self/cgroup").splitlines()
     for line in lines:
         _, controllers, path = line.split(":", 2)
@@ -172,7 +193,7 @@ def _cgroup_directories(controller: str) -> Iterator[str]:
 
 
 def _counts(path: str) -> Counter[str]:
-    """The numbers in a file of lines that each have a name and one; 0 of all other names."""
+    """Return the numbers in a file that has a name and a number in each line; 0 for other names."""
     lines = [line.split() for line in read_file(path).splitlines()]
     return Counter(
         {
@@ -183,13 +204,18 @@ def _counts(path: str) -> Counter[str]:
     )
 
 
+def _first_number(*paths: str) -> int | None:
+    """Return the number in the first of these files that has one; None: none has."""
+    return next((found for path in paths if (found := _number(path)) is not None), None)
+
+
 def _number(path: str) -> int | None:
     text = read_file(path).strip()
     return int(text) if text.isdigit() else None  # absent, or "max"
 
 
 def read_file(path: str) -> str:
-    """Return a file of the kernel's; "": it cannot be read."""
+    """Return the text of a file of the kernel; "" if the file cannot be read."""
     with contextlib.suppress(OSError), open(path, "rb", 0) as file:
         return file.read().decode(errors="replace")
     return ""

@@ -1,9 +1,13 @@
-"""Ctrl-C while the main thread is in TensorFlow, which waits for a thread of tf.data, which waits for our batch.
+"""Ctrl-C while the main thread waits inside TensorFlow for a batch of a loader.
 
-Python's handler cannot run before the call into TensorFlow returns, so KeyboardInterrupt comes with the batch. Only
-where the batch does not come (a function that hangs) is the wait for it broken off, by an error. That a Ctrl-C came
-is told by a write to a descriptor (`signal.set_wakeup_fd`), which each wait for a batch polls. It belongs to the waits
-that it came in, and to none where the main thread has gone on since.
+TensorFlow then waits for a thread of tf.data, and that thread waits for the batch. Python cannot
+run its signal handler before the call into TensorFlow returns, so KeyboardInterrupt is raised when
+the batch arrives. If the batch does not arrive, because a function hangs, the thread's wait for it
+is broken off with an error.
+
+A Ctrl-C is reported by a write to a descriptor (`signal.set_wakeup_fd`), which each wait for a
+batch polls. It counts for the waits during which it came. It counts for none once the main thread
+has continued.
 """
 
 from __future__ import annotations
@@ -16,26 +20,26 @@ import threading
 from loaderpool.system import clock, fault_points, interrupts
 from loaderpool.system.interrupts import InterruptsHeld, gate_handlers, is_left_to_python
 
-# Longer than nearly all batches take; shorter than the patience of a person whose function hangs.
+# Longer than nearly all batches take, and shorter than a person waits when a function hangs.
 _PATIENCE_S = 5.0
 
 descriptor: int | None = None
-"""What becomes readable with a signal; None: nothing does."""
-_latest: tuple[int, object] | None = (
-    None  # when a Ctrl-C came that only Python's own handler will meet, and `_main_at`
-)
+"""Descriptor that becomes readable when a signal comes; None before `watch`."""
+# Time of the latest Ctrl-C that only Python's own handler will process, and `_main_at` then.
+_latest: tuple[int, object] | None = None
 
 
 def _main_at() -> object:
-    """Return the call that the main thread is in."""
+    """Return an identifier of the call that the main thread is executing."""
     frame = sys._current_frames()[threading.main_thread().ident or 0]
     return id(frame), frame.f_lasti
 
 
 def watch() -> None:
-    """Have a Ctrl-C told to the waits of other threads from now on, where `signal.set_wakeup_fd` is free for it.
+    """Report each Ctrl-C to the waits of other threads from now on.
 
-    Runs in: the main thread; on another one nothing is done. The two descriptors stay for the life of the process.
+    Runs in: the main thread. On another thread, or if `signal.set_wakeup_fd` is not free, nothing
+    happens. The two descriptors stay open until the process ends.
     """
     global descriptor
     is_main = threading.get_ident() == threading.main_thread().ident
@@ -43,11 +47,12 @@ def watch() -> None:
         return
     gate_handlers()
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if shell is not None:  # a kernel has Python's own handler back for each cell
+    # An IPython kernel restores Python's own handler for each cell.
+    if shell is not None:
         shell.events.register("pre_run_cell", lambda *_: gate_handlers())
     with InterruptsHeld():
         before = signal.set_wakeup_fd(-1)
-        if before != -1:  # an event loop's, say
+        if before != -1:  # used already, for example by an event loop
             signal.set_wakeup_fd(before)
             return
         ends = os.pipe()
@@ -59,9 +64,12 @@ def watch() -> None:
 
 
 def check_patience(before: object) -> None:
-    """Raise KeyboardInterrupt in a wait in which a Ctrl-C came long ago, and the main thread has not come to it.
+    """Raise KeyboardInterrupt if a Ctrl-C came long ago in this wait and is still not handled.
 
-    `before` is the latest Ctrl-C when the wait began.
+    Called by each wait for a batch. It raises only if the main thread is still in the same call.
+
+    Args:
+        before: latest Ctrl-C when the wait began, as `note_signals` returned it.
     """
     if _latest is None or _latest is before:
         return
@@ -74,7 +82,11 @@ def check_patience(before: object) -> None:
 
 
 def note_signals() -> object:
-    """Take in what the descriptor tells; returns the latest Ctrl-C, which is none of a wait's that begins now."""
+    """Read the signals that the descriptor has reported, and return the latest Ctrl-C.
+
+    Called by a wait before it begins, and when the descriptor is readable. A Ctrl-C from before the
+    wait does not count for that wait.
+    """
     global _latest
     if descriptor is not None:
         try:

@@ -1,12 +1,14 @@
-"""Named places in our own code where a test can have the process that passes by end, stop or raise.
+"""Named places in loaderpool's code where a test can make the running process end, stop or raise.
 
-For tests only: nothing happens unless the environment names a directory, `LOADERPOOL_FAULTS=/path`, when this module is
-imported. A file in it with the name of a place says how, and is taken by the first process that reaches the place:
+For tests only. Nothing happens unless the environment variable `LOADERPOOL_FAULTS=/path` names a
+directory when this module is imported. A file in that directory with the name of a place contains
+the kind of fault. The first process that reaches the place takes the file:
 
     echo SIGKILL > /path/worker.before_report
 
-A place is passed once a ticket or less often, never for each row. A file with the name of a `setting` replaces a number
-that a test cannot wait for. `tests/faults/test_matrix.py` has all places, and what users get where one fails.
+A process reaches a place at most once per ticket, never once per row. A file with the name of a
+`setting` replaces a number, if a test cannot wait that long. `setting` reads the environment at
+each call. `tests/faults/test_matrix.py` lists all places, and what users get if one fails.
 """
 
 from __future__ import annotations
@@ -23,18 +25,18 @@ directory = os.environ.get(_VARIABLE)
 
 
 class _Fault(RuntimeError):
-    """What a fault point raises."""
+    """Error that a fault point raises."""
 
 
 class _UnpicklableFault(_Fault):
-    """What a fault point raises of a class whose instances cannot travel."""
+    """Error that a fault point raises and that cannot be pickled."""
 
     def __reduce__(self) -> str:
         raise TypeError("this error cannot be pickled")
 
 
 def arm(faults: str | None) -> None:
-    """Have this process, and those that it starts from now on, look into a directory; None: none any more."""
+    """Use a directory of faults, in this process and those that it starts; None: use none."""
     global directory
     directory = faults
     if faults is None:
@@ -44,13 +46,13 @@ def arm(faults: str | None) -> None:
 
 
 def reach(place: str) -> None:
-    """Pass this place: meet the fault that is laid there, if any. Runs in: any process."""
+    """Trigger the fault that a test has put at this place, if any. Runs in: any process."""
     if directory is not None:
         _meet(directory, place)
 
 
 def setting(name: str, value: float) -> float:
-    """Return the value, or the one that a test wants instead."""
+    """Return the value, or the one with which a test replaces it."""
     directory = os.environ.get(_VARIABLE)
     if directory is not None:
         with (
@@ -65,7 +67,7 @@ def _meet(directory: str, place: str) -> None:
     laid = os.path.join(directory, place)
     met = f"{laid}.met"
     try:
-        os.rename(laid, met)  # one process takes it
+        os.rename(laid, met)  # only one process succeeds
     except OSError:
         return
     with open(met, encoding="utf-8") as file:

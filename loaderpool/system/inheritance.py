@@ -1,12 +1,13 @@
-"""The authentication key and resource tracker of `multiprocessing`, for processes that it does not start.
+"""Authentication key and resource tracker of `multiprocessing`, for processes not started by it.
 
-Its own children have both from their parent. Without the key, a manager refuses a proxy. The tracker is a process that
-unlinks segments that no process has unlinked. Without the parent's tracker, a process that attaches to a segment
-starts its own, which unlinks the segment when that process ends.
+The children that `multiprocessing` starts get both from their parent. Without the key, a manager
+refuses a proxy. The tracker is a process that unlinks segments that no process has unlinked.
+Without the parent's tracker, a process that attaches to a segment starts its own tracker, which
+unlinks the segment when that process ends.
 
-The trainer calls `bequeath`. A process that loads the user's code calls `inherit` first. No process keeps the pipe of
-the trainer's tracker: the tracker ends when no process has its pipe, and when the trainer ends, newer Pythons wait for
-that.
+The main process calls `bequeath`. A process that loads the user's code calls `inherit` first. No
+process keeps the pipe of the main process's tracker open. The tracker ends when no process has its
+pipe open, and newer Pythons wait for the tracker when the main process ends.
 """
 
 from __future__ import annotations
@@ -22,35 +23,35 @@ from typing import Any, NamedTuple
 
 from loaderpool.system import process
 
-_PACKAGES = (
-    "multiprocessing",
-    "multiprocess",
-)  # the second one is a copy with keys and trackers of its own
+# The second package is a copy of the first, with its own keys and trackers.
+_PACKAGES = ("multiprocessing", "multiprocess")
 
 
 class Bequest(NamedTuple):
-    """The key and the tracker that children of one of the packages have of a process."""
+    """Key and tracker that a process passes to its children, for one of the packages."""
 
     authkey: bytes = b""
     pipe: str = ""  # path of the pipe to the tracker; "": there is no tracker
-    inode: int = 0  # of the pipe: another file may have got its descriptor since
+    inode: int = 0  # inode of the pipe; another file may have got its descriptor since
 
 
 _inherited: dict[str, Bequest] = {}  # by package
-_launched: set[str] = set()  # packages of which this process has a tracker of its own
+_launched: set[str] = set()  # packages for which this process has its own tracker
 _registered: set[str] = set()  # names that such a tracker knows
 
 
 def bequeath() -> dict[str, Bequest]:
-    """Return what this process's children would have, by package. Runs in: the trainer, an actor of Ray's."""
+    """Return the bequests that this process's children would get, by package.
+
+    Runs in: the main process, an actor of Ray's.
+    """
     found = {}
     for package in _PACKAGES:
         module = sys.modules.get(f"{package}.process")
         if module is not None:
             found[package] = Bequest(bytes(module.current_process().authkey))
-            with contextlib.suppress(
-                KeyError, AttributeError, TypeError, OSError
-            ):  # there is no tracker
+            # KeyError, AttributeError, TypeError or OSError: there is no tracker.
+            with contextlib.suppress(KeyError, AttributeError, TypeError, OSError):
                 descriptor = sys.modules[f"{package}.resource_tracker"]._resource_tracker._fd
                 inode, pipe = os.fstat(descriptor).st_ino, f"/proc/{os.getpid()}/fd/{descriptor}"
                 found[package] = found[package]._replace(pipe=pipe, inode=inode)
@@ -58,7 +59,10 @@ def bequeath() -> dict[str, Bequest]:
 
 
 def inherit(bequests: Mapping[str, Bequest]) -> None:
-    """Set up this process's `multiprocessing` as a child's, also if it is imported later. May be called again."""
+    """Set up this process's `multiprocessing` like a child's, now or when it is imported later.
+
+    May be called again. Does nothing in the main process.
+    """
     if process.is_trainer():
         return
     if not any(isinstance(finder, _Imports) for finder in sys.meta_path):
@@ -72,11 +76,11 @@ def inherit(bequests: Mapping[str, Bequest]) -> None:
             _set_authkey(package, sys.modules[f"{package}.process"])
 
 
-# ---- modules that are imported later; to import them here would cost each supervisor 9 ms
+# ---- modules that are imported later; importing them here would cost each supervisor 9 ms
 
 
 class _Imports:
-    """A finder of modules that settles some of them once they are executed."""
+    """Finder that sets up the modules of `_SETTLE` after they are executed."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -92,7 +96,7 @@ class _Imports:
 
 
 class _Loader:
-    """Executes a module as another loader does, and settles it."""
+    """Executes a module with another loader, then sets it up."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -131,7 +135,10 @@ _SETTLE: Mapping[str, Callable[[Any], None]] = {
 
 
 def _send(package: str, tracker: Any, command: str, name: str, kind: str) -> None:
-    """Register or unregister a name with the trainer's tracker; without one, with this process's own."""
+    """Register or unregister a name with the main process's tracker.
+
+    Without that tracker, this process's own one is used.
+    """
     if command == "REGISTER" and kind == "shared_memory" and _is_attaching(sys._getframe(2)):
         return
     if package not in _launched:
@@ -144,23 +151,22 @@ def _send(package: str, tracker: Any, command: str, name: str, kind: str) -> Non
             return
     if command == "REGISTER":
         _registered.add(name)
-    elif name not in _registered:  # another process's
+    elif name not in _registered:  # a name of another process
         return
-    if getattr(
-        sys, "frozen", False
-    ):  # its executable is no Python, and would run the user's program
+    # The executable of a frozen program is not Python, and would run the user's program.
+    if getattr(sys, "frozen", False):
         return
     tracker.ensure_running()
     type(tracker)._send(tracker, command, name, kind)
 
 
 def _is_attaching(frame: FrameType) -> bool:
-    """Return whether this is a call of `SharedMemory()` for a segment that exists: its maker has it unlinked."""
+    """Return True if `SharedMemory()` opens an existing segment. Its creator registers it."""
     return not frame.f_locals.get("create", True)
 
 
 class _Once:
-    """A tracker, for one message to another pipe."""
+    """Tracker that sends one message to another pipe."""
 
     def __init__(self, tracker: Any, descriptor: int) -> None:
         self._tracker, self._fd = tracker, descriptor
@@ -169,14 +175,15 @@ class _Once:
         return getattr(self._tracker, name)
 
     def ensure_running(self) -> None:
-        """Do nothing: a tracker that has ended shows when it is written to."""
+        """Do nothing. If the tracker has ended, writing to it fails."""
 
-    def _ensure_running_and_write(self, message: bytes) -> None:  # the same from Python 3.13 on
+    # From Python 3.13 on, `_send` calls this instead of `ensure_running`.
+    def _ensure_running_and_write(self, message: bytes) -> None:
         os.write(self._fd, message)
 
 
 def _ensure_running(package: str, tracker: Any) -> None:
-    """Start or open a tracker and keep its pipe, because this process starts others that use it, too."""
+    """Start or open a tracker and keep its pipe, because this process's children use it too."""
     if tracker._fd is not None:
         type(tracker).ensure_running(tracker)
         return
@@ -188,7 +195,11 @@ def _ensure_running(package: str, tracker: Any) -> None:
 
 
 def _open_pipe(package: str) -> int:
-    """Open the pipe to the trainer's tracker. OSError: there is none."""
+    """Open the pipe to the main process's tracker.
+
+    Raises:
+        OSError: there is no such tracker.
+    """
     _, pipe, inode = _inherited.get(package, Bequest())
     descriptor = os.open(pipe, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if os.fstat(descriptor).st_ino != inode:
@@ -198,8 +209,11 @@ def _open_pipe(package: str) -> int:
 
 
 def _launch(package: str) -> int:
-    """Start a tracker, and return its pipe. It is no process of our group: that is killed at once in the end."""
-    import subprocess  # which few processes ever need
+    """Start a tracker and return its pipe.
+
+    The tracker is not in this process's group, because that group is killed at once in the end.
+    """
+    import subprocess  # imported here, because few processes need it
 
     read, write = os.pipe()
     try:
@@ -208,7 +222,8 @@ def _launch(package: str) -> int:
         launched = subprocess.Popen(
             [sys.executable, *flags, "-c", code], pass_fds=[read], start_new_session=True
         )
-        launched.returncode = 0  # it outlives this process, and nobody waits for it
+        # The tracker outlives this process, and no process waits for it.
+        launched.returncode = 0
     finally:
         os.close(read)
     return write

@@ -1,19 +1,22 @@
-"""Exceptions of signals' handlers, Ctrl-C first of all, come at a few chosen places of ours, and nowhere else.
+"""Points at which the exceptions of signal handlers, above all Ctrl-C, may be raised in loaderpool.
 
-Python runs a handler between any two bytecodes of the main thread, and what is half done there is lost where it raises.
-So whatever begins, moves or ends something runs in a block of `InterruptsHeld`. In such a block handlers run
+Python runs a handler between any two bytecodes of the main thread. If the handler raises in the
+middle of a change, the half-done change is lost. So code that starts, moves or ends something runs
+in a block of `InterruptsHeld`. Within such a block, handlers run only
 
-- out of a wait (`Session.wait`), at which everything that was begun is where its owner will find it;
-- out of the user's own code, which is called in `InterruptsAllowed`;
-- out of `checkpoint`, between the steps of long work;
-- when the outermost block is left: by then the block's result is stored. `Undoing` ends what lost its owner.
+- in a wait (`Session.wait`), when everything that was started is stored where its owner finds it;
+- in the user's own code, which is called in `InterruptsAllowed`;
+- in `checkpoint`, between the steps of long work;
+- when the outermost block is left. The block's result is stored by then, and `Undoing` ends a thing
+  that lost its owner.
 
-The program's handlers get a gate in front of them, which stays: to set a handler costs each batch a system call.
+Each of the program's handlers is wrapped in a gate. The gate stays, because setting a handler for
+each batch would cost a system call.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # CPython's own, without stubs
+import _signal  # type: ignore[import-not-found]  # CPython's own module, without stubs
 import _thread
 import collections
 import contextlib
@@ -29,25 +32,26 @@ from typing import Any
 
 from loaderpool.system import machine
 
-# The functions of `signal` look numbers and handlers up in enums, which costs ten times what the calls beneath them do.
+# The functions of `signal` convert numbers and handlers to enums, which costs ten times as much as
+# the calls themselves.
 _handler_of: Callable[[int], Any] = _signal.getsignal
 _SIGINT = int(signal.SIGINT)
-_ALL = list(
-    map(int, signal.valid_signals())
-)  # the call itself takes longer than all looks at handlers
-_main_thread = threading.main_thread().ident  # of this process
+# Calling `valid_signals` takes longer than reading all handlers.
+_ALL = list(map(int, signal.valid_signals()))
+_main_thread = threading.main_thread().ident  # main thread of this process
 
-# After this a finalizer has returned. Shorter: it may still run, and the signal is sent once more; longer is only felt.
+# Delay after which a finalizer has returned. Smaller: the finalizer may still run, and the signal
+# is sent once more. Larger: the user notices the delay.
 _MOMENT_S = 0.005
 
-_depth = 0  # blocks of `InterruptsHeld` that the main thread is in
-_due: collections.deque[int] = collections.deque()  # signals whose handlers are to be run
+_depth = 0  # number of `InterruptsHeld` blocks that the main thread is in
+_due: collections.deque[int] = collections.deque()  # signals whose handlers have yet to run
 
 
 class InterruptsHeld:
-    """A block in which signals are noted; on leaving the outermost one their handlers run, which may raise.
+    """Block in which signals are only recorded. Their handlers run when the outermost block ends.
 
-    On other threads than the main one nothing is to do.
+    The handlers may raise then. On threads other than the main one, the block does nothing.
     """
 
     __slots__ = ()
@@ -56,7 +60,8 @@ class InterruptsHeld:
         global _depth
         if _thread.get_ident() == _main_thread:
             handler = _handler_of(_SIGINT)
-            if type(handler) is not _Gate and callable(handler):  # a notebook sets it for each cell
+            # A notebook sets this handler again for each cell.
+            if type(handler) is not _Gate and callable(handler):
                 gate_handlers()
             _depth += 1
 
@@ -69,7 +74,7 @@ class InterruptsHeld:
 
 
 class InterruptsAllowed:
-    """A part of a block of `InterruptsHeld` in which handlers run as signals come; they also run for earlier ones."""
+    """Part of an `InterruptsHeld` block in which handlers run, also for recorded signals."""
 
     __slots__ = ("_held",)
 
@@ -92,7 +97,11 @@ class InterruptsAllowed:
 
 
 class _Gate:
-    """A handler of the program's that runs when nothing of ours is half done, and where no exception is dropped."""
+    """Wrapper of a signal handler of the program, which delays it if necessary.
+
+    In an `InterruptsHeld` block the signal is recorded. If an exception would be dropped, the
+    signal is sent again later. Otherwise the handler runs at once.
+    """
 
     __slots__ = ("__wrapped__",)
 
@@ -116,19 +125,21 @@ class _Gate:
             raise
 
 
-_MARK = "__loaderpool_signal__"  # attribute of an exception that a handler has raised: the signal's number
+# Attribute with the signal's number, set on each exception that a handler raises.
+_MARK = "__loaderpool_signal__"
 
 
 def is_of_a_handler(error: BaseException) -> bool:
-    """Return whether a handler of a signal has raised this: it is no failure of the code that it came out of."""
+    """Return True if a signal handler raised this error, and not the code that it interrupted."""
     return _MARK in vars(error)
 
 
 class _DropHook:
-    """Sends a signal again if Python has dropped what its handler raised; shows other exceptions as before.
+    """Sends a signal again if Python dropped its handler's exception.
 
-    Python drops exceptions of `__del__`, of callbacks of weak references, and of generators that are collected. No look
-    at the stack tells all of these. Users close loaders in them, which may take a second.
+    Other exceptions are shown as before. Python drops exceptions of `__del__`, of weak reference
+    callbacks, and of generators that are collected. The stack does not always show that the code
+    runs in one of these. Users close loaders in them, which may take a second.
 
     Args:
         hook: The program's `sys.unraisablehook`.
@@ -148,7 +159,7 @@ class _DropHook:
 
 
 class FailuresIgnored:
-    """A block whose exceptions are dropped, unless a signal's handler raised them."""
+    """Block whose exceptions are dropped, unless a signal handler raised them."""
 
     __slots__ = ()
 
@@ -160,9 +171,11 @@ class FailuresIgnored:
 
 
 def gate_handlers() -> None:
-    """Have the handlers that the program has now wait for blocks of `InterruptsHeld`. A handler may raise in it.
+    """Wrap the program's signal handlers in gates, so that they wait for `InterruptsHeld` blocks.
 
-    Each block looks at that of SIGINT, and a pass or a loader at all as it begins.
+    Called in the main thread when a loader is made and when a pass begins, for all signals. Each
+    `InterruptsHeld` block calls it too if the handler of SIGINT has no gate. A handler may raise
+    during the call.
     """
     if _thread.get_ident() == _main_thread:
         for number in _ALL:
@@ -174,17 +187,20 @@ def gate_handlers() -> None:
 
 
 def is_left_to_python(number: int) -> bool:
-    """Whether the program has left the handler of SIGINT to Python, which raises KeyboardInterrupt."""
+    """Return True if Python's own handler, which raises KeyboardInterrupt, handles this signal."""
     handler = _handler_of(number)
     return getattr(handler, "__wrapped__", handler) is signal.default_int_handler
 
 
 def _tell() -> None:
-    """Have the signals that came come again, unless the interpreter ends. The first exception ends it."""
+    """Raise the recorded signals again, unless the interpreter is exiting.
+
+    If a handler raises, the remaining signals stay recorded.
+    """
     for _ in range(len(_due)):
         try:
             number = _due.popleft()
-        except IndexError:  # `_send` has just taken the last one
+        except IndexError:  # `_send` has just removed the last one
             return
         if not _is_exiting:
             signal.raise_signal(number)
@@ -193,9 +209,9 @@ def _tell() -> None:
 def _after_fork() -> None:
     global _main_thread, _depth
     before, _main_thread = _main_thread, _thread.get_ident()
-    if (
-        before != _main_thread
-    ):  # a thread has forked, in whose child no main thread is there to leave the block
+    # A thread other than the main one has forked. The child has no main thread that could leave the
+    # block.
+    if before != _main_thread:
         _depth = 0
         _due.clear()
 
@@ -204,24 +220,22 @@ machine.at_forks(after_in_child=_after_fork)
 
 
 def checkpoint() -> None:
-    """Run the handlers of signals that came in this block; called where nothing is half done."""
+    """Run the handlers of signals that this block has recorded. Called between complete steps."""
     if _due:
-        with InterruptsAllowed():  # which does nothing on other threads
+        with InterruptsAllowed():  # does nothing on other threads
             pass
 
 
-# In these functions, and in what they call, an exception is dropped: by others, or by Python in finalizers.
+# Functions in which, or below which, an exception is dropped: by their callers' code, or by Python
+# in finalizers.
 DROPPED_IN = {
-    ("keras.src.utils.python_utils", "pythonify_logs"),  # `except: pass`, after each step of a fit
-    (
-        "tensorflow.python.framework.tensor_shape",
-        "__getitem__",
-    ),  # called from C++, which may crash, too
+    # `except: pass`, after each step of a fit
+    ("keras.src.utils.python_utils", "pythonify_logs"),
+    # Called from C++, which may also crash.
+    ("tensorflow.python.framework.tensor_shape", "__getitem__"),
     ("tensorflow.python.framework.tensor_shape", "__len__"),
-    (
-        "importlib._bootstrap_external",
-        "find_spec",
-    ),  # `except OSError`, which a TimeoutError is, too
+    # `except OSError`, which includes TimeoutError
+    ("importlib._bootstrap_external", "find_spec"),
     ("importlib._bootstrap_external", "get_code"),
     ("_weakrefset", "_remove"),
     ("weakref", "__call__"),  # of `finalize`
@@ -238,7 +252,7 @@ DROPPED_IN = {
 
 
 def is_dropped(frame: FrameType | None) -> bool:
-    """Whether an exception that is raised in this frame comes to one that drops it."""
+    """Return True if an exception raised in this frame would reach a function that drops it."""
     while frame is not None:
         if (frame.f_globals.get("__name__"), frame.f_code.co_name) in DROPPED_IN:
             return True
@@ -247,9 +261,11 @@ def is_dropped(frame: FrameType | None) -> bool:
 
 
 def _runs_below(frame: FrameType | None, handler: Callable[[FrameType], None]) -> bool:
-    """Whether a handler runs in a frame below: where an error that TensorFlow has constructed arrives, or a line later.
+    """Return True if the handler will run in a calling frame, after a TensorFlow error is made.
 
-    It comes in there where a wait of tf.data was broken off. Before Python 3.12 pybind11 makes a RuntimeError of it.
+    A signal is handled in the constructor of that error if a wait of tf.data was broken off. Before
+    Python 3.12, pybind11 would turn the handler's exception into a RuntimeError. So the handler
+    runs in the frame that receives the constructed error, or one line later.
     """
     caller = frame
     while caller is not None and caller.f_code.co_name == "__init__":
@@ -271,16 +287,18 @@ def _runs_below(frame: FrameType | None, handler: Callable[[FrameType], None]) -
 
 
 def send_again(number: int = signal.SIGINT) -> None:
-    """Have a signal that came where nothing can be raised, as in a finalizer, come once more in a moment."""
+    """Send a signal again in a moment, because its handler cannot raise here, as in a finalizer."""
     if number not in _due:
-        _due.append(number)  # the next block is told, if it is left before that
-    with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no thread any more
+        # The next block raises the signal if it is left before the moment is over.
+        _due.append(number)
+    # The interpreter is exiting and starts no threads any more.
+    with contextlib.suppress(RuntimeError):
         _thread.start_new_thread(_send, (number,))
 
 
 def _send(number: int) -> None:
     time.sleep(_MOMENT_S)
-    with contextlib.suppress(ValueError):  # a block has told it
+    with contextlib.suppress(ValueError):  # a block has raised it already
         _due.remove(number)
         if hasattr(signal, "pthread_kill") and _main_thread is not None:
             signal.pthread_kill(_main_thread, number)
@@ -289,13 +307,15 @@ def _send(number: int) -> None:
 
 
 class Undoing:
-    """Undoes something once: by a call, or when its owner is collected. Not at the interpreter's exit.
+    """Cleanup that runs once: when it is called, or when its owner is collected.
 
-    To be made in the block of `InterruptsHeld` in which the thing is begun. In the finalizer the gates raise nothing.
+    It does not run at the interpreter's exit. Make it in the `InterruptsHeld` block that starts the
+    thing to be cleaned up. In the finalizer, the gates raise nothing.
 
     Args:
-        owner: with whose end it is undone.
-        undo: never raises; may run in a finalizer, on any thread, and must not refer to the owner.
+        owner: object whose collection triggers the cleanup.
+        undo: the cleanup. It never raises, may run in a finalizer on any thread, and must not refer
+            to the owner.
     """
 
     __slots__ = ("_finalizer",)
@@ -305,21 +325,21 @@ class Undoing:
         self._finalizer.atexit = False
 
     def now(self) -> None:
-        """Undo it, unless that was done."""
+        """Run the cleanup now, unless it has run."""
         with InterruptsHeld():
             found = self._finalizer.detach()
             if found is not None:
                 found[1]()
 
     def forget(self) -> None:
-        """Note that nothing is left to undo."""
+        """Cancel the cleanup, because nothing is left to clean up."""
         self._finalizer.detach()
 
 
-# ---- what tells waits of a Ctrl-C ----
+# ---- reports of a Ctrl-C to waits ----
 
 waits_told_by: Any = None
-"""The module `ctrl_c`, from its `watch` on; None: waits of other threads are not told of signals."""
+"""The module `ctrl_c` once its `watch` has run. None: other threads' waits get no reports."""
 
 
 # ---- the interpreter's end ----
@@ -328,15 +348,17 @@ _is_exiting = False
 
 
 def note_exit() -> None:
-    """Note that the interpreter ends: all pools are closed now."""
+    """Record that the interpreter is exiting. Called at exit, when all pools are closed."""
     global _is_exiting
     _is_exiting = True
 
 
 def wait_for_the_end() -> None:
-    """A daemon thread of the program's that wants a batch at exit goes with the interpreter, without a word.
+    """Block this thread forever if it is a daemon thread and the interpreter is exiting.
 
-    A thread of TensorFlow's must return instead, for the interpreter's end waits for that.
+    Called when a thread of the program wants a batch at exit. A daemon thread then ends with the
+    interpreter, without an error. A thread of TensorFlow must return instead, because the
+    interpreter's exit waits for it.
     """
     thread = threading.current_thread()
     if _is_exiting and thread.daemon and not isinstance(thread, threading._DummyThread):

@@ -1,4 +1,7 @@
-"""What this machine is and allows; the only module with Linux-only calls. Elsewhere they do nothing."""
+"""Calls to the kernel and the C library. The Linux-only calls do nothing on other systems.
+
+No other module has Linux-only calls.
+"""
 
 from __future__ import annotations
 
@@ -33,42 +36,46 @@ _POINTER, _SIZE, _INT, _OFFSET = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int,
 
 @functools.cache
 def _c(name: str, *arguments: Any, result: Any = _INT, library: Any = ctypes.CDLL) -> Any:
-    """Return a function of the C library; from a `PyDLL` it holds the interpreter's lock while it runs."""
+    """Return a function of the C library. With a `PyDLL`, it runs with the interpreter's lock."""
     function = library(None, use_errno=True)[name]
     function.argtypes, function.restype = arguments, result
     return function
 
 
-# What a seccomp filter answers, and a kernel without the call. Others, such as EMFILE, may pass.
+# Errors of a seccomp filter, and of a kernel without the call. Other errors, such as EMFILE, may be
+# temporary.
 REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 ALLOW_MEMORY_FILES = "allow memfd_create in the seccomp profile of the container or service"
 
 
 def can_call_memfd() -> bool:
-    """Return whether Python has the call that makes anonymous memory files."""
+    """Return True if Python has the call that makes anonymous memory files."""
     return hasattr(os, "memfd_create")
 
 
 def try_memory_file() -> None:
     """Make an anonymous memory file, and close it.
 
-    Interrupts must be held. Otherwise one that comes between the two calls leaves the file open.
+    Interrupts must be held. Otherwise an interrupt between the two calls leaves the file open.
 
     Raises:
-        OSError: the system refuses it, or no descriptor is left.
+        OSError: the system refuses the file, or no descriptor is left.
     """
     os.close(os.memfd_create("loaderpool-probe"))
 
 
-# Has functions called around each fork of this process; does nothing where there is none.
+# Registers functions to call around each fork of this process. Does nothing on systems without
+# fork.
 at_forks: Callable[..., None] = getattr(os, "register_at_fork", lambda **_: None)
 
 
 def create_memory_file(name: str) -> int:
-    """Make an anonymous shared memory file that vanishes with its last holder; returns its descriptor.
+    """Make an anonymous shared memory file and return its descriptor.
+
+    The file vanishes when the last process closes it.
 
     Raises:
-        OSError: The system refuses it, which the text says; or no descriptor is left.
+        OSError: The system refuses it, as the text then says, or no descriptor is left.
     """
     try:
         return above_standard(os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC))
@@ -82,24 +89,27 @@ def create_memory_file(name: str) -> int:
 
 
 def create_log_file(name: str) -> int:
-    """Make such a file of which each write, of any process, goes to the end; returns its descriptor."""
+    """Make an anonymous memory file whose writes all go to its end; return the descriptor."""
     descriptor = create_memory_file(name)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
     return descriptor
 
 
 def map_readable_file(name: str, nbytes: int) -> mmap.mmap:
-    """Map such a file, which others find under /proc, and which goes with the mapping."""
+    """Map an anonymous memory file. Others find it under /proc until it is unmapped."""
     descriptor = create_memory_file(name)
     try:
         os.ftruncate(descriptor, nbytes)
-        return mmap.mmap(descriptor, nbytes)  # which has a descriptor of its own
+        return mmap.mmap(descriptor, nbytes)  # the mapping has its own descriptor
     finally:
         os.close(descriptor)
 
 
 def above_standard(descriptor: int) -> int:
-    """Return the descriptor, or a copy with no number of the standard streams', which C code replaces and writes to."""
+    """Return the descriptor, or a copy above those of the standard streams.
+
+    C code replaces the standard descriptors, and writes to them.
+    """
     if descriptor > 2:
         return descriptor
     try:
@@ -109,9 +119,10 @@ def above_standard(descriptor: int) -> int:
 
 
 def reserve(descriptor: int, offset: int, nbytes: int) -> None:
-    """Give a range of a memory file its pages now, so that no later write can fail for lack of them.
+    """Allocate the pages of a range of a memory file now, so that no later write lacks them.
 
-    Raises MemoryLimitError where the machine has none, or refuses the call.
+    Raises:
+        MemoryLimitError: the machine has no such memory, or refuses the call.
     """
     if descriptor < 0 or not hasattr(os, "posix_fallocate"):
         return
@@ -120,12 +131,13 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
         os.posix_fallocate(descriptor, offset, nbytes)
     except OSError as error:
         raise MemoryLimitError(
-            f"the machine refused {nbytes:,} bytes of shared memory ({error.strerror}); set a smaller Limits.memory"
+            f"the machine refused {nbytes:,} bytes of shared memory "
+            f"({error.strerror}); set a smaller Limits.memory"
         ) from error
 
 
 def return_pages(descriptor: int, offset: int, nbytes: int) -> None:
-    """Give the pages of a range back to the machine; the range reads as zeros afterwards. Best effort."""
+    """Return the pages of a range to the machine. The range then reads as zeros. Best effort."""
     if LINUX:
         _c("fallocate", _INT, _INT, _OFFSET, _OFFSET)(
             descriptor, _FALLOC_KEEP_SIZE_PUNCH_HOLE, offset, nbytes
@@ -133,16 +145,20 @@ def return_pages(descriptor: int, offset: int, nbytes: int) -> None:
 
 
 def file_identity(descriptor: int | None) -> tuple[int, int] | None:
-    """Return what tells a descriptor's file from all others; None: it is closed, or none at all."""
+    """Return the device and inode of a descriptor's file; None if it is closed or no descriptor."""
     try:
-        status = os.fstat(descriptor)  # type: ignore[arg-type]  # caught
+        status = os.fstat(descriptor)  # type: ignore[arg-type]  # caught below
     except (OSError, TypeError):
         return None
     return status.st_dev, status.st_ino
 
 
 def open_pidfd(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when the process ends, or None where the machine has no such thing."""
+    """Return a descriptor that becomes readable when the process ends; None if there are no pidfds.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
@@ -152,24 +168,31 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the parent's forking *thread* ends; for single-threaded parents only."""
+    """Let the kernel kill this process when the parent's forking *thread* ends.
+
+    Only for single-threaded parents. Called by a worker as it starts.
+    """
     if LINUX:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent_pid:  # it died before the call took effect
+    if os.getppid() != parent_pid:  # the parent died before the call took effect
         os._exit(1)
 
 
 def wake_when_orphaned() -> None:
-    """Ask the kernel to continue this process, if it is stopped, when its parent ends: then it can end too.
+    """Let the kernel continue this process, if it is stopped, when its parent ends.
 
-    The kernel sends SIGCONT, which does nothing to a process that runs, whenever a thread ends that was the parent.
+    The process can then end too. The kernel sends SIGCONT when the thread that was the parent ends.
+    SIGCONT does nothing to a running process.
     """
     if LINUX:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
 
 
 def start_time(pid: int) -> int:
-    """When a process began, which tells it from a later one of the same pid; 0: it is gone, a zombie, or not told."""
+    """Return the start time of a process in clock ticks. It tells apart processes of one pid.
+
+    0 if the process is gone, is a zombie, or if the kernel does not report it.
+    """
     state, began = _stat_of(pid)
     return 0 if state in ("", "Z", "X") else began
 
@@ -178,7 +201,10 @@ _IMPORTED_NS = clock.wall_ns()
 
 
 def process_started_ns() -> int:
-    """Return when this process began, by the clock of file systems; where the kernel does not tell, a moment later."""
+    """Return the start time of this process by the clock of file systems.
+
+    If the kernel does not report it, return the time of this module's import, a moment later.
+    """
     ticks = start_time(os.getpid())
     if not ticks:
         return _IMPORTED_NS
@@ -186,21 +212,23 @@ def process_started_ns() -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped (SIGSTOP), as far as the machine says."""
+    """Return True if a process is stopped (SIGSTOP), as far as the kernel reports it."""
     return _stat_of(pid)[0] == "T"
 
 
-# A process that is stopped for so long is ended. Shorter would end one that is looked at with a debugger for a moment;
-# longer is a longer wait for what it was to do.
+# A process that is stopped for longer is ended. Smaller: it would end a process that a debugger
+# stops for a moment. Larger: its work waits longer.
 _LONGEST_STOP_S = 5.0
 _LOOKS = 5
 
 
 class StopWatch:
-    """How long another process has been stopped (SIGSTOP; rule 12), as looks find it, one each `look_ms`.
+    """Measures how long another process has been stopped (SIGSTOP; rule 12).
+
+    Its caller checks the process every `look_ms` and reports what it found.
 
     Attributes:
-        since_ns: when it was found stopped; 0: it runs.
+        since_ns: time at which the process was first found stopped; 0: it runs.
     """
 
     def __init__(self) -> None:
@@ -209,43 +237,43 @@ class StopWatch:
         self.since_ns = 0
 
     def runs(self) -> None:
-        """Note that the process is not stopped now."""
+        """Record that the process is not stopped now."""
         self.since_ns = 0
 
     def is_too_long(self) -> bool:
-        """Note that the process is stopped now; returns whether it is to be ended for it."""
+        """Record that the process is stopped now; return True if that has lasted too long."""
         now = clock.monotonic_ns()
         self.since_ns = self.since_ns or now
         return now - self.since_ns >= self._longest_ns
 
 
 def _stat_of(pid: int) -> tuple[str, int]:
-    """State and start time of a process (proc(5), fields 3 and 22); ("", 0) where there is none."""
+    """Return state and start time of a process (proc(5), fields 3 and 22); ("", 0) without one."""
     fields = read_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return (fields[0], int(fields[19])) if fields else ("", 0)
 
 
 def flush_standard_streams() -> None:
-    """Write out what was printed, as far as it is taken."""
+    """Flush stdout and stderr. Errors are ignored."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # closed, or its reader is gone
+        with contextlib.suppress(Exception):  # the stream is closed, or its reader is gone
             stream.flush()
 
 
 def descriptor_limits() -> tuple[int, int]:
-    """Return how many descriptors this process may have, and how many it may allow itself."""
+    """Return the soft and the hard limit of this process's descriptors."""
     return (1 << 13, 1 << 13) if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def raise_descriptor_limit() -> None:
-    """Allow this process as many descriptors as it may allow itself. Best effort."""
+    """Raise this process's limit of descriptors to the hard limit. Best effort."""
     with contextlib.suppress(OSError, ValueError):
         _, hard = descriptor_limits()
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def raise_oom_score() -> None:
-    """Ask the kernel's OOM killer to take this process before all others. Best effort."""
+    """Make the kernel's OOM killer choose this process before all others. Best effort."""
     with (
         contextlib.suppress(OSError),
         open("/proc/self/oom_score_adj", "w", encoding="ascii") as file,
@@ -254,30 +282,32 @@ def raise_oom_score() -> None:
 
 
 def thread_ids() -> frozenset[int]:
-    """Ids of this process's threads beside the main one, those of C libraries too; none where the kernel lists none."""
+    """Return the ids of this process's threads except the main one, including those of C libraries.
+
+    Empty if the kernel lists none.
+    """
     with contextlib.suppress(OSError):
-        return frozenset(map(int, os.listdir("/proc/self/task"))) - {
-            os.getpid()
-        }  # that of the main thread
+        # The main thread's id is the pid.
+        return frozenset(map(int, os.listdir("/proc/self/task"))) - {os.getpid()}
     return frozenset()
 
 
 def thread_name(thread: int) -> str:
-    """Return what a thread of this process is called in the kernel's list, "" where it is not in there."""
+    """Return the kernel's name of a thread of this process; "" if there is no such thread."""
     return read_file(f"/proc/self/task/{thread}/comm").rstrip("\n")
 
 
-# A thread that waits has a few kilobytes of frames on its stack. More would reach the memory behind
-# a small stack, where pointers into any library may be.
+# Bytes of a stack that are read. A waiting thread has a few kilobytes of frames. Larger: reading
+# would reach the memory after a small stack, where pointers into any library may be.
 _STACK_BYTES = 1 << 16
 
 
 def files_on_stack(thread: int) -> list[str]:
     """Return the files whose code is on the stack of a thread of this process, the innermost first.
 
-    The kernel tells the stack pointer of a thread that waits. Each word from there on that points
-    into a file's code counts. So a file may be one whose function has returned already. Empty for
-    a thread that runs, and for kernels without these files in /proc.
+    The kernel reports the stack pointer of a waiting thread. Each word from there on that points
+    into a file's code counts. So a function of the file may have returned already. Empty for a
+    thread that runs, and for kernels without these files in /proc.
     """
     state = read_file(f"/proc/self/task/{thread}/syscall").split()
     if len(state) < 3:  # "running"
@@ -314,14 +344,22 @@ _MMAP_ARGUMENTS = (_POINTER, _SIZE, _INT, _INT, _INT, _OFFSET)
 
 
 def _mapped(address: int | None) -> int:
-    """Return what mmap or mremap returned, unless they failed."""
+    """Return the address that mmap or mremap returned.
+
+    Raises:
+        OSError: the call failed.
+    """
     if address is None or address == _POINTER(-1).value:
         raise OSError(ctypes.get_errno(), "a mapping of memory failed")
     return address
 
 
 def map_file(address: int | None, nbytes: int, flags: int, descriptor: int, offset: int) -> int:
-    """Map a part of a file, to be read and written, with mmap's flags; returns where. May raise OSError."""
+    """Map a part of a file for reading and writing, with mmap's `flags`; return the address.
+
+    Raises:
+        OSError: the mapping failed.
+    """
     call = _c("mmap", *_MMAP_ARGUMENTS, result=_POINTER)
     return _mapped(
         call(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, offset)
@@ -329,25 +367,27 @@ def map_file(address: int | None, nbytes: int, flags: int, descriptor: int, offs
 
 
 def unmapping(address: int, nbytes: int) -> Callable[[], object]:
-    """Return the call that unmaps memory, all in C, so that no signal comes between."""
+    """Return a call that unmaps memory. It runs in C, so no signal can interrupt it."""
     return functools.partial(_c("munmap", _POINTER, _SIZE), address, nbytes)
 
 
-# ---- memory that another mapping takes the place of ----
+# ---- memory that another mapping replaces ----
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# glibc's own upper bound for what it lets these grow to. Smaller: more blocks are mapped and faulted in page by page.
-# Larger: it would refuse.
+# glibc's upper bound for these thresholds. Smaller: more blocks are mapped and faulted in page by
+# page. Larger: glibc would refuse.
 _LARGEST_THRESHOLD = 32 << 20
-_HEADER_BYTES = 16  # of a block: the size of the block before it, and its own size with flags
+# Bytes of a block's header: the size of the block before it, then its own size with flags.
+_HEADER_BYTES = 16
 
 
 def keep_freed_blocks(
     largest_bytes: int = _LARGEST_THRESHOLD, heap_bytes: int = 2 * _LARGEST_THRESHOLD
 ) -> None:
-    """Have glibc's malloc keep what is freed for the next block, which else is mapped again: a fault for each page.
+    """Let glibc's malloc reuse freed blocks. Otherwise it maps each again, with a fault per page.
 
-    Larger blocks have mappings of their own; of the heap's end no more bytes stay free. Holds for good.
+    Blocks larger than `largest_bytes` get their own mappings. At the end of the heap, at most
+    `heap_bytes` stay free. The setting lasts until the process ends.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library
         libc = ctypes.CDLL("libc.so.6")
@@ -356,14 +396,18 @@ def keep_freed_blocks(
 
 
 class _MappedHeader(NamedTuple):
-    """Header of a block that malloc has given a mapping of its own, as `_learn_header` found it."""
+    """Header of a block that malloc has mapped separately, as `_learn_header` found it."""
 
-    before: int  # the first word
-    excess: int  # the second word less the mapping's length: 2 up to glibc 2.42, -14 from 2.43 on
+    before: int  # first word
+    # Second word minus the mapping's length: 2 up to glibc 2.42, -14 from 2.43 on.
+    excess: int
 
     def is_of(self, address: int, nbytes: int) -> bool:
-        """True if the block at `address` has this header, and its mapping ends behind `nbytes`."""
-        if address % mmap.PAGESIZE != _HEADER_BYTES:  # the page before it may not be readable
+        """Return True if the block at `address` has this header and its mapping fits `nbytes`.
+
+        The mapping must end after `nbytes`, by less than two pages.
+        """
+        if address % mmap.PAGESIZE != _HEADER_BYTES:  # the page before may not be readable
             return False
         before, size = _header_words(address)
         length = size - self.excess
@@ -373,19 +417,21 @@ class _MappedHeader(NamedTuple):
         )
 
 
-# Sizes of the blocks whose headers are read. Smaller: freeing one would raise the threshold from
-# which glibc's malloc maps blocks. Larger: only more address space, for nothing writes to them.
+# Sizes of the blocks whose headers are read. Smaller: freeing one would raise the threshold above
+# which glibc's malloc maps blocks. Larger: more address space, without a benefit, because nothing
+# writes to them.
 _PROBED_BYTES = tuple(_LARGEST_THRESHOLD + (more << 20) + mmap.PAGESIZE // 2 for more in (1, 6))
-_MOST_PROBES = 3  # as another thread may map memory where a freed block was
-_SMALL_BYTES = 1000  # of a block that shares its pages
+# Several, because another thread may map memory at the address of a freed block.
+_MOST_PROBES = 3
+_SMALL_BYTES = 1000  # size of a block that shares its pages
 
 
 @functools.cache
 def _learn_header() -> _MappedHeader | str:
     """Return the header of mapped blocks, or the reason why it is unknown.
 
-    Another C library may write another header. So this allocates and frees two blocks, and the
-    kernel shows which pages were unmapped with them. It takes 60 us, once in a process.
+    Another C library may write another header. So this function allocates and frees two blocks, and
+    checks which pages the kernel unmapped with them. It takes 60 us, once per process.
     """
     library = f"malloc ({_libc_name()}, or a library in its place)"
     headers = set()
@@ -408,7 +454,10 @@ def _learn_header() -> _MappedHeader | str:
 
 
 def _probe(nbytes: int) -> _MappedHeader | None:
-    """Allocate a block and free it; return its header if its own pages were unmapped, else None."""
+    """Allocate a block, free it, and return its header.
+
+    None if freeing it did not unmap exactly its own pages.
+    """
     address = _allocate(nbytes)
     start = address - _HEADER_BYTES
     if not address or start % mmap.PAGESIZE:
@@ -442,7 +491,7 @@ def _header_words(address: int) -> tuple[int, int]:
 
 
 def _is_mapped(page: int) -> bool:
-    """True if the process has memory on this page, or if the kernel does not answer."""
+    """Return True if the process has memory on this page, or if the kernel does not report it."""
     vector = ctypes.create_string_buffer(1)
     is_known = _c("mincore", _POINTER, _SIZE, ctypes.c_char_p)(page, mmap.PAGESIZE, vector) == 0
     return is_known or ctypes.get_errno() != errno.ENOMEM
@@ -455,7 +504,11 @@ def _libc_name() -> str:
 
 
 def write_memory(descriptor: int, offset: int, address: int, nbytes: int) -> None:
-    """Copy memory into a file. Raises OSError where no memory is left for the file's pages."""
+    """Copy memory into a file.
+
+    Raises:
+        OSError: no memory is left for the file's pages.
+    """
     memory, done = memoryview((ctypes.c_uint8 * nbytes).from_address(address)), 0
     while done < nbytes:
         done += os.pwrite(descriptor, memory[done:], offset + done)
@@ -464,17 +517,21 @@ def write_memory(descriptor: int, offset: int, address: int, nbytes: int) -> Non
 def map_over(
     address: int, nbytes: int, descriptor: int, offset: int, view: int | None = None
 ) -> bool:
-    """Have a part of a file take the place of this process's own memory, in one step; writes to it stay private.
-
-    Raises OSError where it cannot; the memory is what it was.
+    """Replace this process's own memory by a part of a file, in one step. Writes stay private.
 
     Args:
-        address: of whole pages that `why_not_replaceable` has nothing against.
-        nbytes: a multiple of the page size, as `offset` is.
+        address: start of whole pages for which `why_not_replaceable` returned None.
+        nbytes: a multiple of the page size, like `offset`.
         descriptor: the file.
-        offset: where the part begins.
-        view: where this process sees the same part, to compare them first, with no other Python thread in between;
-            False is returned where they differ.
+        offset: start of the part.
+        view: address at which this process has mapped the same part. The two are compared first,
+            and no other Python thread runs in between.
+
+    Returns:
+        False if the memory and `view` differ.
+
+    Raises:
+        OSError: the mapping failed. The memory is unchanged.
     """
     compare = _c("memcmp", _POINTER, _POINTER, _SIZE, library=ctypes.PyDLL)
     replace = _c("mmap", *_MMAP_ARGUMENTS, result=_POINTER, library=ctypes.PyDLL)
@@ -482,7 +539,8 @@ def map_over(
     calls = [functools.partial(replace, address, nbytes, rights, flags, descriptor, offset)]
     if view is not None:
         calls.insert(0, functools.partial(compare, address, view, nbytes))
-    # Both calls from C: the interpreter gives its lock to another thread only between two bytecodes.
+    # C makes both calls, because the interpreter lets another thread run only between two
+    # bytecodes.
     found: int = next(filter(None, map(functools.partial.__call__, calls)))
     if found == _POINTER(-1).value:
         _mapped(found)
@@ -490,16 +548,16 @@ def map_over(
 
 
 def make_private(address: int, content: bytes) -> None:
-    """Have memory of this process, from the beginning of a page on, be shared with no other, and have this content."""
+    """Replace memory, from the start of a page on, by private memory with this content."""
     map_file(address, len(content), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1, 0)
     ctypes.memmove(address, content, len(content))
 
 
 def why_not_replaceable(address: int, nbytes: int, known: str) -> str | None:
-    """Return why another mapping must not take the place of memory that malloc has given; None where it may.
+    """Return the reason why another mapping must not replace memory of malloc; None if it may.
 
-    It may where the memory is a mapping of its own, which glibc unmaps as a whole when it is freed. Memory files whose
-    names begin with `known` may lie there already.
+    It may if the memory is a separate mapping, which glibc unmaps as a whole when it is freed.
+    Memory files whose names begin with `known` may be mapped there already.
     """
     if not LINUX:
         return "it can be moved only on Linux"

@@ -1,9 +1,10 @@
-"""Files that this process has open, and a position of its own in each of them for a forked process.
+"""Files that this process has open, and separate file positions in them for a forked process.
 
-A fork copies descriptors. The copies refer to one open file description, which has one position (open(2), "Open file
-descriptions"): two forked processes that seek and read one file move each other. `find` lists such files in the process
-that will fork, and `reopen` opens them again in the fork, by the kernel's own links to them. The links work for deleted
-files, too (proc(5), "/proc/pid/fd").
+A fork copies descriptors. The copies refer to one open file description, which has one position
+(open(2), "Open file descriptions"). If two forked processes seek and read one file, each moves the
+other's position. `find` lists such files in the process that will fork. `reopen` opens them again
+in the fork, through the kernel's links to them. The links work for deleted files, too (proc(5),
+"/proc/pid/fd").
 """
 
 from __future__ import annotations
@@ -24,14 +25,13 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _LINKS = "/proc/self/fd"
-_MOST_DESCRIPTORS = (
-    4096  # without /proc, numbers up to here are tried one by one, in a millisecond or two
-)
+# Without /proc, all numbers below this one are tried, which takes a millisecond or two.
+_MOST_DESCRIPTORS = 4096
 _ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 _PATH_ONLY = getattr(os, "O_PATH", 0)
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
-# All others act while a file is opened, or make the link's opening fail: O_NOFOLLOW refuses links, and O_TMPFILE
-# expects a directory.
+# Flags that `reopen` uses again. All others act only when a file is opened, or make opening the
+# link fail: O_NOFOLLOW refuses links, and O_TMPFILE expects a directory.
 _KEPT_FLAGS = _ACCESS | os.O_APPEND | _NONBLOCK
 for _name in ("O_DIRECT", "O_NOATIME", "O_SYNC", "O_DSYNC"):
     _KEPT_FLAGS |= getattr(os, _name, 0)
@@ -39,56 +39,60 @@ _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class OpenFile(NamedTuple):
-    """A descriptor of a file with a position: a regular file, a directory or a disk."""
+    """Descriptor of a file with a position: a regular file, a directory or a disk."""
 
     descriptor: int
-    flags: int  # as open(2) takes them
+    flags: int  # flags for open(2)
     identity: tuple[int, int]  # device and inode
     position: int
-    first: int = -1  # the lowest descriptor of the same open file description; -1: not known
+    # Lowest descriptor of the same open file description; -1: unknown.
+    first: int = -1
 
     @property
     def is_read(self) -> bool:
-        """Return whether it can be read."""
+        """True if the file is open for reading."""
         return self.flags & _ACCESS != os.O_WRONLY
 
     @property
     def is_written(self) -> bool:
-        """Return whether it can be written."""
+        """True if the file is open for writing."""
         return self.flags & _ACCESS != os.O_RDONLY
 
     @property
     def is_append(self) -> bool:
-        """Return whether each write goes to the file's end, wherever the position is."""
+        """True if each write goes to the end of the file, at any position."""
         return bool(self.flags & os.O_APPEND)
 
 
 def descriptors(private: Collection[int]) -> list[int]:
-    """Return this process's descriptors above those of the standard streams, without private ones."""
+    """Return this process's descriptors, without the standard streams' and `private` ones."""
     try:
         numbers = [int(name) for name in os.listdir(_LINKS)]
-    except OSError:  # /proc is not mounted, or this process has dropped the rights to it
+    except OSError:  # /proc is not mounted, or this process has given up access to it
         numbers = [*range(_MOST_DESCRIPTORS)]
     return sorted({number for number in numbers if number > 2}.difference(private))
 
 
 def links(but: Collection[int] = ()) -> dict[int, str]:
-    """Return the path of each descriptor, or what the kernel calls it; empty without /proc.
+    """Return the path of each descriptor, or the kernel's name for it; empty without /proc.
 
     Args:
-        but: descriptors that are left out.
+        but: descriptors to leave out.
     """
     found = {}
     with contextlib.suppress(OSError):
         for name in os.listdir(_LINKS):
             if int(name) not in but:
-                with contextlib.suppress(OSError):  # the listing's own
+                with contextlib.suppress(OSError):  # descriptor of the listing itself
                     found[int(name)] = os.readlink(f"{_LINKS}/{name}")
     return found
 
 
 def find(numbers: Iterable[int]) -> list[OpenFile]:
-    """Return the files among descriptors. Memory files of this package are none: no code uses their position."""
+    """Return the files among these descriptors. Memory files of this package are left out.
+
+    No code uses the positions of those.
+    """
     groups: dict[object, list[OpenFile]] = collections.defaultdict(list)
     for number in numbers:
         try:
@@ -101,9 +105,9 @@ def find(numbers: Iterable[int]) -> list[OpenFile]:
                 continue
             flags = fcntl.fcntl(number, fcntl.F_GETFL)
             position = os.lseek(number, 0, os.SEEK_CUR)
-        except (
-            OSError
-        ):  # closed since, as that of the listing is; or it has no position, as some files of /proc
+        # The descriptor is closed now, like that of the listing. Or it has no position, like some
+        # files of /proc.
+        except OSError:
             continue
         if flags & _PATH_ONLY or (flags & _ACCESS == os.O_RDWR and _is_ours(number, status)):
             continue
@@ -115,16 +119,18 @@ def find(numbers: Iterable[int]) -> list[OpenFile]:
 def _is_ours(number: int, status: os.stat_result) -> bool:
     try:
         return os.readlink(f"{_LINKS}/{number}").startswith("/memfd:loaderpool-")
-    except OSError:  # without /proc a memory file is known by that it has no name
+    # Without /proc, a memory file is recognized because it has no name.
+    except OSError:
         return not status.st_nlink
 
 
 def _with_first(group: list[OpenFile]) -> Iterator[OpenFile]:
-    """Say which of some descriptors with equal file, flags and position have one open file description.
+    """Group descriptors of equal file, flags and position by their open file description.
 
-    They are numbered by a flag that the description keeps, O_NONBLOCK, one bit of the number after the other. All
-    descriptors of one description then show the number of the last of them. kcmp(2) would tell, too, but containers
-    forbid it, and moving a position would be seen by other processes. For files the flag means nothing.
+    The function writes a number into each description, through a flag that the description keeps
+    (O_NONBLOCK), one bit after the other. All descriptors of one description then show the number
+    of the last of them. kcmp(2) would also report this, but containers forbid it. Other processes
+    would notice a moved position. For files, the flag has no effect.
     """
     seen = [0] * len(group)
     for bit in range((len(group) - 1).bit_length()):
@@ -140,36 +146,37 @@ def _with_first(group: list[OpenFile]) -> Iterator[OpenFile]:
 
 
 def can_be_reopened(file: OpenFile) -> bool:
-    """Try it. Runs in: the process that will fork, whose rights the fork has.
+    """Try to reopen the file. Runs in: the process that will fork, whose rights the fork has.
 
-    A file that this process has locked is not tried: the kernel drops a process's POSIX locks on a file as soon as the
-    process closes any descriptor of it (fcntl(2)). A fork has no such locks to lose.
+    A locked file is not tried. The kernel drops a process's POSIX locks on a file as soon as the
+    process closes any descriptor of the file (fcntl(2)). A fork has no such locks to lose.
     """
     if is_locked(file.descriptor):
         return True
     try:
         os.close(os.open(f"{_LINKS}/{file.descriptor}", file.flags))
     except OSError as error:
-        return error.errno in _SCARCE  # another time it works
+        return error.errno in _SCARCE  # temporary
     return True
 
 
 def is_writable(descriptor: int) -> bool:
-    """Return whether a descriptor was opened for writing."""
+    """Return True if a descriptor was opened for writing."""
     return fcntl.fcntl(descriptor, fcntl.F_GETFL) & _ACCESS != os.O_RDONLY
 
 
 def reopen(files: Iterable[OpenFile]) -> None:
-    """Give this process positions of its own in files, at the same descriptors. Runs in: a fork, first thing.
+    """Reopen files at the same descriptors, so that this process has its own positions in them.
 
-    Locks by flock(2) stay with the description of the parent, which holds them for its forks.
+    Runs in: a fork, before anything else. Locks by flock(2) stay with the parent's description, and
+    the parent holds them for its forks.
 
     Raises:
-        OSError: it does not work any more.
+        OSError: a file can no longer be opened.
     """
     for file in files:
         inherited = os.get_inheritable(file.descriptor)
-        if file.first != file.descriptor:  # which stands before it
+        if file.first != file.descriptor:  # `file.first` comes first in `files`
             os.dup2(file.first, file.descriptor, inherited)
             continue
         opened = os.open(f"{_LINKS}/{file.descriptor}", file.flags)
@@ -180,7 +187,7 @@ def reopen(files: Iterable[OpenFile]) -> None:
 
 
 def is_locked(descriptor: int) -> bool:
-    """Return whether this process has locked the file, by flock(2) or fcntl(2)."""
+    """Return True if this process has locked the file, by flock(2) or fcntl(2)."""
     with (
         contextlib.suppress(OSError),
         open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as file,
@@ -190,7 +197,7 @@ def is_locked(descriptor: int) -> bool:
 
 
 def mapped_paths() -> set[str]:
-    """Return the paths of the files that are mapped into memory, as `path_of` gives them."""
+    """Return the paths of the files that are mapped into memory, in the form of `path_of`."""
     with (
         contextlib.suppress(OSError),
         open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file,
@@ -200,10 +207,11 @@ def mapped_paths() -> set[str]:
 
 
 def path_of(descriptor: int) -> str:
-    """Return the path of an open file; without /proc the name that a file object of Python's knows."""
+    """Return the path of an open file. Without /proc, it is the name in Python's file object."""
     with contextlib.suppress(OSError):
         return os.readlink(f"{_LINKS}/{descriptor}")
-    gc.unfreeze()  # or the list would not have them all
+    # Otherwise the list would not contain all objects.
+    gc.unfreeze()
     for each in gc.get_objects():
         if type(each) is io.FileIO and not each.closed and each.fileno() == descriptor:
             return str(each.name)

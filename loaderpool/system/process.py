@@ -1,4 +1,4 @@
-"""Which of the actors this process is, whose code it runs, where it may write; how many others may die."""
+"""Role of this process, owner of its code, directories for its files, and the limit of restarts."""
 
 from __future__ import annotations
 
@@ -19,38 +19,47 @@ _node = ""
 
 
 def become(new_role: Role, on_node: str | None = None) -> None:
-    """Say what this process is from now on, and on which node (None: as before, or as what this was forked of)."""
+    """Set the role of this process, and its node.
+
+    Args:
+        new_role: the role from now on.
+        on_node: address of the node; None: unchanged, or inherited from the process that forked
+            this one.
+    """
     global _role, _node
     _role = new_role
     _node = _node if on_node is None else on_node
-    os.environ["LOADERPOOL_ROLE"] = (
-        new_role  # seen by users' setup hooks, and by processes they start
-    )
+    # Users' setup hooks can read it, and so can processes that they start.
+    os.environ["LOADERPOOL_ROLE"] = new_role
 
 
 def role() -> Role:
-    """Return what this process is."""
+    """Return the role of this process."""
     return _role
 
 
 def node() -> str:
-    """Return the address of the node that this process works on for another machine; empty: it works for this one."""
+    """Return the address of the node on which this process works for another machine.
+
+    "" if it works for this machine.
+    """
     return _node
 
 
 def is_trainer() -> bool:
-    """Whether loaders may start here."""
+    """Return True if loaders may start in this process."""
     return _role == "trainer"
 
 
-# ---- whose code: the user's own, an installed package's, or Python's ----
+# ---- owner of code: the user, an installed package, or Python ----
 
-# By these names, and not by where this interpreter installs: packages of another environment may be on the path, too.
+# Names of directories with installed packages. Not this interpreter's own paths, because packages
+# of another environment may be on the path, too.
 _DIRECTORIES = frozenset({"site-packages", "dist-packages"})
 
 
 def is_installed(name: str) -> bool:
-    """Whether a module that is imported is a package's, not the user's own: it lies where packages are installed."""
+    """Return True if an imported module is in a directory of installed packages."""
     file = getattr(sys.modules.get(name), "__file__", None)
     return isinstance(file, str) and _lies_where_packages_do(file)
 
@@ -61,7 +70,7 @@ def _lies_where_packages_do(file: str) -> bool:
 
 
 def package_of(file: str) -> str:
-    """Return the top-level package that a file was installed with, "" if there is none.
+    """Return the top-level package with which a file was installed; "" if there is none.
 
     Wheels put shared libraries that a package needs into a directory beside it: "scipy.libs".
     """
@@ -73,12 +82,12 @@ def package_of(file: str) -> str:
 
 
 def is_library(module: str | None) -> bool:
-    """Whether a module is no code of the user's own: ours, Python's, or a package's."""
+    """Return True if a module is not the user's own: loaderpool's, Python's, or a package's."""
     return _is_ours_or_pythons(module or "") or is_installed(module or "")
 
 
 def is_library_file(module: str, file: str) -> bool:
-    """Return the same for a module that is not imported yet, and will be from this file."""
+    """Like `is_library`, for a module that will be imported from this file."""
     return _is_ours_or_pythons(module) or _lies_where_packages_do(file)
 
 
@@ -91,7 +100,10 @@ def _is_ours_or_pythons(module: str) -> bool:
 
 
 def why_not_apart(path: str | Path, is_ours: Callable[[str], object]) -> str:
-    """Return why a directory cannot be for files of ours alone; "": it can, or can be created."""
+    """Return the reason why a directory cannot be used for loaderpool's files only; "" if it can.
+
+    A directory that does not exist can be created.
+    """
     try:
         others = sorted(name for name in os.listdir(path) if not is_ours(name))
     except FileNotFoundError:
@@ -107,33 +119,37 @@ def why_not_apart(path: str | Path, is_ours: Callable[[str], object]) -> str:
 
 
 class RestartLimit:
-    """Counts the latest deaths; more than so many within so many seconds are too many (None: no limit)."""
+    """Counts recent deaths of processes.
+
+    Args:
+        max_restarts: allowed number of deaths, and the seconds within which they count; None: no
+            limit.
+    """
 
     def __init__(self, max_restarts: tuple[int, float] | None) -> None:
         self._most = max_restarts[0] if max_restarts else None
         self._window_ns = int(max_restarts[1] * 1e9) if max_restarts else 0
-        self._deaths: collections.deque[int] = (
-            collections.deque()
-        )  # when; kept only where there is a limit
+        # times of the deaths; empty without a limit
+        self._deaths: collections.deque[int] = collections.deque()
 
     @property
     def count(self) -> int:
-        """How many there were of late."""
+        """Number of recent deaths."""
         return len(self._deaths)
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether these were too many."""
+        """True if there were too many recent deaths."""
         return self._most is not None and len(self._deaths) > self._most
 
     def note(self, now_ns: int) -> None:
-        """Count the death of a process."""
+        """Count the death of a process at `now_ns`."""
         if self._most is not None:
             self._deaths.append(now_ns)
             while self._deaths[0] < now_ns - self._window_ns:
                 self._deaths.popleft()
 
     def forget(self, count: int) -> None:
-        """So many of the latest were no such deaths."""
+        """Remove the latest `count` deaths, because they do not count."""
         for _ in range(min(count, len(self._deaths))):
             self._deaths.pop()

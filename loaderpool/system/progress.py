@@ -1,4 +1,4 @@
-"""Progress of work that takes long, on stderr: nothing for two seconds, then a line from time to time."""
+"""Progress of long work, on stderr: nothing for two seconds, then a line now and then."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import sys
 from loaderpool.errors import readable_s
 from loaderpool.system import clock
 
-_QUIET_NS = 2_000_000_000  # work that is over sooner is not reported
+_QUIET_NS = 2_000_000_000  # shorter work is not reported
 _LINE_NS = 5_000_000_000
-_LINE_SHARE = 5  # the next line comes after such a part of the time so far, so a log of hours has some dozens of lines
+# The next line comes after this fraction (1/5) of the time so far, so a log of hours has some
+# dozens of lines.
+_LINE_SHARE = 5
 
 
 class Progress:
     """Reports how much of some work is done.
 
     Args:
-        text: a line, with {done} and {time} in it.
+        text: a line with the placeholders {done} and {time}.
     """
 
     def __init__(self, text: str) -> None:

@@ -1,6 +1,7 @@
-"""Processes of one distributed training that share this machine, and the part of it that this process has.
+"""Processes of one distributed training that share this machine, and this process's share of it.
 
-Launchers tell their number in environment variables. The main process and its supervisor read the same ones.
+Launchers store the number of processes in environment variables. The main process and its
+supervisor read the same ones.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ _LOCAL_SIZES = (
 
 
 def local_count() -> int:
-    """Return the number of processes of this training on this machine, at least 1: the largest that a launcher tells.
+    """Return the number of processes of this training on this machine, at least 1.
 
-    The largest, as one launcher may start another, which starts one process each.
+    It is the largest number that a launcher reports, because one launcher may start another that
+    starts one process each.
     """
     counts = [_number(name) for name in _LOCAL_SIZES]
     if "CROSS_SIZE" in os.environ:  # DeepSpeed
         counts.append(_number("LOCAL_SIZE"))
-    if _is_here(
-        os.environ.get("MASTER_ADDR", "")
-    ):  # processes of torch that no launcher has started
+    # processes of torch that no launcher has started
+    if _is_here(os.environ.get("MASTER_ADDR", "")):
         counts.append(_number("WORLD_SIZE"))
     return max(1, *counts, _slurm_tasks(), _jax_processes())
 
 
 def usable_cpu_count() -> int:
-    """Return this process's part of the usable CPUs, at least 1.
+    """Return the number of usable CPUs for this process, at least 1.
 
-    Where a launcher has bound each process to CPUs of its own, these are its part.
+    If a launcher has bound each process to its own CPUs, these are the process's share.
     """
     usable, count = capacity.usable_cpu_count(), local_count()
     if count == 1:
@@ -53,19 +54,20 @@ def usable_cpu_count() -> int:
 
 
 def memory_bytes() -> int:
-    """Return this process's part of the memory that is free."""
+    """Return this process's share of the free memory, in bytes."""
     return capacity.available_memory_bytes() // local_count()
 
 
 def _cpus_of_all() -> int:
-    """Return the number of CPUs that the processes have together: those of the launcher, which is not bound."""
-    cpus = (
-        _number("SLURM_CPUS_ON_NODE") if _slurm_tasks() > 1 else 0
-    )  # its launcher may use all of the machine
+    """Return the number of CPUs of all these processes together, as their launcher has them.
+
+    The launcher is the parent process. It is not bound to a part of the CPUs.
+    """
+    # The launcher of SLURM tasks may use all of the machine.
+    cpus = _number("SLURM_CPUS_ON_NODE") if _slurm_tasks() > 1 else 0
     if not cpus:
-        with contextlib.suppress(
-            OSError, AttributeError
-        ):  # it has ended, or the system has no such call
+        # The parent has ended, or the system has no such call.
+        with contextlib.suppress(OSError, AttributeError):
             cpus = len(os.sched_getaffinity(os.getppid()))
     return min(cpus, os.cpu_count() or 1, int((capacity.cgroup_cpu_quota() or cpus) + 0.5))
 
@@ -76,9 +78,10 @@ def _number(name: str) -> int:
 
 
 def _slurm_tasks() -> int:
-    """Return the number of tasks of this step of SLURM's on this node: the third of "4(x2),3" has 3; 0: not known.
+    """Return the number of tasks of this SLURM step on this node; 0: unknown.
 
-    Not SLURM_NTASKS_PER_NODE: a program that `sbatch` runs has that too, and is alone.
+    In "4(x2),3", the third node has 3. SLURM_NTASKS_PER_NODE does not help: a program that `sbatch`
+    runs has it too, but is alone.
     """
     counts: list[int] = []
     for part in os.environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
@@ -89,8 +92,11 @@ def _slurm_tasks() -> int:
 
 
 def _jax_processes() -> int:
-    """Return the number of processes that JAX has connected, if their coordinator is on this machine; else 0."""
-    with FailuresIgnored():  # it is not imported, or not to its end
+    """Return the number of processes that JAX has connected.
+
+    0 if their coordinator is on another machine, or if JAX is not connected.
+    """
+    with FailuresIgnored():  # JAX is not imported, or only in part
         state: Any = sys.modules["jax._src.distributed"].global_state
         if _is_here(state.coordinator_address or ""):
             return int(state.num_processes)

@@ -1,7 +1,9 @@
-"""What functions, classes and objects hold, by name: closures, globals, defaults, partials, members, attributes, items.
+"""Values that functions, classes and objects hold, by name.
 
-`parts_of` looks one step into a value, `walk` goes on from there. Nothing of the user's is called. Which variable
-cannot be pickled, which large list is captured, which global has changed: each is a loop over one of the two.
+These are closures, globals, defaults, partials, members, attributes and items. `parts_of` yields
+the parts of one value, and `walk` continues from there. No code of the user runs. Which variable
+cannot be pickled, which large list is captured, which global has changed: each is a loop over one
+of the two.
 """
 
 from __future__ import annotations
@@ -18,21 +20,23 @@ from loaderpool.system.annotations import LAZY_ATTRIBUTES
 from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.system.process import is_library
 
-# Values that are entered. More: the line that makes a loader is slower than its pickling where there are many objects.
+# Number of values that are entered. Larger: if there are many objects, making a loader takes longer
+# than pickling them.
 _MOST_ENTERED = 20_000
-# Items of a container that is entered. A longer one is data; its items are not looked at one by one.
+# Items of the longest container that is entered. A longer one is data, and its items are not
+# checked one by one.
 _MOST_ITEMS = 1000
 _PLAIN = frozenset(
     {str, bytes, bytearray, int, float, complex, bool, type(None), range, slice, types.CodeType}
 )
 CONTAINERS = (list, tuple, set, frozenset, collections.deque)
 LruCacheWrapper: Any = type(functools.lru_cache(lambda: None))
-# Stands for what `lazy import` names in Python 3.15, until code uses the name.
+# Type of the placeholder for a name that `lazy import` binds in Python 3.15, until code uses it.
 LazyImport: Any = getattr(types, "LazyImportType", None)
 WRAPPERS = (LruCacheWrapper, staticmethod, classmethod, property, functools.cached_property)
 _HOLDERS = (types.MethodType, types.BuiltinFunctionType, functools.partial, *WRAPPERS)
 CODE = (type, types.FunctionType, *_HOLDERS)
-# What a class has besides what its author wrote.
+# Members of a class that its author did not write.
 _NOT_THE_AUTHORS = frozenset(
     {"__dict__", "__weakref__", "_abc_impl", "__module__", "__doc__", "__slotnames__"}
     | {"__firstlineno__", "__static_attributes__"}
@@ -41,39 +45,46 @@ _NOT_THE_AUTHORS = frozenset(
 
 
 class Part(NamedTuple):
-    """Something that a value holds."""
+    """Value that another value holds."""
 
-    label: str  # in words, such as "closure variable 'records' of function load"
-    name: str  # as code writes it: "records"; behind that of the holder: ".records", "['records']"; "": as the holder
+    # Description, such as "closure variable 'records' of function load".
+    label: str
+    # Name in code, such as "records". ".records" and "['records']" follow the holder's name. "": as
+    # the holder.
+    name: str
     value: Any
-    is_hidden: bool = (
-        False  # a step within a wrapper of ours, which users never made: paths leave it out
-    )
+    # True for a step within one of loaderpool's wrappers, which users never made. Paths leave it
+    # out.
+    is_hidden: bool = False
 
 
 class Found(NamedTuple):
-    """Something that a walk has come to."""
+    """Value that a walk has reached."""
 
     path: tuple[str, ...]  # the root's name, then the labels of the parts on the way
-    name: str  # as code would write it: "records", "dataset.settings.size"
+    name: str  # name in code: "records", "dataset.settings.size"
     value: Any
-    base: Any = None  # the last value on the way that code reaches by no variable, such as a root
-    base_label: str = ""  # in words; "": a variable comes after it
-    tail: str = ""  # from the base on, as code would write it: ".settings.size"
+    # Last value on the way that no variable in code names, such as a root.
+    base: Any = None
+    base_label: str = ""  # description of `base`; "": a variable comes after it
+    tail: str = ""  # rest of the name in code, from `base` on: ".settings.size"
 
 
 def walk(
     roots: Mapping[str, Any], enters: Callable[[Any], bool], most_entered: int = _MOST_ENTERED
 ) -> Iterator[Found]:
-    """The roots, and all that they lead to, nearest first; each way to a value comes, but it is entered only once.
+    """Yield the roots and all values that they lead to, nearest first.
+
+    A value is yielded once for each way to it, but it is entered only once.
 
     Args:
-        roots: such as a loader's arguments, by name.
-        enters: whether to look into a function, class or object (`parts_of`). Text, numbers and modules are not asked
-            for, nor containers, which are entered up to `_MOST_ITEMS` items.
-        most_entered: the walk ends after so many values.
+        roots: values by name, such as a loader's arguments.
+        enters: returns True if the parts of a function, class or object are wanted (`parts_of`). It
+            is not called for text, numbers, modules and containers. Containers of up to
+            `_MOST_ITEMS` items are entered.
+        most_entered: number of entered values after which the walk ends.
     """
-    entered: dict[int, Any] = {}  # holds them, so that no id comes twice
+    entered: dict[int, Any] = {}  # references to the values, so that no id is used twice
     waiting = collections.deque(
         Found((name,), name, value, value, f"the object that you pass as {name}")
         for name, value in roots.items()
@@ -101,19 +112,20 @@ def walk(
 
 
 def parts_of(value: Any) -> Iterator[Part]:
-    """What a value holds, one step into it.
+    """Yield the values that a value holds, one step into it.
 
-    A class of ours with a method `user_parts` is a wrapper: the method returns what of it is the user's, with labels,
-    or "" as the label of the only one. These parts come first.
+    A class of loaderpool with a method `user_parts` is a wrapper. The method returns the user's
+    parts of it with labels, or with the label "" for the only one. These parts come first.
     """
-    kind = type(value)  # not isinstance: it asks a proxy for what it stands for
+    kind = type(value)  # not isinstance, which asks a proxy for its target's class
     if issubclass(kind, types.FunctionType):
         yield from _of_function(value)
     elif issubclass(kind, types.MethodType):
         yield Part(f"the object of the method {value.__qualname__}", "", value.__self__)
         yield Part(f"the method {value.__qualname__}", "", value.__func__)
     elif issubclass(kind, types.BuiltinFunctionType):
-        if not isinstance(value.__self__, (types.ModuleType, type, type(None))):  # `table.get`
+        # A method such as `table.get`.
+        if not isinstance(value.__self__, (types.ModuleType, type, type(None))):
             yield Part(f"the object of the method {value.__name__}", "", value.__self__)
     elif issubclass(kind, functools.partial):
         yield Part("the function of the partial", "", value.func)
@@ -157,7 +169,10 @@ def parts_of(value: Any) -> Iterator[Part]:
 
 
 def is_users(value: Any) -> bool:
-    """Whether code or an object is the user's own, or of a kind of Python's, or ours, that holds such (a partial)."""
+    """Return True if code or an object is the user's own, or may hold such code.
+
+    Objects of Python's holders (such as a partial) and of loaderpool's classes may hold it.
+    """
     kind = type(value)
     if issubclass(kind, (types.FunctionType, type)):
         return not is_library(str(value.__module__))
@@ -168,12 +183,15 @@ def is_users(value: Any) -> bool:
 
 
 def is_found_by_name(named: Any) -> bool:
-    """Return whether another process finds a function or class by its module and name; its `__main__` is another."""
+    """Return True if another process finds a function or class by its module and name.
+
+    The `__main__` of another process is a different module.
+    """
     return named.__module__ != "__main__" and is_global(named)
 
 
 def is_global(named: Any) -> bool:
-    """Return whether the module of a function or class has it under its name."""
+    """Return True if the module of a function or class has it under its name."""
     found: Any = sys.modules.get(named.__module__)
     for name in named.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -181,13 +199,14 @@ def is_global(named: Any) -> bool:
 
 
 def cached_properties(cls: Any) -> frozenset[str]:
-    """Return the attributes in which instances of a class keep what a `cached_property` has computed."""
+    """Return the attributes in which instances of a class store results of `cached_property`."""
     members = (member for each in getattr(cls, "__mro__", ()) for member in vars(each).items())
     return frozenset(name for name, value in members if type(value).__name__ == "cached_property")
 
 
 def _of_function(function: types.FunctionType) -> Iterator[Part]:
-    from cloudpickle import cloudpickle as internals  # 30 ms, which not every process needs
+    # Imported here, because it takes 30 ms and not every process needs it.
+    from cloudpickle import cloudpickle as internals
 
     code, name = function.__code__, function.__qualname__
     for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -195,7 +214,7 @@ def _of_function(function: types.FunctionType) -> Iterator[Part]:
             yield Part(
                 f"closure variable {variable!r} of function {name}", variable, cell.cell_contents
             )
-    for variable in internals._extract_code_globals(code):  # of functions inside, too
+    for variable in internals._extract_code_globals(code):  # includes those of inner functions
         if variable in function.__globals__:
             yield Part(
                 f"global {variable!r} used by {name}", variable, function.__globals__[variable]
@@ -215,7 +234,10 @@ def _of_function(function: types.FunctionType) -> Iterator[Part]:
 
 
 def _of_items(value: Any, kind: type) -> Iterator[Part]:
-    """Items by what a container is made of: a class of the user's may tell something else."""
+    """Yield the items of a container, with the methods of its base class.
+
+    The methods of a user's subclass may return something else.
+    """
     if issubclass(kind, dict):
         for key, item in list(dict.items(value)):
             yield Part(f"item {key!r:.80} of the {kind.__name__}", f"[{key!r:.80}]", item)
@@ -227,9 +249,9 @@ def _of_items(value: Any, kind: type) -> Iterator[Part]:
 
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of an object and their names; nothing of its class is called."""
+    """Yield the names and attributes of an object. No code of its class is called."""
     attributes: list[tuple[str, Any]] = []
-    with FailuresIgnored():  # a proxy's own code, or it has none
+    with FailuresIgnored():  # it has none, or a proxy's own code raises
         attributes = list(object.__getattribute__(value, "__dict__").items())
     yield from attributes
     for cls in type(value).__mro__:

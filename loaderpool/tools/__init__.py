@@ -1,5 +1,5 @@
-"""What a user asks beside training: the command line, tuning, the doctor, watching.
+"""Command line tools: tune, profile, replay, top, trace and doctor.
 
-Runs in: a process of its own, mostly. It uses loaders as users do, or looks at running ones, and nothing imports
-it. Open first: `cli`.
+Runs in: mostly a process of its own. The tools use loaders as users do, or read the state of
+running ones. Nothing imports this room. Open first: `cli`.
 """

@@ -1,6 +1,6 @@
-"""The commands by name, checked values of their options, and where their output goes.
+"""The commands by name, validation of their options, and their output streams.
 
-Results go to stdout, progress to stderr; plain text wherever that is no terminal.
+Results go to stdout, progress to stderr. Output that is not to a terminal is plain text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loaderpool.errors import brief
 
 
 class _Seconds(click.FloatRange):
-    """A range that has no nan in it."""
+    """Range of seconds that excludes NaN."""
 
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None
@@ -34,7 +34,10 @@ SECONDS = _Seconds(0, 86_400, min_open=True)
 
 
 def numbers(least: int, most: int) -> Callable[..., tuple[int, ...]]:
-    """Return the reader of an option such as 1,2,4: whole numbers within bounds, ascending, each once."""
+    """Return a click callback that parses an option such as 1,2,4.
+
+    The callback returns whole numbers within bounds, ascending, without duplicates.
+    """
     kind: Any = click.IntRange(least, most)
 
     def read(
@@ -47,7 +50,7 @@ def numbers(least: int, most: int) -> Callable[..., tuple[int, ...]]:
 
 
 def output(*endings: str) -> Callable[..., str | None]:
-    """Return the reader of a file to be written when all is done: a wrong one shall not cost the measurements."""
+    """Return a click callback that validates an output path before measuring."""
 
     def read(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
         if value is not None:
@@ -61,16 +64,14 @@ def output(*endings: str) -> Callable[..., str | None]:
 
 
 def results() -> Console:
-    """The console for results, on stdout."""
+    """Return the console for results, on stdout."""
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = (
-            1 << 16
-        )  # a file has no width; what is cut or wrapped at 80 columns would be of no use there
+        console.width = 1 << 16  # no wrapping at 80 columns in files and pipes
     return console
 
 
-_NAMES = ("doctor", "profile", "replay", "top", "trace", "tune")  # each of a module of its own
+_NAMES = ("doctor", "profile", "replay", "top", "trace", "tune")  # each is in a module of its own
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
 _EPILOG = """\b
 Examples:
@@ -81,7 +82,10 @@ Examples:
 
 
 class _Commands(click.Group):
-    """Imports a command when it is named: `top` shall not wait for what the others need."""
+    """Group of commands that imports a command only when it is named.
+
+    So `top` does not wait for the imports of the others.
+    """
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(_NAMES)
@@ -100,6 +104,6 @@ class _Commands(click.Group):
 def cli() -> None:
     """Benchmark, tune and diagnose loaders.
 
-    TARGET is package.module:name: a loaderpool.Loader, or a function without arguments that returns one. Modules are
-    imported as with `python -m`: the current directory comes first.
+    TARGET is package.module:name: a loaderpool.Loader, or a function without arguments that returns
+    one. Modules are imported as with `python -m`: the current directory comes first.
     """

@@ -1,4 +1,4 @@
-"""`loaderpool doctor`: what this machine has, and whether a pool works on it although one of its workers dies."""
+"""`loaderpool doctor`: resources of this machine, and a crash test of a pool."""
 
 from __future__ import annotations
 
@@ -20,28 +20,33 @@ from loaderpool.system import capacity, machine
 from loaderpool.tools.tune import describe_cpus
 from loaderpool.trainer.loader import Loader
 
-# A pool starts in half a second. Smaller would call a slow network file system, or a busy machine, a failure; larger
-# only makes a real hang take longer.
+# A pool starts in half a second. Smaller: a slow network file system or a busy machine would fail
+# the test. Larger: only a real hang takes longer to report.
 _DEADLINE_S = 60.0
 _ROWS, _BATCH, _DEADLY = 48, 4, 41
-# One worker may come to the deadly item while it makes the second epoch's batches ahead, before another one has come to
-# it in the first. Of two epochs all batches that wait for such a death are read, and then it was told.
+# A worker may reach the deadly item of the second epoch, made ahead, before another reaches that of
+# the first epoch. All batches that wait for its death are read within two epochs, so the death has
+# been reported by then.
 _PASSES = 2
-# What leaves room for the batches of a small loader, beside a supervisor and a worker with NumPy.
+# Enough for the batches of a small loader, beside a supervisor and a worker with NumPy.
 _GOOD_MEMORY = 1 << 30
-# What a pool needs (counted, rounded up), with some files of the user's own.
+# File descriptors that a pool and each worker need (counted, rounded up), with some files of the
+# user's own.
 _DESCRIPTORS, _WORKER_DESCRIPTORS = 140, 5
 # More than the largest threshold from which glibc maps blocks. Smaller: the answer would depend on
-# earlier calls of free(). Larger: only more address space, for nothing writes to the array.
+# earlier calls of free(). Larger: only more address space, because nothing writes to the array.
 _LARGE_BYTES = 40 << 20
 
 
 def describe_machine() -> dict[str, str]:
-    """Return what may be used here, by name, with what to change where there is little of it."""
+    """Return the available resources by name, with advice if there is little of one."""
     soft, hard = machine.descriptor_limits()
     cpus, free = capacity.usable_cpu_count(), capacity.available_memory_bytes()
     needed = _DESCRIPTORS + _WORKER_DESCRIPTORS * cpus
-    one = "; workers overlap waiting for files and network with training, but computing gets no faster"
+    one = (
+        "; workers overlap waiting for files and network with training, but computing gets no "
+        "faster"
+    )
     little = (
         "; stop other programs, give the container more memory, or set a small Limits(memory=...)"
     )
@@ -57,7 +62,10 @@ def describe_machine() -> dict[str, str]:
 
 
 def describe_large_arrays() -> str:
-    """Return how a large array reaches the workers here: shared in place, or copied, and why."""
+    """Return how large arrays reach the workers on this machine.
+
+    They are shared in place, or copied; then the text has the reason.
+    """
     reason = why_copied(np.zeros(_LARGE_BYTES, np.uint8).data)
     return (
         "shared with the workers in place"
@@ -67,7 +75,10 @@ def describe_large_arrays() -> str:
 
 
 def crash_test() -> tuple[bool, str]:
-    """Kill a worker of a pool, and compare all batches with those that are made here: whether it passed, and why."""
+    """Kill a worker of a pool, and compare all batches with those made without workers.
+
+    Return True if the batches are equal, and a text with the details.
+    """
     batches: list[bytes] = []
     with tempfile.TemporaryDirectory(prefix="loaderpool-doctor-") as folder:
         died = Path(folder, "died")
@@ -81,14 +92,20 @@ def crash_test() -> tuple[bool, str]:
         if not died.exists() or not restarts:
             return (
                 False,
-                f"the crash of a worker was not detected (killed: {died.exists()}, replaced: {restarts})",
+                (
+                    f"the crash of a worker was not detected (killed: {died.exists()}, "
+                    f"replaced: {restarts})"
+                ),
             )
-        with loader.replace(workers=0) as calm:  # none dies a second time
+        with loader.replace(workers=0) as calm:  # no worker dies again: the file `died` exists
             if batches != _batches(calm):
                 return False, "batches differ after a worker crashed"
     return (
         True,
-        f"a worker was killed by SIGKILL and replaced; all {len(batches)} batches are bit-identical",
+        (
+            f"a worker was killed by SIGKILL and replaced; all {len(batches)} batches are "
+            "bit-identical"
+        ),
     )
 
 
@@ -97,7 +114,10 @@ def _batches(loader: Loader) -> list[bytes]:
 
 
 def _row(died: Path, item: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """A sample; the first to come to a certain item, where there is no file `died` yet, is the end of its worker."""
+    """Return a sample. The first process to reach the deadly item is killed.
+
+    It creates the file `died` before, so that no other process is.
+    """
     if item == _DEADLY:
         with contextlib.suppress(FileExistsError):
             died.touch(exist_ok=False)
@@ -109,7 +129,8 @@ def _row(died: Path, item: int, rng: np.random.Generator) -> npt.NDArray[np.floa
 def doctor() -> None:
     """Show what this machine has, and crash-test a worker pool.
 
-    The exit status is 1 if the test fails, or if the pool hangs for a minute: then the stacks are printed.
+    The exit status is 1 if the test fails, or if the pool hangs for a minute: then the stacks are
+    printed.
     """
     for name, found in describe_machine().items():
         click.echo(f"{name:<17} {found}")

@@ -1,4 +1,7 @@
-"""`loaderpool profile`: py-spy over a loader's processes. Run as a program, this module is what py-spy looks at."""
+"""`loaderpool profile`: runs py-spy over a loader's processes.
+
+Run as a program, this module is the process that py-spy records.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ _FORMATS = {".svg": "flamegraph", ".json": "speedscope", ".txt": "raw"}
 def profile(target: str, seconds: float, idle: bool, path: str) -> None:
     """Profile TARGET's main process and workers with py-spy.
 
-    TARGET is package.module:name: a Loader, or a function without arguments that returns one. It runs in a separate
-    process. Recording starts with the first batch. Nothing is trained.
+    TARGET is package.module:name: a Loader, or a function without arguments that returns one. It
+    runs in a separate process. Recording starts with the first batch. Nothing is trained.
 
     Stacks with your code begin with your function.
     """
@@ -46,11 +49,12 @@ def profile(target: str, seconds: float, idle: bool, path: str) -> None:
     )
     if py_spy is None:
         raise click.ClickException("py-spy is not installed. Run: pip install 'loaderpool[cli]'")
-    load_target(target).close()  # what is wrong with it is said here, in a sentence
+    load_target(target).close()  # reports errors of TARGET here, before py-spy starts
     with tempfile.TemporaryDirectory() as folder:
         is_over = Path(folder, "is-over")
         program = [sys.executable, "-m", __name__, target, str(seconds), str(is_over)]
-        # A kernel lets a process read its descendants' memory, and often no other one's: so py-spy starts the program.
+        # A kernel lets a process read its descendants' memory, but often no other process's. So
+        # py-spy starts the program.
         command = [
             py_spy,
             "record",
@@ -59,7 +63,7 @@ def profile(target: str, seconds: float, idle: bool, path: str) -> None:
             "--format",
             _FORMATS[Path(path).suffix],
         ]
-        # Ctrl-C ends the recording: py-spy hears it, too, and writes what it has.
+        # Ctrl-C ends the recording. py-spy gets the signal, too, and writes its samples.
         signal.signal(signal.SIGINT, lambda *_: is_over.touch())
         status = subprocess.call([*command, *["--idle"] * idle, "--output", path, "--", *program])
         if os.path.exists(path):
@@ -68,7 +72,8 @@ def profile(target: str, seconds: float, idle: bool, path: str) -> None:
             cure = "In a container, it needs docker run --cap-add SYS_PTRACE"
             raise click.ClickException(f"py-spy exited with status {status}. {cure}")
         click.echo(
-            "Errors are samples that py-spy could not read, because it does not stop the processes for them.",
+            "Errors are samples that py-spy could not read, because it does not stop the "
+            "processes for them.",
             err=True,
         )
         if not is_over.exists():

@@ -1,4 +1,4 @@
-"""`loaderpool replay`: one sample of a training again, in this process."""
+"""`loaderpool replay`: loads one sample of a training again, in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from loaderpool.trainer.loader_core import without_workers
 from loaderpool.trainer.replay import Replay
 from loaderpool.transport.reports import describe_failure
 
-_MOST_SHOWN = 2000  # characters of a result: bytes of an image, say, would fill the screen
+_MOST_SHOWN = 2000  # characters of a printed result: the bytes of an image would fill the screen
 
 
 @click.command(epilog="Example:  loaderpool replay train:make_loader --index 1234 --epoch 2 --pdb")
@@ -39,9 +39,10 @@ _MOST_SHOWN = 2000  # characters of a result: bytes of an image, say, would fill
 def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     """Load one sample of TARGET again, with its random numbers.
 
-    TARGET is package.module:name: a Loader, or a function without arguments that returns one. The sample is loaded in
-    this process: breakpoint() works, errors show their traceback, and a crash in a C extension prints the Python
-    stack. With batch_fn, the whole batch that contains the index is loaded.
+    TARGET is package.module:name: a Loader, or a function without arguments that returns one. The
+    sample is loaded in this process: breakpoint() works, errors show their traceback, and a crash
+    in a C extension prints the Python stack. With batch_fn, the whole batch that contains the index
+    is loaded.
     """
     faulthandler.enable(2)
     with without_workers():
@@ -52,20 +53,24 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
         raise click.UsageError(str(error), click.get_current_context(silent=True)) from None
     console = results()
     indices = shortened(", ".join(map(str, wanted.indices)))
-    which = f"source {'index' if len(wanted.indices) == 1 else 'indices'} {indices} of {target}, in epoch {epoch}"
+    which = (
+        f"source {'index' if len(wanted.indices) == 1 else 'indices'} {indices} of {target}, "
+        f"in epoch {epoch}"
+    )
     where = f"position {wanted.position:,}, batch {wanted.batch}, row {wanted.row}"
     console.print(f"Replaying {which}: {where}", style="bold")
     if loader._core.tracker.hooks and epoch:
         console.print(
             "Note: on_epoch_begin and on_epoch_end are not called, so the data is that of epoch 0."
         )
-    console.file.flush()  # a crash would take it along
+    console.file.flush()  # a crash would lose buffered output
     started_s = clock.monotonic_s()
     try:
         result = wanted.run()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # SystemExit, too: in a worker it is an error like others
+    except BaseException as error:
+        # Including SystemExit, which is an error like others in a worker.
         _show_error(error, wanted, index, debug)
         raise click.exceptions.Exit(1) from None
     elapsed_s = clock.monotonic_s() - started_s
@@ -88,10 +93,10 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
 
 
 def _summary(values: npt.NDArray[Any]) -> tuple[str, str, str]:
-    """Return the smallest and the largest number, and how many are NaN or infinite."""
+    """Return the smallest and the largest number, and the counts of NaN and infinite numbers."""
     if not values.size:
         return "", "", "empty"
-    if values.dtype.kind not in "biuf":  # also small floats of ml_dtypes
+    if values.dtype.kind not in "biuf":  # other dtypes, such as text and small floats of ml_dtypes
         return "", "", ""
     is_finite = np.isfinite(values)
     finite = values[is_finite]

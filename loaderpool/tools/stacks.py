@@ -1,6 +1,7 @@
-"""Files of py-spy, rewritten so that each stack begins with the user's function, without loaderpool's frames above it.
+"""Rewriting of py-spy's files: each stack begins with the user's function.
 
-Stacks without the user's code, such as those of loaderpool's own work, stay whole.
+The frames of loaderpool above it are removed. Stacks without the user's code, such as those of
+loaderpool's own work, stay whole.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# Code that ours runs in, or calls by itself: none of it begins a user's stack.
+# Packages that call our code or that our code calls. None of their frames begins a user's stack.
 _NOT_USERS = {
     "loaderpool",
     *sys.stdlib_module_names,
@@ -27,20 +28,20 @@ _NOT_USERS = {
     "pyarrow",
 }
 _PROCESS = re.compile(r"process (\d+):", re.DOTALL)
-_IS_CODE = re.compile(
-    r"(?!process \d+:).* \(.+\)$"
-)  # else a line of a process' command, in flame graphs
-_ROLES = ("main process", "supervisor", "worker")  # from the first process to its children
+# Matches frames of code. Flame graphs also contain lines of a process's command.
+_IS_CODE = re.compile(r"(?!process \d+:).* \(.+\)$")
+# By depth in the process tree, from the first process on.
+_ROLES = ("main process", "supervisor", "worker")
 _FRAME = re.compile(
     r"<g><title>(?P<name>[^<]*) \([\d,]+ samples, [^<]*</title><rect [^>]*y=\"(?P<y>\d+)\"[^>]*"
     r"fill=\"(?P<fill>[^\"]*)\" fg:x=\"(?P<x>\d+)\" fg:w=\"(?P<w>\d+)\"/><text[^<]*</text></g>"
 )
 _LEVEL = 16  # pixels from a frame to the one below
-_CHARACTERS = 1180 / 7  # of text, in the whole width
+_CHARACTERS = 1180 / 7  # characters of text in the whole width
 
 
 def rewrite(path: Path, title: str) -> None:
-    """Rewrite a file of `py-spy record`. One of an unknown form stays as it is."""
+    """Rewrite a file of `py-spy record`. Leave a file of an unknown form as it is."""
     text = path.read_text(encoding="utf-8")
     forms: dict[str, Callable[[str, str], str]] = {
         ".txt": _raw,
@@ -51,7 +52,10 @@ def rewrite(path: Path, title: str) -> None:
 
 
 def shown(frames: list[str]) -> list[str]:
-    """Return the frames to show of a stack, the outermost first: `name (file:line)`, after those of its processes."""
+    """Return the frames of a stack that are shown, the outermost first.
+
+    A frame is `name (file:line)`. The first one names the process.
+    """
     processes = [found[1] for found in map(_PROCESS.match, frames) if found]
     code = [*filter(_IS_CODE.match, frames)]
     first = next((at for at, frame in enumerate(code) if _is_users(frame)), 0)
@@ -70,7 +74,7 @@ def _is_users(frame: str) -> bool:
 
 
 def _raw(text: str, _: str) -> str:
-    """Rewrite lines of `frame;frame;frame count`; names of processes have line breaks."""
+    """Rewrite lines of `frame;frame;frame count`. Names of processes may contain line breaks."""
     counts = collections.Counter[str]()
     for stack, count in re.findall(r"(process \d+:.*?) (\d+)\n(?=process|\Z)", text, re.DOTALL):
         counts[";".join(shown(stack.split(";")))] += int(count)
@@ -94,14 +98,14 @@ def _speedscope(text: str, _: str) -> str:
 
 class _Drawn(NamedTuple):
     y: int
-    x: int  # in samples, like w
+    x: int  # in samples, as `w` is
     w: int
     name: str
     fill: str
 
 
 def _flame_graph(text: str, title: str) -> str:
-    """Draw the frames anew; all else of py-spy's file stays, such as its script for zooming."""
+    """Redraw the frames. The rest of py-spy's file stays, such as its script for zooming."""
     drawn = sorted(
         _Drawn(
             int(each["y"]),
@@ -131,7 +135,7 @@ def _flame_graph(text: str, title: str) -> str:
 
 
 def _stacks(drawn: list[_Drawn]) -> Iterator[tuple[list[str], int]]:
-    """Yield each stack without its root, and how many samples ended there."""
+    """Yield each stack without its root, and the number of samples that ended there."""
     levels: dict[int, list[_Drawn]] = collections.defaultdict(list)
     for each in drawn:
         levels[each.y].append(each)
@@ -148,7 +152,7 @@ def _stacks(drawn: list[_Drawn]) -> Iterator[tuple[list[str], int]]:
 
 
 class _Node:
-    """A frame with those that it called."""
+    """A frame and the frames that it called."""
 
     def __init__(self) -> None:
         self.count, self.inner = 0, dict[str, _Node]()
@@ -162,7 +166,7 @@ class _Node:
 
     @property
     def depth(self) -> int:
-        """Levels below this frame."""
+        """The number of levels below this frame."""
         return max((1 + node.depth for node in self.inner.values()), default=0)
 
 

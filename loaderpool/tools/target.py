@@ -1,4 +1,7 @@
-"""From TARGET, `package.module:name`, to a Loader; what is wrong with it is told without frames of ours."""
+"""Import of a Loader from TARGET, `package.module:name`.
+
+Errors show the user's frames without ours.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,19 @@ from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.loader import Loader
 
 _PACKAGE = os.path.join(os.path.dirname(loaderpool.__file__), "")
-_NOT_USERS = {"loaderpool", *sys.stdlib_module_names}  # a package that is installed may be
+_NOT_USERS = {"loaderpool", *sys.stdlib_module_names}  # installed packages may be the user's
 
 
 def load_target(target: str, of_part: bool = False) -> Loader:
-    """The Loader that TARGET names, or that the function it names returns; else an error of click's says what is.
+    """Return the Loader that TARGET names, or that the function it names returns.
 
     Args:
         target: `package.module:name`.
-        of_part: if the import trains, take the name from the part of the module before that. Not for workers, which
-            would import the module again.
+        of_part: If the import trains, use the part of the module before the training. Not for
+            loaders with workers, which would import the module again.
+
+    Raises:
+        click.ClickException: TARGET is wrong or its code failed.
     """
     module_name, _, name = target.partition(":")
     if (
@@ -42,7 +48,8 @@ def load_target(target: str, of_part: bool = False) -> Loader:
         raise _wrong(
             target, "must have the form package.module:name, without .py, such as train:make_loader"
         )
-    # The script's own folder is in front when `loaderpool` is run, the current one only under `python -m`.
+    # `loaderpool` has its script's folder first in sys.path. Only `python -m` has the current
+    # directory.
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     module = _imported(module_name, name if of_part else "")
@@ -67,8 +74,15 @@ def load_target(target: str, of_part: bool = False) -> Loader:
 
 
 def _imported(module_name: str, wanted: str) -> ModuleType:
-    """Import a module; return the part of it before the code that trains, if that has the wanted name."""
-    refusal = f"importing {module_name} iterates a loader. Put the code that trains under `if __name__ == '__main__':`."
+    """Import a module.
+
+    If its code trains, the import is stopped there. Return the part before that if it defines
+    `wanted`, otherwise raise an error.
+    """
+    refusal = (
+        f"importing {module_name} iterates a loader. Put the code that trains under "
+        "`if __name__ == '__main__':`."
+    )
     parts: list[ModuleType] = []
 
     def refuse() -> LoaderpoolError:
@@ -79,16 +93,16 @@ def _imported(module_name: str, wanted: str) -> ModuleType:
     try:
         with _users_code(f"importing {module_name}"):
             return importlib.import_module(module_name)
-    except click.ClickException as error:  # whatever a library has made of the refusal
+    except click.ClickException as error:  # the refusal, or the error that a library raised instead
         if not parts:
             raise
-        # Frames of libraries that iterate the loader for the user tell nothing.
+        # Leave out the frames of libraries that iterate the loader for the user.
         walked = traceback.walk_tb(error.__cause__.__traceback__ if error.__cause__ else None)
         theirs = [(frame, line) for frame, line in walked if _is_users(frame, module_name)]
         where = "".join(traceback.StackSummary.extract(iter(theirs)).format()).rstrip()
         if wanted not in vars(parts[0]):
             raise click.ClickException(f"{refusal}\n\n{where}") from None
-        sys.modules[module_name] = parts[0]  # for code that finds its own module by name
+        sys.modules[module_name] = parts[0]  # for code that imports its own module by name
         click.echo(f"Note: {refusal} The import was stopped here:\n{where}", err=True)
         return parts[0]
     finally:
@@ -101,7 +115,7 @@ def _is_users(frame: FrameType, module_name: str) -> bool:
 
 
 def _name_in_errors(target: str) -> None:
-    """Have errors of the function name this TARGET, as long as the command runs."""
+    """Name this TARGET in errors of the user's function, until the command ends."""
     context = click.get_current_context(silent=True)
     if context is not None:
         failures.command_target = target
@@ -110,7 +124,10 @@ def _name_in_errors(target: str) -> None:
 
 @contextlib.contextmanager
 def _users_code(what: str) -> Iterator[None]:
-    """A block that runs the user's code; what it raises is told with the user's own part of the traceback."""
+    """Run the user's code in this block.
+
+    Its errors become a `click.ClickException` with the user's part of the traceback.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -120,7 +137,7 @@ def _users_code(what: str) -> Iterator[None]:
         ):
             frame = frame.tb_next
         told = traceback.TracebackException(type(error), error, frame)
-        if isinstance(error, LoaderpoolError):  # where in our code it was raised helps nobody
+        if isinstance(error, LoaderpoolError):  # remove our frames: they do not help the user
             theirs = [each for each in told.stack if not each.filename.startswith(_PACKAGE)]
             told.stack = traceback.StackSummary.from_list(theirs)
         text = "".join(told.format()).rstrip()

@@ -1,7 +1,8 @@
-"""`loaderpool top`: finds running trainings under /proc, and shows what each tells of itself; nothing is called there.
+"""`loaderpool top`: finds running trainings under /proc and shows the state that each publishes.
 
-Memory files of a trainer can be opened by who may look at the process: its user, and root. They are read, not mapped: a
-read of a file that got shorter ends, where a mapping's would end this process.
+Nothing is called in the training. Its memory files can be opened by its user and by root. They are
+read, not mapped: if a file has been truncated, a read ends early, but access to a mapping would end
+this process.
 """
 
 from __future__ import annotations
@@ -30,45 +31,52 @@ from loaderpool.trainer.explain.page import FORMAT, NAME, PAGE_BYTES, read_page
 
 _LOOK_S = 0.5
 _MARKS = "▁▂▃▄▅▆▇█"
-_MOST_ROWS = 16  # of workers: of more, those that have been at an item longest
-_MUCH, _SOME = 0.2, 0.05  # from these shares of waiting on: training suffers; it is worth a look
-_QUIET_S = 3.0  # a page is written every two seconds while batches are taken, or waited for
+# Rows of workers; if there are more workers, those that have been at an item longest.
+_MOST_ROWS = 16
+_MUCH, _SOME = 0.2, 0.05  # shares of waiting from which a headline is red, or magenta
+# Seconds without a write; a page is written every two seconds while batches are requested.
+_QUIET_S = 3.0
 
 
 def memory_files(pid: int, name: str) -> list[str]:
-    """Return where the memory files of this name, that a process has open, can be read; OSError: by others only."""
+    """Return the paths of the memory files of this name that a process has open.
+
+    Raises:
+        OSError: The process belongs to another user, or has ended.
+    """
     folder, found = f"/proc/{pid}/fd", []
     for descriptor in os.listdir(folder):
-        with contextlib.suppress(FileNotFoundError):  # closed since then
+        with contextlib.suppress(FileNotFoundError):  # closed in the meantime
             if os.readlink(f"{folder}/{descriptor}") == f"/memfd:loaderpool-{name} (deleted)":
                 found.append(f"{folder}/{descriptor}")
     return found
 
 
 def read_at(path: str, at: int, nbytes: int) -> bytes:
-    """Return bytes of a memory file."""
+    """Return bytes of a memory file, from offset `at` on."""
     with open(path, "rb", buffering=0) as file:
         return os.pread(file.fileno(), nbytes, at)
 
 
 def read_pages(pid: int) -> dict[str, dict[str, Any]]:
-    """Return what each page of a process tells, by its path, in the order in which loaders were made.
+    """Return the content of each page of a process, by its path, in the order of creation.
 
-    A fork has the pages of the process that it is of, and none of its own.
+    The pages that a fork has inherited are not its own, and are left out.
     """
     found = {}
     for path in memory_files(pid, NAME):
         with contextlib.suppress(FileNotFoundError):
+            # The first read may return a half-written page.
             told = read_page(read_at(path, 0, PAGE_BYTES)) or read_page(
                 read_at(path, 0, PAGE_BYTES)
-            )  # whole by then
+            )
             if told is not None and told["pid"] == pid:
                 found[path] = told
     return dict(sorted(found.items(), key=lambda each: int(each[1]["loaders"][0]["number"])))
 
 
 def _of_process(pid: int) -> dict[str, Any]:
-    """Return what the pages of a process tell, in one; empty: it has none."""
+    """Return the content of all pages of a process as one; empty if it has none."""
     pages = list(read_pages(pid).values())
     if not pages:
         return {}
@@ -82,7 +90,11 @@ def _of_process(pid: int) -> dict[str, Any]:
 
 
 def read_training(pid: int) -> dict[str, Any]:
-    """Return what a training tells of itself; an error says why it cannot be looked at."""
+    """Return the published state of a training.
+
+    Raises:
+        click.ClickException: There is none, or it cannot be read.
+    """
     try:
         told, problem = _of_process(pid), "has no loader that has delivered a first batch"
     except OSError as error:
@@ -97,7 +109,11 @@ def read_training(pid: int) -> dict[str, Any]:
 
 
 def find_training(pid: int | None) -> dict[str, Any]:
-    """Return what a training tells of itself, by default the only one; of several the error lists them."""
+    """Return the published state of a training, by default of the only one.
+
+    Raises:
+        click.ClickException: There is none, or there are several, which the error lists.
+    """
     if pid is not None:
         return read_training(pid)
     found: dict[int, str] = {}
@@ -107,8 +123,8 @@ def find_training(pid: int | None) -> dict[str, Any]:
                 found[told["pid"]] = told["process"]
     if not found:
         raise click.ClickException(
-            "no running training was found: no process of this user, on this Linux machine, has a loader that has "
-            "delivered a first batch."
+            "no running training was found: no process of this user, on this Linux machine, has "
+            "a loader that has delivered a first batch."
         )
     if len(found) > 1:
         listed = "".join(f"\n  {each:>7}  {process}" for each, process in sorted(found.items()))
@@ -117,7 +133,7 @@ def find_training(pid: int | None) -> dict[str, Any]:
 
 
 def printable(text: str) -> str:
-    """Return a text without characters that a terminal would obey."""
+    """Return a text without control characters of terminals."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
@@ -127,8 +143,9 @@ def printable(text: str) -> str:
 def top(pid: int | None, as_json: bool) -> None:
     """Show why a running training waits, and what each worker is doing.
 
-    PID is the process of the training. It is optional if only one training is running. The training needs no option
-    and is not interrupted: it writes its state to memory every two seconds, and top reads it.
+    PID is the process of the training. It is optional if only one training is running. The training
+    needs no option and is not interrupted: it writes its state to memory every two seconds, and top
+    reads it.
     """
     training = find_training(pid)
     console = results()
@@ -147,12 +164,15 @@ def top(pid: int | None, as_json: bool) -> None:
                     time.sleep(_LOOK_S)
                     training = read_training(training["pid"])
         except click.ClickException as error:
-            console.print(_draw(training))  # the last screen stays
+            console.print(_draw(training))  # the last screen stays visible
             click.echo(f"The training has ended: {error.message}", err=True)
 
 
 def _draw(training: Mapping[str, Any]) -> Group:
-    """Return the screen. Nothing is told by color alone; colors stand out on a light and on a dark ground."""
+    """Return the screen.
+
+    Color never carries information alone. The colors are readable on light and dark backgrounds.
+    """
     parts: list[Text | Table] = [
         Text.assemble((training["process"] or "?", "bold"), f"  (pid {training['pid']})")
     ]
@@ -175,9 +195,13 @@ def _draw(training: Mapping[str, Any]) -> Group:
             Text(place + printable(explanation["headline"]), style=f"bold {color}"),
             table,
         ]
-    pools = {str(each["arena"]): each["workers"] for each in loaders}  # which loaders may share
+    # By arena: several loaders may share a pool.
+    pools = {str(each["arena"]): each["workers"] for each in loaders}
     parts += [part for workers in pools.values() if workers for part in (Text(), _workers(workers))]
-    advice = f"To see the line that each process is running: py-spy dump --subprocesses --pid {training['pid']}"
+    advice = (
+        "To see the line that each process is running: "
+        f"py-spy dump --subprocesses --pid {training['pid']}"
+    )
     return Group(*parts, Text(), Text(advice, style="dim"))
 
 
@@ -217,8 +241,11 @@ def _rows(loader: Mapping[str, Any], explanation: Mapping[str, Any]) -> Iterator
         change = f"{decision['workers_before']} → {decision['workers']} workers"
         yield "auto", f"at {at} {change}: {decision['reason']}"
     if slowest := explanation.get("slowest"):
-        items = (f"{numbered(each['index'], each['generator'])} ({readable_s(each['seconds'])}, epoch {each['epoch']})"
-                 for each in slowest[:3])  # fmt: skip
+        items = (
+            f"{numbered(each['index'], each['generator'])} "
+            f"({readable_s(each['seconds'])}, epoch {each['epoch']})"
+            for each in slowest[:3]
+        )
         yield "slowest", f"items {', '.join(items)}"
 
 

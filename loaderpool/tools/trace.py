@@ -1,4 +1,4 @@
-"""`loaderpool trace`: what happened in the last seconds of a training that runs, as a file for a trace viewer."""
+"""`loaderpool trace`: writes the last seconds of a running training for a trace viewer."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from loaderpool.trainer.tracing import VIEWER, Tracing, write_trace
     "--last", "seconds", metavar="SECONDS", type=SECONDS, default=30, help="Seconds to include."
 )
 @click.option(
-    "-o", "--output", "path", metavar="FILE", callback=output(".json", ".json.gz"), default="trace.json",
-    help="Output file: .json, or .json.gz (about a tenth of the size).",
+    "-o", "--output", "path", metavar="FILE", callback=output(".json", ".json.gz"),
+    default="trace.json", help="Output file: .json, or .json.gz (about a tenth of the size).",
 )  # fmt: skip
 def trace(pid: int | None, seconds: float, path: str) -> None:
     """Write a trace of the last seconds of a running training.
 
-    PID is the process of the training. It is optional if only one training is running. The training is not interrupted.
+    PID is the process of the training. It is optional if only one training is running. The training
+    is not interrupted.
     """
     training = find_training(pid)
     try:
@@ -40,7 +41,8 @@ def trace(pid: int | None, seconds: float, path: str) -> None:
     write_trace(Path(path), found.text)
     click.echo(f"{training['process']} (pid {training['pid']})")
     click.echo(
-        f"{path}: the last {found.seconds:.1f} s, {found.events:,} events, {readable_bytes(os.stat(path).st_size)}"
+        f"{path}: the last {found.seconds:.1f} s, {found.events:,} events, "
+        f"{readable_bytes(os.stat(path).st_size)}"
     )
     for line in (
         *(f"Waited {wait}." for wait in found.waits),
@@ -51,7 +53,7 @@ def trace(pid: int | None, seconds: float, path: str) -> None:
 
 
 def _tracing(training: dict[str, Any]) -> Tracing:
-    """Return what the processes of a training have recorded."""
+    """Return the recorders of a training's processes, read from its memory files."""
     pid, pages = (
         training["pid"],
         {path: page["loaders"][0] for path, page in read_pages(training["pid"]).items()},
@@ -59,9 +61,8 @@ def _tracing(training: dict[str, Any]) -> Tracing:
     tracing = Tracing(
         pid, training["process"], len(pages) == 1, clock.monotonic_ns(), clock.wall_ns()
     )
-    found = [
-        (path, os.stat(path)) for path in memory_files(pid, "arena")
-    ]  # the same one by several descriptors
+    # Several descriptors may refer to the same arena.
+    found = [(path, os.stat(path)) for path in memory_files(pid, "arena")]
     for path, arena in {(file.st_dev, file.st_ino): (path, file) for path, file in found}.values():
         tracing.add_pool(functools.partial(read_at, path), arena.st_size)
     for path, told in pages.items():

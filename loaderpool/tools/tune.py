@@ -1,4 +1,4 @@
-"""`loaderpool tune`: measures numbers of workers and of threads, and says which to use."""
+"""`loaderpool tune`: measures numbers of workers and threads, and recommends one setting."""
 
 from __future__ import annotations
 
@@ -20,37 +20,38 @@ from loaderpool.tools.commands import SECONDS, numbers, output, results
 from loaderpool.tools.target import load_target
 from loaderpool.trainer.loader import Loader
 
-# The first calls import and open files, and the first batches fault the slots' pages in. Smaller counts some of that;
-# larger only lengthens the measuring.
+# Seconds before the measurement. The first calls import modules and open files, and the first
+# batches fault the slots' pages in. Smaller: some of that is measured. Larger: only the measurement
+# takes longer.
 _WARM_UP_S = 1.0
-_TOLERANCE = 0.05  # rates that differ by less are the same
-_FULL = 0.9  # of the CPUs
-_BUSY = 0.25  # of the CPUs: other programs are named
-_MOST_SPREAD = 0.2  # between two rounds; more, and another try may recommend another setting
+_TOLERANCE = 0.05  # rates that differ by less than this share count as equal
+_FULL = 0.9  # share of the CPUs from which all of them count as in use
+_BUSY = 0.25  # share of the CPUs from which other programs are mentioned
+_MOST_SPREAD = 0.2  # spread of two rounds above which another run may recommend another setting
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Setting:
-    """What is varied; of two, the smaller one takes less memory."""
+    """A combination to measure. The smaller of two settings takes less memory."""
 
-    workers: int  # processes, 0: this one
-    threads: int = 1  # of each worker
+    workers: int  # processes; 0: the main process alone
+    threads: int = 1  # threads of each worker
 
     def __str__(self) -> str:
-        """What to write in a loader's call."""
+        """Return the setting as arguments of a loader's call."""
         return f"workers={self.workers}{f', threads={self.threads}' if self.threads > 1 else ''}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """What a loader with one setting handed over, in the faster of its rounds."""
+    """Results of a loader with one setting, in the faster of its rounds."""
 
     setting: Setting
     samples_per_s: float
     bytes_per_s: float
-    cpus: float  # in use by this process and its workers
-    other_cpus: float  # in use by other processes of this machine
-    spread: float = 0.0  # by what share the slower round is below the faster
+    cpus: float  # CPUs used by this process and its workers
+    other_cpus: float  # CPUs used by other processes of this machine
+    spread: float = 0.0  # share by which the slower round is below the faster
 
 
 def measure_all(
@@ -59,10 +60,12 @@ def measure_all(
     seconds: float,
     on_round: Callable[[Measurement, int], None],
 ) -> list[Measurement]:
-    """Measure each setting in two rounds, forth and back, so that a machine that gets busier favors none.
+    """Measure each setting in two rounds, forward and backward.
 
-    Settings are ascending. 0 workers come last: a function that ends its process is an error with the sample's name in
-    a worker, and ends this process here. Blocks: `seconds` for each setting and round, or for as long as a batch takes.
+    Thus a machine that gets busier favors no setting. `settings` are ascending. Settings with 0
+    workers come last: a function that kills its process is an error with the sample's name if there
+    are workers. Without workers it kills this process. Blocks: `seconds` for each setting and
+    round, or longer if a batch takes longer.
     """
     order = sorted(settings, key=lambda setting: setting.workers == 0)
     rounds: dict[Setting, list[Measurement]] = {setting: [] for setting in settings}
@@ -71,7 +74,7 @@ def measure_all(
             rounds[setting].append(_measure(measured, setting, seconds))
         on_round(rounds[setting][-1], len(rounds[setting]))
     pairs = [sorted(pair, key=lambda each: each.samples_per_s) for pair in rounds.values()]
-    # Whatever else runs on the machine only ever makes a round slower.
+    # Other programs on the machine can only make a round slower.
     return [
         dataclasses.replace(best, spread=1 - other.samples_per_s / best.samples_per_s)
         for other, best in pairs
@@ -79,12 +82,13 @@ def measure_all(
 
 
 def _measure(loader: Loader, setting: Setting, seconds: float) -> Measurement:
-    """One window over a loader in its steady state.
+    """Measure one window over a loader in its steady state.
 
-    Workers that began together finish together, and a ticket may cover several batches, so batches come in bursts. The
-    window begins and ends with the first batch of a burst: a cut elsewhere would be off by up to all of one.
+    Batches come in bursts, because workers that started together finish together, and a ticket may
+    cover several batches. The window begins and ends with the first batch of a burst. Otherwise the
+    count could be off by up to a burst.
     """
-    loader._core.observer.tries_fewer = False  # its rate is that of all workers
+    loader._core.observer.tries_fewer = False  # all workers are measured, so no trial may use fewer
     with contextlib.closing(bursts_of(loader)) as bursts:
         start_s = began_s = next(bursts)
         while start_s - began_s < _WARM_UP_S:
@@ -100,24 +104,31 @@ def _measure(loader: Loader, setting: Setting, seconds: float) -> Measurement:
 
 
 def _counts(loader: Loader) -> tuple[float, float, float, float]:
-    """Return samples and bytes so far, and the CPU seconds of this process with its workers and of all processes."""
+    """Return samples, bytes, and CPU seconds so far.
+
+    The CPU seconds are those of this process with its workers, and those of all processes.
+    """
     seen = loader.statistics()
     cpu_s = clock.process_cpu_ns() / 1e9 + sum(worker.cpu_s for worker in seen.workers)
     return seen.samples, seen.bytes, cpu_s, capacity.machine_cpu_s()
 
 
 def bursts_of(loader: Loader) -> Generator[float, None, None]:
-    """When the first batch of each burst was handed over: it alone was waited for. Pass follows pass."""
+    """Yield the times at which the first batch of each burst arrived. Repeats passes forever.
+
+    Only the first batch of a burst is waited for.
+    """
     first_s = latest_s = 0.0
     taken = 0
     while True:
         before = taken
-        for _ in loader:  # a batch is let go when the next one is asked for, as training does
+        for _ in loader:  # as in training, a batch is released when the next one is requested
             now_s = clock.monotonic_s()
-            first_s = first_s or now_s  # the start is no gap
+            first_s = first_s or now_s  # the time before the first batch is no gap
             taken += 1
-            # Half of the mean gap: in a burst gaps are next to none, before one they are its size times the mean, and
-            # in an even stream all of them are near the mean.
+            # Half of the mean gap. The gaps within a burst are close to 0. The gap before a burst
+            # is the mean times the size of the burst. In an even stream all gaps are close to the
+            # mean.
             is_first = now_s - latest_s >= 0.5 * (now_s - first_s) / taken
             latest_s = now_s
             if is_first:
@@ -127,12 +138,18 @@ def bursts_of(loader: Loader) -> Generator[float, None, None]:
 
 
 def default_counts(cpus: int) -> list[int]:
-    """Return 0, 1, 2, 4, ... and `cpus`, up to twice `cpus`: work that waits gains from more workers than CPUs."""
+    """Return 0, 1, 2, 4, ... and `cpus`, up to twice `cpus`.
+
+    Work that waits gains from more workers than CPUs.
+    """
     return sorted({0, cpus, 2 * cpus, *(1 << power for power in range((2 * cpus).bit_length()))})
 
 
 def choose(measurements: Sequence[Measurement], cpus: int) -> tuple[Measurement, str]:
-    """Return the smallest setting whose rate is within 5 % of the best one, and why. They are measured ascending."""
+    """Return the smallest setting with a rate within 5 % of the best, and the reason.
+
+    `measurements` are ascending by setting.
+    """
     best = max(measurements, key=lambda each: each.samples_per_s)
     chosen = next(
         each for each in measurements if each.samples_per_s >= (1 - _TOLERANCE) * best.samples_per_s
@@ -157,12 +174,18 @@ def choose(measurements: Sequence[Measurement], cpus: int) -> tuple[Measurement,
     elif chosen is first and not chosen.setting.workers:
         reason = f"{end}: transferring batches costs as much, or what workers share is the limit"
     else:
-        reason = f"{end}, with {best.cpus:.1f} of {counted(cpus, 'CPU')} in use: workers share a disk, network or lock"
+        reason = (
+            f"{end}, with {best.cpus:.1f} of {counted(cpus, 'CPU')} in use: "
+            "workers share a disk, network or lock"
+        )
     return chosen, reason
 
 
 def is_clear(measurements: Sequence[Measurement], chosen: Measurement) -> bool:
-    """Return whether another try will choose the same setting, as far as the spread of two rounds tells."""
+    """Return True if another run will probably choose the same setting.
+
+    The spread of the two rounds decides.
+    """
     best = max(measurements, key=lambda each: each.samples_per_s)
     if max(best.spread, chosen.spread) <= _MOST_SPREAD:
         return True
@@ -172,11 +195,15 @@ def is_clear(measurements: Sequence[Measurement], chosen: Measurement) -> bool:
 
 
 def describe_cpus() -> str:
-    """How many CPUs can be used, and the three counts of which that is the smallest."""
+    """Return a text with the number of usable CPUs.
+
+    The text also has the three counts of which this number is the smallest.
+    """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "none"
     return (
-        f"{counted(capacity.usable_cpu_count(), 'usable CPU')} (os.cpu_count() {os.cpu_count() or 1}, affinity mask "
-        f"{affinity}, cgroup quota {capacity.cgroup_cpu_quota() or 'none'})"
+        f"{counted(capacity.usable_cpu_count(), 'usable CPU')} (os.cpu_count() "
+        f"{os.cpu_count() or 1}, affinity mask {affinity}, cgroup quota "
+        f"{capacity.cgroup_cpu_quota() or 'none'})"
     )
 
 
@@ -205,13 +232,14 @@ def tune(
 ) -> None:
     """Measure numbers of workers and threads, and recommend one.
 
-    TARGET is package.module:name: a Loader, or a function without arguments that returns one. Each setting is measured
-    in two rounds, with its own loader. Nothing is trained: the rates are what the loader delivers to a training step
-    that takes no time. A cache is disabled, so that each setting does the same work.
+    TARGET is package.module:name: a Loader, or a function without arguments that returns one. Each
+    setting is measured in two rounds, with its own loader. Nothing is trained: the rates are what
+    the loader delivers to a training step that takes no time. A cache is disabled, so that each
+    setting does the same work.
     """
     cpus = capacity.usable_cpu_count()
     loader = load_target(target)
-    loader.close()  # its own workers would idle beside the measured ones, in memory that those want
+    loader.close()  # its idle workers would use memory that the measured ones need
     if has_cache := loader._core.arguments["cache"] is not None:
         loader = loader.replace(cache=None, workers=0)
     threads = threads or (loader.config.threads,)
@@ -249,15 +277,17 @@ def tune(
         console.print(f"By these rates {reason}.")
     if has_cache:
         console.print(
-            "Note: measured without the loader's cache, as in the first epoch. Later epochs are faster."
+            "Note: measured without the loader's cache, as in the first epoch. Later epochs are "
+            "faster."
         )
     if json_to is not None:
         data = {
-            "format": 2,  # raised when a key changes its meaning or goes away
+            "format": 2,  # incremented when a key changes its meaning or is removed
             "command": "tune", "loaderpool": loaderpool.__version__, "target": target,
             "batch_size": loader.config.batch_size, "usable_cpus": cpus, "seconds": seconds,
             "recommendation": {
-                **vars(chosen.setting), "arguments": str(chosen.setting), "reason": reason, "is_reliable": is_reliable
+                **vars(chosen.setting), "arguments": str(chosen.setting), "reason": reason,
+                "is_reliable": is_reliable,
             },
             "measurements": [dataclasses.asdict(each) for each in measurements],
         }  # fmt: skip
@@ -265,7 +295,7 @@ def tune(
 
 
 def _table(measurements: Sequence[Measurement], chosen: Measurement) -> Table:
-    """One row for each setting; the recommended one is marked."""
+    """Return a table with one row per setting. The recommended one is marked."""
     speed_up = f"speed-up over {measurements[0].setting.workers}"
     headings = ("workers", "threads", "samples/s", "spread", "MB/s", "CPUs", speed_up)
     table = Table(
@@ -273,9 +303,11 @@ def _table(measurements: Sequence[Measurement], chosen: Measurement) -> Table:
     )
     for each in measurements:
         table.add_row(
-            f"{each.setting.workers}", f"{each.setting.threads}", readable_number(each.samples_per_s),
-            f"{each.spread:.0%}", readable_number(each.bytes_per_s / 1e6), f"{each.cpus:.2f}",
-            f"{each.samples_per_s / measurements[0].samples_per_s:.2f}", "<- use" if each is chosen else "",
+            f"{each.setting.workers}", f"{each.setting.threads}",
+            readable_number(each.samples_per_s), f"{each.spread:.0%}",
+            readable_number(each.bytes_per_s / 1e6), f"{each.cpus:.2f}",
+            f"{each.samples_per_s / measurements[0].samples_per_s:.2f}",
+            "<- use" if each is chosen else "",
             style="bold green" if each is chosen else None,
         )  # fmt: skip
     return table

@@ -1,8 +1,9 @@
-"""How many workers a pool's trainings need: decided window by window, each decision tried before it is kept.
+"""Choice of a pool's number of workers for `workers="auto"`.
 
-What counts is the consumer's step, never how busy workers are: more of them are kept where steps became shorter, fewer
-where they became no longer. The model that `explain()` has (`trainer/explain/window.py`) says where to go at once,
-and steps of one worker do the rest. What was tried in vain is not tried again until the training changes.
+Each change is tried before it is kept. The consumer's step decides, not how busy workers are. More
+workers are kept if steps became shorter, and fewer if steps became no longer. The model of
+`explain()` (`trainer/explain/window.py`) sets the target of a change. A change that did not help
+is not repeated until the training changes.
 """
 
 from __future__ import annotations
@@ -28,69 +29,74 @@ from loaderpool.trainer.explain.window import (
     window_of,
 )
 
-# A window is whole then; before it is, only large differences count. Less is told by noise, and what is decided shall
-# hold for longer than it took.
+# Seconds from which a window is whole. In a shorter window only large differences count. Smaller:
+# noise decides. Larger: the pool adapts later.
 _WHOLE_S = 6.0
-# Of the time: less waiting is noise, and a worker more would show in nothing.
+# Share of the time spent waiting. Less waiting is noise, and one more worker would have no visible
+# effect.
 _WAITS = 0.02
-_WAITS_MUCH = 0.2  # a short window tells, too
-# Steps became shorter, or no longer, by more than noise.
+_WAITS_MUCH = 0.2  # share of waiting that counts in a short window, too
+# Relative changes of the step beyond noise: shorter, or no longer.
 _SHORTER = 0.02
 _NO_LONGER = 0.015
-_MUCH = 0.2  # a short window tells, too
-# Where no step found data ready, what the consumer's step would be is not known, and nor is how many workers it needs.
+_MUCH = 0.2  # relative change of the step that counts in a short window, too
+# Largest factor of one change if no step found data ready. Then the consumer's own time, and the
+# needed number of workers, are not known.
 _MOST_TIMES_MORE = 4
-# A window that differs by more in what a batch or the consumer's step takes is one of another training.
+# If batch or step time changes by more than this share, forget earlier results.
 _CHANGED = 0.25
-# After a try in vain the next one waits, each time for twice as long.
+# Seconds until the next change after one that did not help; doubled each time.
 _PAUSE_S = 20.0
 
 _MORE_HELP = (Verdict.TOO_FEW_WORKERS, Verdict.SOURCE_WAITS)
-_KEPT = 64  # decisions
-# A loader that gave no batch for so long, as one for validation may, has no say any more.
+_KEPT = 64  # decisions kept
+# Seconds without a batch after which a loader no longer counts. It may be one for validation.
 _IDLE_S = 600.0
-# Of the memory that is free: workers beyond that might have the machine end a process.
+# Share of the free memory for new workers. With more, the kernel might kill a process.
 _MEMORY_SHARE = 0.5
 _LOG = logging.getLogger("loaderpool")
 
 
 def is_whole(seen: Window) -> bool:
-    """Whether a window is long enough for small differences."""
+    """Return True if a window is long enough for small differences."""
     return seen.steps >= LEAST_STEPS and seen.seconds >= _WHOLE_S
 
 
 class Proposal(NamedTuple):
-    """A number of workers, and why that one."""
+    """A number of workers, and the reason for it."""
 
     workers: int
     reason: str
 
 
 class Autotuner:
-    """Decides for one loader, between two numbers of workers. It reads no clock, and changes nothing itself."""
+    """Chooses the number of workers for one loader, between two bounds.
+
+    It reads no clock, and changes nothing itself. Called by `PoolWorkers`.
+    """
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most
-        self._begun: Snapshot | None = (
-            None  # where the window begins: all workers are there; it ends when it is whole
-        )
-        self._least_steps = (
-            FIRST_STEPS + 1
-        )  # that the loader has when one may begin: the first ones compile
-        self._had = 0  # workers, in the latest snapshot
-        self.wanted, self.seen_s = (
-            0,
-            0.0,
-        )  # workers that it needs, 0: not known yet; when it was looked at last
-        self._before: Window | None = None  # before a change whose effect is not known yet,
-        self._tried = 0  # which was to so many workers
-        # Fewer were too few, and more were no faster, in a training like in this window.
+        # Start of the window, with all workers running; replaced when the window is whole.
+        self._begun: Snapshot | None = None
+        # Steps of the loader before a window may begin; the first ones compile.
+        self._least_steps = FIRST_STEPS + 1
+        self._had = 0  # workers in the latest snapshot
+        # Workers that the loader needs, 0: not known yet; time of the latest snapshot.
+        self.wanted, self.seen_s = 0, 0.0
+        self._before: Window | None = None  # window before a change whose effect is not known yet
+        self._tried = 0  # number of workers after that change
+        # Bounds from trials: fewer workers were too few, and more were no faster. `_like` is a
+        # window of the training for which the bounds hold.
         self._floor, self._ceiling = least, most
         self._like: Window | None = None
         self._in_vain, self._paused_until_s = 0, 0.0
 
     def look(self, now: Snapshot, workers: int) -> Proposal | None:
-        """Return another number than these workers, as the loader's latest snapshot wants it; None: it stays."""
+        """Return another number of workers if the latest snapshot supports it.
+
+        None: the present number stays.
+        """
         self.seen_s = now.now_ns / 1e9
         seen = self.window(now, workers)
         if seen is None:
@@ -103,15 +109,17 @@ class Autotuner:
         return proposal
 
     def window(self, now: Snapshot, workers: int) -> Window | None:
-        """Return what was measured with this number of workers until now; None: nothing yet that could be judged."""
-        if now.workers < self._had:  # what the others have made ahead hides what is missing now
+        """Return the window with this number of workers up to now. None: too few steps."""
+        # Batches that the removed workers made ahead would hide a lack of workers.
+        if now.workers < self._had:
             self._least_steps = now.steps + now.slots
         self._had, begun = now.workers, self._begun
         if begun is None or begun.by_worker.keys() != now.by_worker.keys():
             is_settled = now.workers == workers and now.steps >= self._least_steps
             self._begun = now if is_settled else None
             return None
-        # What was tried in vain is known here, too, and only for as long as the training stays as it was then.
+        # Remove the results of trials: they are known here already, and hold only while the
+        # training stays the same.
         seen = dataclasses.replace(
             window_of([begun, now], math.inf), autotuned=Autotuned(), tried=None
         )
@@ -120,7 +128,7 @@ class Autotuner:
         return seen if seen.steps >= LEAST_STEPS else None
 
     def judge(self, seen: Window, now_s: float) -> Proposal | None:
-        """Return another number of workers than the window's; None: that one stays for now."""
+        """Return another number of workers than the window's. None: it stays for now."""
         before = self._before
         if before is not None and self._tried == seen.workers:
             has_helped = _has_helped(before, seen)
@@ -129,18 +137,17 @@ class Autotuner:
             if not has_helped:
                 return self._go_back(before, seen, now_s)
             self._in_vain = 0
-            if (
-                seen.workers < before.workers and before.steady_wait_share > _WAITS
-            ):  # the others were of no use
+            # In this case the removed workers had given no speed-up.
+            if seen.workers < before.workers and before.steady_wait_share > _WAITS:
                 self._ceiling, self._like = seen.workers, seen
-        self._before = None  # or others had their way
+        self._before = None  # also if another loader has set a different number
         proposal = self._propose(seen)
         if proposal is None or now_s < self._paused_until_s:
             return None
         self._before, self._tried = seen, proposal.workers
         return proposal
 
-    # -- what was tried
+    # -- after a change --
 
     def _go_back(self, before: Window, seen: Window, now_s: float) -> Proposal:
         self._before, self._like = None, before
@@ -156,15 +163,12 @@ class Autotuner:
         )
         return Proposal(before.workers, reason)
 
-    # -- what to try
+    # -- the next change --
 
     def _propose(self, seen: Window) -> Proposal | None:
         if self._like is not None and not _are_like(self._like, seen):
-            self._floor, self._ceiling, self._like = (
-                self._least,
-                self._most,
-                None,
-            )  # it may be in vain no more
+            # In another training these bounds may not hold.
+            self._floor, self._ceiling, self._like = self._least, self._most, None
             self._in_vain, self._paused_until_s = 0, 0.0
         if seen.steady_wait_share > (_WAITS if is_whole(seen) else _WAITS_MUCH):
             return self._when_waiting(seen)
@@ -178,7 +182,7 @@ class Autotuner:
         verdict, enough = find_verdict(seen, waits_above=_WAITS).verdict, seen.least_workers
         if verdict in _MORE_HELP or (verdict is Verdict.CPUS_FULL and enough > seen.workers):
             if verdict is Verdict.TOO_FEW_WORKERS:  # they compute, and CPUs are free
-                self._ceiling = self._most  # pauses between tries in vain get longer
+                self._ceiling = self._most  # the pauses after changes that did not help get longer
             return self._more(seen)
         if verdict is Verdict.CPUS_FULL and is_whole(seen):
             return self._fewer(seen, enough, "no CPU is free for more")
@@ -202,7 +206,10 @@ class Autotuner:
 
 
 def _has_helped(before: Window, seen: Window) -> bool | None:
-    """Whether steps became shorter with more workers, or no longer with fewer; None: the window is too short."""
+    """Return True if more workers made steps shorter, or fewer made them no longer.
+
+    None: the window is too short.
+    """
     longer = seen.step_s / before.step_s - 1
     if seen.workers > before.workers:
         return longer <= -_SHORTER if is_whole(seen) or longer <= -_MUCH else None
@@ -213,32 +220,38 @@ def _has_helped(before: Window, seen: Window) -> bool | None:
 
 
 def _are_like(then: Window, now: Window) -> bool:
-    """Whether these are of the same training: by what a batch takes, and the consumer's own time."""
+    """Return True if both windows are of the same training.
+
+    The time of a batch and the consumer's own time are compared.
+    """
     pairs = [(each.making_s, (each.seconds - each.wait_s) / each.steps) for each in (then, now)]
     return all(abs(a - b) <= _CHANGED * max(a, b) for a, b in zip(*pairs, strict=True))
 
 
 class PoolWorkers:
-    """Finds a pool's number of workers. The loader that needs most decides: what it leaves idle costs little."""
+    """Chooses a pool's number of workers, as the maximum over its loaders.
+
+    A loader that needs fewer leaves some idle, which costs little.
+    """
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most
         self._loaders: weakref.WeakKeyDictionary[object, Autotuner] = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()  # loaders of a pool may be iterated by threads of their own
+        self._lock = threading.Lock()  # the loaders of a pool may be iterated by several threads
         self._decisions: collections.deque[Decision] = collections.deque(maxlen=_KEPT)
 
     @property
     def autotuned(self) -> Autotuned:
-        """What it did. Runs in: any thread."""
+        """Upper limit and decisions so far. Thread-safe."""
         return Autotuned(self._most, tuple(self._decisions))
 
     def look(self, loader: object, now: Snapshot, workers: int) -> int | None:
-        """Return how many workers there shall be instead, by a loader's latest snapshot; None: as many.
+        """Return a new number of workers, from a loader's latest snapshot; None: it stays.
 
-        Runs in: the thread that takes batches. The loader is not kept.
+        Called in the thread that reads batches. Keeps only a weak reference to the loader.
         """
         if not self._lock.acquire(blocking=False):
-            return None  # another loader's is taken in; each has one every two seconds
+            return None  # another loader is being evaluated; each is every two seconds
         try:
             if (tuner := self._loaders.get(loader)) is None:
                 tuner = self._loaders[loader] = Autotuner(self._least, self._most)
@@ -261,7 +274,10 @@ class PoolWorkers:
             self._lock.release()
 
     def _more_in_memory(self, now: Snapshot) -> int:
-        """How many more workers there is memory for, where each takes as much of its own as those that there are."""
+        """Return the number of workers for which there is memory, beside the present ones.
+
+        Each is expected to need as much memory of its own as the largest present one.
+        """
         own = max(
             (capacity.private_bytes(each.pid) for each in now.by_worker.values() if each.pid),
             default=0,

@@ -180,8 +180,8 @@ class EpochTracker:
         is_stream = self.plan.lanes or (self.plan.is_open and not self.plan.is_endless)
         if is_stream or log.batches < 2:
             return None
-        start = log.plan.start_after(log.epoch, 1)
-        run = self.engine().begin(Position(log.epoch, start), limit=1)
+        second = Position(log.epoch, log.plan.start_after(log.epoch, 1))
+        run = self.engine().begin(second, limit=self.log_at(second).first + 1)
         try:
             _, parts = next(run.take().batches())
             return [part.shape for part in parts]
@@ -219,10 +219,9 @@ class EpochTracker:
             # The rest of an epoch has another number of batches than the epochs after it, so it is a run of its own.
             # So is an epoch whose end shows when it comes, or never does.
             ahead = 0 if place.is_rest or log.plan.is_open else self._ahead()
-            limit = log.plan.batches_per_epoch + ahead
+            limit = log.first + log.plan.batches_per_epoch + ahead
             if run is not None:
-                before = (place.epoch - run.first_epoch) * self.plan.batches_per_epoch
-                run.extend(before + limit)
+                run.extend(limit)
                 return run, log
             return self.engine().begin(place, limit), log
         except BaseException:

@@ -1,4 +1,4 @@
-"""Takes a snapshot of a loader and of the machine every two seconds while batches are taken."""
+"""Snapshots of a loader and the machine, taken every two seconds while batches are read."""
 
 from __future__ import annotations
 
@@ -40,30 +40,33 @@ if TYPE_CHECKING:
     from loaderpool.core.pool import WorkerPool
     from loaderpool.trainer.tracing import Tracing
 
-_KEPT = 64  # snapshots
-# A snapshot is of now, and counts are of the latest hand-over: after it the consumer may do anything, for hours.
+_KEPT = 64  # snapshots kept
+# Age of the latest delivery up to which a snapshot is of now. After a delivery the consumer may do
+# other work for hours.
 _FRESH_NS = 1_000_000_000
-_JUDGED_S = 10.0  # a trial is due by what these seconds show
-_numbers = itertools.count(1)  # of loaders of this process
+_JUDGED_S = 10.0  # length of the window that decides about a trial
+_numbers = itertools.count(1)  # numbers of the loaders of this process
 
 
 def _is_pooled(engine: Engine | None) -> TypeGuard[PoolEngine]:
-    """Whether a pool that is not closed makes its batches."""
+    """Return True if a pool that is not closed makes the batches."""
     pool: WorkerPool | None = getattr(engine, "pool", None)
     return pool is not None and not pool.is_closed
 
 
 class Observer:
-    """What was seen of a loader lately; `constants` are what does not change of it, as a `Snapshot` has it.
+    """Recent snapshots of a loader.
 
     Args:
-        tracker, engine: of the loader; engine None: it makes nothing in this process.
-        calls_of: what a call of its function makes.
-        autotuned: tells what `workers="auto"` did.
-        function_and_source: names them, for what is known from other loaders.
+        tracker: Epochs and counters of the loader.
+        engine: Engine of the loader. None: it makes nothing in this process.
+        calls_of: Result of one call of its function.
+        autotuned: Returns the decisions of `workers="auto"`.
+        function_and_source: Returns a key for both, to share trials with other loaders.
 
     Attributes:
-        tries_fewer: workers may be paused for a trial.
+        tries_fewer: True if workers may be paused for a trial.
+        constants: Fields of `Snapshot` that do not change.
     """
 
     def __init__(
@@ -83,9 +86,9 @@ class Observer:
         self.autotuned = autotuned
         self.tries_fewer = True
         self._function_and_source = function_and_source
-        self._trials: TrialLog | None = None  # there once a trial was due for any loader
-        self._trial = 0  # the number of the one that is under way; 0: none is
-        self._tried_from: Snapshot | None = None  # when it was requested
+        self._trials: TrialLog | None = None  # set once a trial was possible for any loader
+        self._trial = 0  # number of the trial in progress; 0: none
+        self._tried_from: Snapshot | None = None  # snapshot at its request
         can_have_cache = (
             calls_of == "sample" and not plan.is_open and config.threads == 1 and not has_cache
         )
@@ -104,14 +107,14 @@ class Observer:
         }
         self._latest: collections.deque[Snapshot] = collections.deque(maxlen=_KEPT)
         self._taken, self._is_closed = 0, False
-        self._consumer = ""  # the thread that takes batches
+        self._consumer = ""  # the thread that reads batches
         self._page: Page | None = None
         self._number = next(_numbers)
 
     def look(self, now_ns: int) -> Snapshot:
-        """Take a snapshot, keep and return it. Runs in: the thread that takes batches."""
+        """Take a snapshot, keep it and return it. Called in the thread that reads batches."""
         if not self._taken:
-            with contextlib.suppress(OSError):  # what looks from outside finds nothing then
+            with contextlib.suppress(OSError):  # without a page, other processes find nothing
                 self._page = Page()
                 self._counters.recorder = RecordRing(self._page.map, PAGE_BYTES, DELIVERIES)
         if _is_pooled(self._engine):
@@ -151,7 +154,10 @@ class Observer:
                 pool.lock.release()
 
     def _take_result(self, now: Snapshot) -> None:
-        """Take in the result of the trial that was requested. Another loader of the pool may have had a later one."""
+        """Record the result of the requested trial.
+
+        The result is lost if another loader of the pool has had a later trial.
+        """
         assert _is_pooled(self._engine)
         board, trials, begun = self._engine.pool.arena.board, self._trials, self._tried_from
         if begun is None or trials is None or board.trials_over < self._trial:
@@ -163,25 +169,28 @@ class Observer:
         self._trial, self._tried_from = 0, None
 
     def close(self) -> None:
-        """Take the page down. What was seen is kept: of what comes now there is no engine to tell."""
-        with FailuresIgnored():  # a look shall not hinder a close
+        """Remove the page, and keep a last snapshot, because counts of the engine end with it."""
+        with FailuresIgnored():  # an error here must not prevent the close
             if self._taken and self._is_taking:
                 self._latest.append(self.now())
         self._is_closed = True
         self._page = self._counters.recorder = None
 
-    # -- what was seen. Runs in: any thread
+    # -- results; these methods are thread-safe --
 
     @property
     def cpu_s_per_sample(self) -> float | None:
-        """CPU time of workers for a sample, in the last two minutes; None: it is not known."""
+        """CPU seconds of workers per sample, in the last two minutes; None: not known."""
         if not self._latest:
             return None
         new = self._latest[-1].since(self._latest[0])
         return new.cpu_s / new.made if new.made and new.cpu_s else None
 
     def calls(self) -> CallTimes:
-        """Return how long calls took, also of workers that are gone; after a close, until then."""
+        """Return the durations of calls, including workers that have ended.
+
+        After a close, return those of the last snapshot.
+        """
         engine = self._engine
         if _is_pooled(engine):
             pool = engine.pool
@@ -190,22 +199,22 @@ class Observer:
         return self._latest[-1].calls if self._latest else CallTimes()
 
     def now(self) -> Snapshot:
-        """Return a snapshot, from which on `since` measures."""
+        """Return a snapshot of now, for example as the start of a window for `since`."""
         return self._at(clock.monotonic_ns())
 
     def latest(self) -> list[Snapshot]:
-        """Return what was seen lately, the latest last."""
+        """Return the recent snapshots, the latest last."""
         found = list(self._latest)
         if not found or self._is_taking:
             found.append(self.now())
         return found
 
     def observed(self, seconds: float) -> Window:
-        """Return what was measured in the last so many seconds in which batches were taken."""
+        """Return the window of the last `seconds` in which batches were read."""
         return window_of(self.latest(), seconds)
 
     def since(self, begun: Snapshot) -> Window:
-        """Return what was measured since then."""
+        """Return the window from a snapshot until now."""
         first = [
             each
             for each in list(self._latest)
@@ -214,7 +223,11 @@ class Observer:
         return window_of([begun, *first, self.now()], math.inf)
 
     def tracing(self) -> Tracing:
-        """Return what was recorded of it and of its pool; `ClosedError` once the loader was closed."""
+        """Return the records of the loader and its pool.
+
+        Raises:
+            ClosedError: The loader was closed.
+        """
         from loaderpool.trainer.tracing import Tracing
 
         page = self._page
@@ -272,7 +285,7 @@ class Observer:
         )
 
     def _told(self, found: list[Snapshot]) -> dict[str, Any]:
-        """Return what the page tells of it, as these snapshots have it."""
+        """Return the page's content, from these snapshots."""
         engine, now_ns, asked_ns = self._engine, found[-1].now_ns, self._counters.asked_ns
         loader, arena = None, None
         if _is_pooled(engine):
@@ -288,15 +301,18 @@ class Observer:
 
 
 def _refresh_page(observer: weakref.ref[Observer]) -> None:
-    """Have the page tell of a loader as it is now. Runs in: a thread that waits, and for which nothing comes."""
-    with FailuresIgnored():  # a look shall end no training
+    """Write the page of a loader again. Called in a thread that waits for a batch."""
+    with FailuresIgnored():  # an error here must not end a training
         found = observer()
         if found is not None and found._page is not None and found._page.is_old:
             found._page.write(found._told(found.latest()))
 
 
 def _count_workers(engine: PoolEngine, now_ns: int) -> dict[int, WorkerCounts]:
-    """Return each worker's numbers, by its own. Takes some 25 us for each: files of the kernel's are read."""
+    """Return the counts of each worker, by its number.
+
+    Takes some 25 us for each, because files of the kernel are read.
+    """
     read, found = engine.pool.arena.board.read, {}
     for worker in engine.pool.running():
         cell, pid = worker.cell, worker.pid
@@ -314,8 +330,9 @@ def _count_workers(engine: PoolEngine, now_ns: int) -> dict[int, WorkerCounts]:
 
 
 def _doing(read: Callable[[int, Field], int], cell: int, now_ns: int) -> dict[str, Any]:
-    """Return what a worker is at now, for JSON."""
-    # INDEX first: what began after that is younger than it says, never older (`Progress.note` stores it last).
+    """Return the present activity of a worker, for JSON."""
+    # Read INDEX first. If another item begins in between, the reported time is too short, but never
+    # too long (`Progress.note` stores INDEX last).
     index, started_ns = read(cell, Field.INDEX), read(cell, Field.STARTED_NS)
     if read(cell, Field.IN_SETUP):
         return {"state": "setup"}
@@ -327,16 +344,16 @@ def _doing(read: Callable[[int, Field], int], cell: int, now_ns: int) -> dict[st
 
 
 def _count_slots(engine: PoolEngine) -> dict[str, Any]:
-    """Return what a snapshot has of the slots; nothing before there is one."""
-    counts = engine.counts
+    """Return the slots' fields of a snapshot; empty before there are slots."""
+    counts = engine.runs.counts
     if not counts.slots:
         return {}
     return {
         "slots": counts.slots,
         "slot_bytes": counts.slot_bytes,
         "slots_wanted": counts.slots_wanted,
-        "slots_lent": engine.slots_lent,
-        "slots_ready": sum(run.buffer.waiting for run in list(engine.runs.values())),
+        "slots_lent": engine.runs.slots_lent,
+        "slots_ready": sum(run.buffer.waiting for run in list(engine.runs.by_number.values())),
         "copied": counts.copied,
         "copy_s": counts.copied_ns / 1e9,
     }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderpool.errors import StateError
 from loaderpool.plan.batches import Plan
-from loaderpool.plan.places import LanePlaces, Position
+from loaderpool.plan.places import LanePlaces, Position, first_number
 
 if TYPE_CHECKING:
     from loaderpool.core.contracts import Run
@@ -32,6 +32,7 @@ class PassLog:
 
     Attributes:
         place: where the pass begins.
+        first: number of its first batch.
         plan: of its batches: the loader's, or the rest of that epoch.
         batches: how many the whole pass has; of a stream, until its end, more than there can be.
         delivered: how many of these came from the engine.
@@ -42,8 +43,11 @@ class PassLog:
 
     def __init__(self, place: Position, plan: Plan, in_order: bool) -> None:
         self.place, self.epoch, self.plan = place, place.epoch, plan.after(place.start)
+        self.first = first_number(plan, place)
         self.keeps_places = bool(plan.lanes) or not in_order
-        self._numbers: collections.deque[int] = collections.deque()  # of batches, as they came
+        self._numbers: collections.deque[int] = (
+            collections.deque()
+        )  # of batches after `first`, as they came
         self._forgotten = 0  # how many came before these; only generators may go on without end
         before = place.lanes or LanePlaces((0,) * plan.lanes)
         self._lanes = list(before.taken)  # how many batches of each lane came before these
@@ -59,16 +63,19 @@ class PassLog:
         """How many batches a consumer has got, or will get, of those that were delivered."""
         return self.delivered - len(self.omitted)
 
-    def note_places(self, delivery: Delivery, subscription: Run | None) -> None:
-        """Note which batches were delivered, by that subscription; None: by one that was ended meanwhile."""
-        first_epoch = self.epoch if subscription is None else subscription.first_epoch
-        before = (self.epoch - first_epoch) * self.plan.batches_per_epoch
-        self._numbers.extend(number - before for number in delivery.numbers())
+    def note_places(self, delivery: Delivery, run: Run | None) -> None:
+        """Note which batches were delivered.
+
+        Args:
+            delivery: The batches.
+            run: The run that made them; None if it was ended since then.
+        """
+        self._numbers.extend(number - self.first for number in delivery.numbers())
         while self._lanes and len(self._numbers) > _KEPT:
             self._lanes[self._numbers.popleft() % len(self._lanes)] += 1
             self._forgotten += 1
-        if subscription is not None and len(subscription.ended_lanes) > len(self._ended):
-            self._ended = dict(subscription.ended_lanes)
+        if run is not None and len(run.ended_lanes) > len(self._ended):
+            self._ended = dict(run.ended_lanes)
 
     def past(self, given: int) -> int:
         """How many batches of the plan a consumer is past that was given so many: those left out count as well."""

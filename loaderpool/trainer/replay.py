@@ -1,4 +1,4 @@
-"""One sample of a training again, alone and in this process: for a debugger, a traceback, or to see a crash."""
+"""One sample of a training, made again in this process: for a debugger or a traceback."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
     from loaderpool.plan.batches import Plan
     from loaderpool.trainer.loader import Loader
 
-# Rows that are looked through together. Fewer: it takes longer. More: it takes more memory.
+# Rows that are searched together. Smaller: it takes longer. Larger: it takes more memory.
 _TOGETHER = 1 << 16
-_MOST_SHARDS = 64  # that are looked through to name the one that has an item
+_MOST_SHARDS = 64  # shards that are searched for one that has an item
 
 
 @known_names_only
 def replay(loader: Loader, index: int, epoch: int = 0) -> Any:
-    """Compute one sample again in the main process, with its own random numbers, and return the function's result.
+    """Compute one sample again in the main process, and return the function's result.
 
-    It uses the current data and globals; a `LoaderpoolWarning` names changes. The loader may be closed.
+    The sample gets its own random numbers. It uses the current data and globals; a
+    `LoaderpoolWarning` names changes. The loader may be closed.
 
     Args:
         loader: Loader of the sample.
@@ -53,23 +54,27 @@ def replay(loader: Loader, index: int, epoch: int = 0) -> Any:
 
 
 class Replay:
-    """Makes the very sample that a training makes of a source index: same call, same random streams, same bits.
+    """Makes the sample that a training makes of a source index: same call, random streams and bits.
 
-    Runs in: the process that asks; no worker is started. The loader stays as it is. Where the training finds out only
-    on the way that its one function draws from `random` or `numpy.random`, they are seeded here from the start. Hooks
-    between epochs are not run here, so the data is that before epoch 0.
+    Runs in: the calling process; no worker is started. The loader is not changed. A training may
+    notice only on the way that its function draws from `random` or `numpy.random`. Here these are
+    seeded from the start. Hooks between epochs are not run, so the data is that before epoch 0.
 
     Attributes:
-        epoch, position: where the sample is; the position keys the random streams.
-        batch, row: the same, as this shard has it.
-        indices: all that the call is for, in the order in which it gets them.
+        epoch: Epoch of the sample.
+        position: Position of the sample in the epoch, which keys the random streams.
+        batch: Batch of the sample, as counted by this shard.
+        row: Row of the sample in the batch.
+        indices: Source indices of the call, in the order in which it gets them.
 
     Raises:
-        ArgumentError: no such index or epoch, or one that this loader never makes; says why.
+        ArgumentError: There is no such index or epoch, or this loader does not make the sample. The
+            text has the reason.
     """
 
     def __init__(self, loader: Loader, index: int, epoch: int = 0) -> None:
-        # "auto" draws what True draws. Without the cache: who replays a sample wants to see its function called.
+        # "auto" draws the same numbers as True. The cache is off, because the function must be
+        # called.
         here = {
             "workers": 0,
             "threads": 1,
@@ -89,7 +94,8 @@ class Replay:
             )
         if not 0 <= index < plan.order.size:
             raise ArgumentError(
-                f"index must be 0 to {plan.order.size - 1} (the source has {plan.order.size:,} items), got {index}"
+                f"index must be 0 to {plan.order.size - 1} (the source has {plan.order.size:,} "
+                f"items), got {index}"
             )
         place = find(plan, epoch, index)
         if place is None:
@@ -105,10 +111,10 @@ class Replay:
         self.indices = plan.order.indices(epoch, self._positions)
 
     def run(self) -> Any:
-        """What the function returns, as it is; a whole batch or element where one call makes that.
+        """Return the function's unchanged result: a sample, or a batch if one call makes that.
 
         Raises:
-            BaseException: what the function, the source or the `setup` hook raised, itself.
+            BaseException: The original error of the function, the source or the `setup` hook.
         """
         work = self._engine.work
         with SavedGlobals(), self._engine.captured_kept():
@@ -116,27 +122,25 @@ class Replay:
                 work.ensure_setup()
             except WorkFailed as failed:
                 raise failed.error from None
-            if (
-                self._engine.takes_out
-            ):  # it writes into a row of a batch, and how that looks the first sample tells
-                with contextlib.suppress(
-                    LoaderpoolError
-                ):  # of that sample; then there is no `out` for this one
+            # The function writes into a row of a batch, whose form comes from the first sample.
+            if self._engine.takes_out:
+                # If the first sample fails, this one gets no `out`.
+                with contextlib.suppress(LoaderpoolError):
                     self._engine.form()
                 work.calls.kept.clear()
             return work.call(self.epoch, self._positions.tolist(), self.indices)
 
     def spec_of(self, result: Any) -> ElementSpec:
-        """The result's structure, dtypes and shapes.
+        """Return the structure, dtypes and shapes of the result.
 
         Raises:
-            SpecMismatchError: no batch can be made of it.
+            SpecMismatchError: No batch can be made of the result.
         """
         return sample_spec(result, self._engine.given_spec, self._engine.work.calls.origin)
 
 
 def _why_not(plan: Plan, epoch: int, index: int) -> str:
-    """Return why a shard does not have a source index in an epoch."""
+    """Return the reason why a shard does not have a source index in an epoch."""
     others = "" if not plan.order.shuffle else ". It may be in another one in other epochs"
     for shard in range(min(plan.num_shards, _MOST_SHARDS)):
         if find(dataclasses.replace(plan, shard_index=shard), epoch, index) is not None:
@@ -148,9 +152,12 @@ def _why_not(plan: Plan, epoch: int, index: int) -> str:
 
 
 def find(plan: Plan, epoch: int, index: int) -> tuple[int, int] | None:
-    """Return the batch of this shard that has a source index in an epoch, and the row in it; None: none has it."""
+    """Return the batch of this shard with a source index in an epoch, and the row in the batch.
+
+    None: no batch has it.
+    """
     begin, end, together = 0, plan.batches_per_epoch, max(1, _TOGETHER // plan.most_rows)
-    if not (plan.order.shuffle or plan.rows_vary):  # an endless sequence among them
+    if not (plan.order.shuffle or plan.rows_vary):  # including endless sequences
         begin = index // ((plan.batch_size or 1) * plan.num_shards)
         end = min(end, begin + 1)
     for first in range(begin, end, together):

@@ -1,4 +1,4 @@
-"""One HTML file of what a loader knows of itself, for others: why training waits, settings, versions, counts."""
+"""One HTML file about a loader: why training waits, settings, versions and counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from loaderpool.trainer.timeline import STYLE, shares_figure, timeline, timeline
 from loaderpool.trainer.tracing import Tracing
 
 _LIBRARIES = ("loaderpool", "numpy", "cloudpickle", "tensorflow", "keras", "torch", "jax", "ray")
-# The colors are those of the page or notebook that shows it; alone, it follows the light or dark mode of the system.
+# The colors are those of the surrounding page or notebook. Alone, the report follows the light or
+# dark mode of the system.
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>loaderpool report</title><style>
@@ -51,7 +52,7 @@ def document(
     settings: Mapping[str, Any],
     tracing: Tracing | None = None,
 ) -> str:
-    """Return a report as a page; settings are told by their texts, and have nothing of the data.
+    """Return a report as an HTML page. Settings are shown by their texts, and contain no data.
 
     `tracing`: None if the loader is closed, because its records are gone.
     """
@@ -60,7 +61,7 @@ def document(
         name: shortened(f"{value}", 200) for name, value in settings.items() if value is not None
     }
     content = {
-        "format": 4,  # raised when a key changes its meaning or goes away
+        "format": 4,  # incremented when a key changes its meaning or is removed
         "explanation": {"headline": explanation.headline, **explanation.to_dict()},
         "settings": told,
         "environment": environment,
@@ -73,14 +74,17 @@ def document(
         timeline=_timeline(window, tracing),
         settings=_table(told),
         environment=_table(environment),
-        # No text in it can end the element that it stands in.
+        # Escape "<", so that no text can end the script element.
         data=json.dumps(content, separators=(",", ":"), default=str).replace("<", "\\u003c"),
     )
 
 
 def _timeline(window: Window, tracing: Tracing | None) -> str:
     if tracing is None:
-        return "<p>The records are gone, because the loader is closed. Call report() before close().</p>"
+        return (
+            "<p>The records are gone, because the loader is closed. "
+            "Call report() before close().</p>"
+        )
     found = timeline(tracing, window.slots, window.slots_lent)
     if found is None:
         return "<p>Nothing has been recorded yet.</p>"
@@ -101,7 +105,7 @@ def _table(texts: dict[str, str]) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return versions, and what the machine grants; no path, name of a user or name of a machine is in it."""
+    """Return versions and resources, without paths and without names of users or machines."""
     versions = {
         each: str(getattr(sys.modules[each], "__version__", "?"))
         for each in _LIBRARIES
@@ -112,6 +116,9 @@ def _environment() -> dict[str, str]:
         **versions,
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "CPUs": f"{capacity.usable_cpu_count()} of {os.cpu_count()}; cgroup: {capacity.cgroup_cpu_quota() or 'none'}",
+        "CPUs": (
+            f"{capacity.usable_cpu_count()} of {os.cpu_count()}; "
+            f"cgroup: {capacity.cgroup_cpu_quota() or 'none'}"
+        ),
         "memory available": readable_bytes(capacity.available_memory_bytes()),
     }

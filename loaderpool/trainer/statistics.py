@@ -1,4 +1,4 @@
-"""What a loader tells of itself: `Statistics`, and how they are taken."""
+"""`Statistics` of a loader, and the function that collects them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class StepStatistics:
-    """Times of training steps, each from one batch to the next. Means and shares are `None` before the first step."""
+    """Times of training steps, each from one batch to the next.
+
+    Means and shares are `None` before the first step.
+    """
 
     count: int  # Number of steps.
-    seconds: float  # Total time of all steps in seconds, including waits at the start of each epoch except the first.
+    seconds: float  # Total seconds of all steps, including waits at the start of later epochs.
     wait_s: float  # Seconds spent waiting for data.
     mean_s: float | None  # Mean time of a step in seconds.
     wait_share: float | None  # Share of the time spent waiting for data: `wait_s / seconds`.
@@ -68,9 +71,8 @@ class Statistics(EngineStatistics):
     elapsed_s: float  # Seconds from the first batch to the latest.
     samples_per_s: float  # Rows delivered per second, after the first batch.
     steps: StepStatistics  # Times of training steps.
-    calls: (
-        CallStatistics | None
-    )  # Times of function calls; `None` before the first one, and with `workers=0`.
+    # Times of function calls; `None` before the first one, and with `workers=0`.
+    calls: CallStatistics | None
     cpu_s_per_sample: float | None  # CPU seconds of the workers per sample; `None` if unknown.
     padding_share: float  # Share of padding in padded components.
     cache: CacheStatistics  # Counts of the cache.
@@ -81,17 +83,26 @@ class Statistics(EngineStatistics):
 
 
 def take_statistics(tracker: EpochTracker, engine: Engine | None, observer: Observer) -> Statistics:
-    """Return the counts of a loader's passes, what its engine knows (None: it has none), and what its observer does."""
+    """Return the statistics of a loader, from its counters, its engine and its observer.
+
+    `engine` is None if the loader makes no batches in this process.
+    """
     counters, repeated = tracker.counters, tracker.plan.repeated_rows
     elapsed_s = (counters.last_ns - counters.first_ns) / 1e9
     told = EngineStatistics() if engine is None else engine.statistics()
     cached = NO_COUNTS if engine is None or engine.cache is None else engine.cache.counts()
     of_shards = (
-        f"{repeated:,} rows are repeated in each epoch, so that all shards have equally many batches",
+        (
+            f"{repeated:,} rows are repeated in each epoch, so that all shards have equally many "
+            "batches"
+        ),
     )
     processes = ranks.local_count()
     of_ranks = (
-        f"this is one of {processes} processes of a training: defaults for memory and workers are divided",
+        (
+            f"this is one of {processes} processes of a training: defaults for memory and workers "
+            "are divided"
+        ),
     )
     return Statistics(
         **{

@@ -1,8 +1,8 @@
-"""Pictures for a report, as SVG: shares of time, and what the workers and the training did in the last seconds.
+"""SVG figures for a report: shares of time, and the activity of workers and training lately.
 
-The pictures stand in the page itself and fetch nothing. Positions are percentages and heights are pixels, so text
-stays readable on a phone. Text has the page's color, and the fills stand out on light and on dark pages. States differ
-in their patterns, too, not in color alone.
+The figures are part of the page and load nothing. Positions are percentages and heights are pixels,
+so text stays readable on a phone. Text has the page's color, and the fills are visible on light and
+on dark pages. States differ by pattern, not by color alone.
 """
 
 from __future__ import annotations
@@ -19,29 +19,35 @@ from loaderpool.trainer.explain.window import Window
 from loaderpool.trainer.tracing import SpanKind, Tracing
 
 _WINDOW_NS = 10_000_000_000
-# Of the picture: shorter states are drawn as shares of the time around them. Smaller: files of a megabyte.
+# Share of the picture below which states are drawn together, as shares of their time. Smaller:
+# files of a megabyte.
 _FINEST = 1 / 120
-_MOST_ROWS = 32  # of workers
-_LEAST_SHARE = 0.005  # of a bar; less would be shown as 0%
-_LEFT = 18.0  # percent of the width, for labels
-_ROW, _BAR = 20, 14  # pixels from row to row, and of a bar
-_TICKS = 5  # at most
-# Each with its fill, its pattern and its label; a pattern that is empty is a plain fill.
+_MOST_ROWS = 32  # rows of workers
+# Share of a bar below which a state is left out, because it would be shown as 0%.
+_LEAST_SHARE = 0.005
+_LEFT = 18.0  # width of the labels, in percent
+_ROW, _BAR = 20, 14  # pixels from row to row, and height of a bar
+_TICKS = 5  # the largest number of ticks
+# Fill, pattern and label of each state. An empty pattern means a plain fill.
 _STATES = {
     "task": ("#2f7fb8", "", "runs a task: your function, and copying its results"),
-    "buffer": ("#b8791a", '<path d="M-1 7L7-1M-1 1L1-1M5 7L7 5" stroke="#b8791a" stroke-width="2"/>',
+    "buffer": ("#b8791a",
+               '<path d="M-1 7L7-1M-1 1L1-1M5 7L7 5" stroke="#b8791a" stroke-width="2"/>',
                "waits for a free batch buffer"),
     "idle": ("#808080", '<circle cx="3" cy="3" r="1.2" fill="#808080"/>', "waits for a task"),
     "step": ("#4a8f3c", "", "training step"),
-    "wait": ("#c8503c", '<path d="M1.5 0V6M4.5 0V6" stroke="#c8503c" stroke-width="1.5"/>', "waits for data"),
+    "wait": ("#c8503c", '<path d="M1.5 0V6M4.5 0V6" stroke="#c8503c" stroke-width="1.5"/>',
+             "waits for data"),
     "epoch": ("#9a5fb4", '<path d="M0 1.5H6M0 4.5H6" stroke="#9a5fb4" stroke-width="1.5"/>',
               "waits for the first batch of an epoch"),
     "make": ("#2f7fb8", "", "makes a batch in the main process"),
     "compute": ("#2f7fb8", "", "computes"),
     "other": ("#3f9a94", '<path d="M0 3H6M3 0V6" stroke="#3f9a94" stroke-width="1.2"/>',
               "waits within a task, such as for a file or a lock"),
-    "cpu": ("#c8503c", '<path d="M1.5 0V6M4.5 0V6" stroke="#c8503c" stroke-width="1.5"/>', "waits for a CPU"),
-    "hungry": ("#808080", '<circle cx="3" cy="3" r="1.2" fill="#808080"/>', "waits for a task or a batch buffer"),
+    "cpu": ("#c8503c", '<path d="M1.5 0V6M4.5 0V6" stroke="#c8503c" stroke-width="1.5"/>',
+            "waits for a CPU"),
+    "hungry": ("#808080", '<circle cx="3" cy="3" r="1.2" fill="#808080"/>',
+               "waits for a task or a batch buffer"),
 }  # fmt: skip
 STYLE = "".join(
     f".lp-{name}{{fill:url(#lp-p-{name});stroke:{color};stroke-width:.5}}"
@@ -50,14 +56,15 @@ STYLE = "".join(
     for name, (color, pattern, _) in _STATES.items()
 ) + (
     ".lp-fig{margin:0 0 1.5rem} .lp-fig svg text{font:11px system-ui,sans-serif;fill:currentColor}"
-    ".lp-fig ul{list-style:none;display:flex;flex-wrap:wrap;gap:.2rem 1.2rem;margin:.3rem 0;padding:0;font-size:13px}"
+    ".lp-fig ul{list-style:none;display:flex;flex-wrap:wrap;gap:.2rem 1.2rem;margin:.3rem 0;"
+    "padding:0;font-size:13px}"
     ".lp-fig rect{shape-rendering:crispEdges} .lp-fig figcaption{font-size:13px}"
     ".lp-grid{stroke:currentColor;opacity:.25}"
 )
 
 
 class Part(NamedTuple):
-    """A state of a row from one time to another, in ns; state "": nothing is known."""
+    """A state of a row from one time to another, in ns. State "": nothing is known."""
 
     state: str
     begin: int
@@ -65,17 +72,20 @@ class Part(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """The last seconds of a training: rows by label, the training's first; each row's parts follow each other."""
+    """The last seconds of a training: its rows by label, and their parts in order of time.
 
-    begin: int  # ns
+    The training's own row is the first.
+    """
+
+    begin: int  # ns, as `end`
     end: int
-    is_now: bool  # its end is the time of the report
+    is_now: bool  # True: `end` is the time of the report
     rows: dict[str, list[Part]]
-    left_out: int  # workers without a row
+    left_out: int  # the number of workers without a row
 
 
 def shares(window: Window) -> dict[str, dict[str, float]]:
-    """Return the shares of time of the training and of its workers: for each bar, seconds by state."""
+    """Return the seconds of each state, for the training's and the workers' bar."""
     found: dict[str, dict[str, float]] = {}
     if window.seconds > 0:
         wait_s = min(window.wait_s, window.seconds)
@@ -97,9 +107,9 @@ def timeline(tracing: Tracing, buffers: int, lent: int) -> Timeline | None:
     """Return the last seconds of one loader's training; None: nothing is recorded.
 
     Args:
-        tracing: records of the loader and its pool.
-        buffers: slots of the loader's latest run. 0: unknown.
-        lent: slots with views, the most that were seen lately.
+        tracing: Records of the loader and its pool.
+        buffers: Slots of the loader's latest run; 0: unknown.
+        lent: The largest recent number of slots in use by the consumer's arrays.
     """
     spans = tracing.spans(SpanKind.TASK, SpanKind.WAIT, SpanKind.MAKE, SpanKind.STEP)
     if not spans:
@@ -126,7 +136,8 @@ def timeline(tracing: Tracing, buffers: int, lent: int) -> Timeline | None:
     held = _Held(tracing)
     for pid, number in sorted(tracing.workers.items(), key=lambda each: (each[1], each[0])):
         if of_worker := tasks.get(pid):
-            # Before its first record and after the last one of a worker that is gone, nothing is known.
+            # Nothing is known before a worker's first record, nor after the last one of a worker
+            # that has ended.
             first, last = (
                 min(of_worker)[0],
                 end if pid in tracing.running else max(stop for _, stop in of_worker),
@@ -148,12 +159,11 @@ def timeline(tracing: Tracing, buffers: int, lent: int) -> Timeline | None:
 
 
 class _Held:
-    """How many slots hold batches that are in progress or finished, and not delivered."""
+    """The number of slots with batches in progress, or finished and not delivered, over time."""
 
     def __init__(self, tracing: Tracing) -> None:
-        begun: dict[tuple[int, int], dict[int, tuple[int, int]]] = defaultdict(
-            dict
-        )  # by run and epoch, then by batch
+        # Start and last batch of each ticket, by run and epoch, then by first batch.
+        begun: dict[tuple[int, int], dict[int, tuple[int, int]]] = defaultdict(dict)
         for row in tracing.tickets:
             of_run = begun[row["run"], row["epoch"]]
             at = min(row["began_ns"], of_run.get(row["batch"], (row["began_ns"], 0))[0])
@@ -163,7 +173,7 @@ class _Held:
             for row in tracing.deliveries
             for batch in range(row["batch"], row["batch"] + row["count"])
         }
-        # A run that was abandoned holds nothing once a later one delivers.
+        # An abandoned run holds no slots once a later run delivers.
         starts = {row["run"]: row["ended_ns"] for row in reversed(tracing.deliveries)}
         self._taken: list[int] = []
         self._released: list[int] = []
@@ -171,7 +181,7 @@ class _Held:
             over = min((at for later, at in starts.items() if later > run), default=1 << 63)
             taken = 1 << 63
             for _, (at, last) in sorted(of_run.items(), reverse=True):
-                taken = min(taken, at)  # slots are taken in the order of the batches
+                taken = min(taken, at)  # slots are assigned in the order of the batches
                 self._taken.append(taken)
                 self._released.append(max(taken, delivered.get((run, epoch, last), over)))
         self._taken += [since for since in tracing.running.values() if since]
@@ -183,7 +193,7 @@ class _Held:
 
 
 def _flattened(layers: dict[str, list[tuple[int, int]]], begin: int, end: int) -> Iterator[Part]:
-    """Yield what covers a time, part by part; where layers overlap, the first one counts."""
+    """Yield the parts of a time in order. If layers overlap, the first one is used."""
     edges = []
     for number, spans in enumerate(layers.values()):
         for start, stop in spans:
@@ -203,7 +213,10 @@ def _flattened(layers: dict[str, list[tuple[int, int]]], begin: int, end: int) -
 
 
 def _drawn(parts: Sequence[Part], least: float) -> Iterator[tuple[int, int, dict[str, float]]]:
-    """Yield times with the shares of the states in each: a long part by itself, short ones together."""
+    """Yield times with the shares of their states.
+
+    A long part is yielded alone, short ones together.
+    """
     group: list[Part] = []
     for part in parts:
         is_long = part.end - part.begin >= least
@@ -219,7 +232,7 @@ def _drawn(parts: Sequence[Part], least: float) -> Iterator[tuple[int, int, dict
 
 
 def _shares(parts: Sequence[Part]) -> dict[str, float]:
-    """Return the share of each state of the time of these parts, in the order of `_STATES`."""
+    """Return each state's share of the time of these parts, in the order of `_STATES`."""
     sums = dict.fromkeys(_STATES, 0)
     for part in parts:
         if part.state:
@@ -228,11 +241,11 @@ def _shares(parts: Sequence[Part]) -> dict[str, float]:
     return {state: ns / whole for state, ns in sums.items() if ns}
 
 
-# -- SVG
+# -- SVG --
 
 
 def shares_figure(window: Window) -> str:
-    """Return the bars of the shares of time; a sentence if there is nothing to show."""
+    """Return the figure with the shares of time; a sentence if there is nothing to show."""
     bars = shares(window)
     if not bars:
         return "<p>No batch has been taken yet.</p>"
@@ -254,7 +267,7 @@ def shares_figure(window: Window) -> str:
 
 
 def timeline_figure(found: Timeline) -> str:
-    """Return the picture of the last seconds."""
+    """Return the figure with the last seconds."""
     whole = found.end - found.begin
     height, lines, told = len(found.rows) * _ROW, [], []
     for ago, where in _ticks(whole):
@@ -286,7 +299,7 @@ def timeline_figure(found: Timeline) -> str:
 
 
 def _ticks(whole_ns: int) -> Iterator[tuple[float, float]]:
-    """Yield times before the end in seconds, and where they are, from 0 to 1."""
+    """Yield times before the end in seconds, and their positions, from 0 to 1."""
     seconds = whole_ns / 1e9
     steps = (digit * 10.0**power for power in range(-9, 4) for digit in (1, 2, 5))
     step = next((each for each in steps if seconds / each <= _TICKS), seconds)
@@ -300,7 +313,10 @@ def _label(text: str, y: float) -> str:
 
 def _rect(state: str, at: float, share: float, y: float, height: float) -> str:
     x, width = _LEFT + (100 - _LEFT) * at, (100 - _LEFT) * share
-    return f'<rect class="lp-{state}" x="{x:.5g}%" y="{y:.4g}" width="{width:.4g}%" height="{height:.3g}"/>'
+    return (
+        f'<rect class="lp-{state}" x="{x:.5g}%" y="{y:.4g}" '
+        f'width="{width:.4g}%" height="{height:.3g}"/>'
+    )
 
 
 def _row(title: str, parts: Iterable[str]) -> str:
@@ -313,7 +329,10 @@ def _in_words(label: str, by_state: dict[str, float]) -> str:
 
 
 def _legend(states: Iterable[str], of: str = "") -> str:
-    """Return a list of the states' patterns and names; of a bar, `states` has their shares."""
+    """Return a list of the states' patterns and names.
+
+    If `states` is a dict, the list also has its shares.
+    """
     by_state = states if isinstance(states, dict) else {}
     items = []
     for state in states:
@@ -330,12 +349,14 @@ def _figure(
     title: str, told: str, parts: Iterable[str], height: int, caption: str, legends: Iterable[str]
 ) -> str:
     patterns = "".join(
-        f'<pattern id="lp-p-{name}" width="6" height="6" patternUnits="userSpaceOnUse">{pattern}</pattern>'
+        f'<pattern id="lp-p-{name}" width="6" height="6" '
+        f'patternUnits="userSpaceOnUse">{pattern}</pattern>'
         for name, (_, pattern, _) in _STATES.items()
         if pattern
     )
     return (
-        f'<figure class="lp-fig"><svg role="img" width="100%" height="{height}"><title>{html.escape(title)}</title>'
-        f"<desc>{html.escape(told)}</desc><defs>{patterns}</defs>{''.join(parts)}</svg>{''.join(legends)}"
+        f'<figure class="lp-fig"><svg role="img" width="100%" height="{height}">'
+        f"<title>{html.escape(title)}</title><desc>{html.escape(told)}</desc>"
+        f"<defs>{patterns}</defs>{''.join(parts)}</svg>{''.join(legends)}"
         f"<figcaption>{caption}</figcaption></figure>"
     )

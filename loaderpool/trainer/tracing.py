@@ -1,10 +1,10 @@
-"""What happened in the last seconds, from the rings of a training to a trace in Chrome's format.
+"""Conversion of the rings of a training to a trace of the last seconds, in Chrome's format.
 
     rings ─▶ Tracing.add_pool, add_loader ─▶ spans ─▶ Tracing.trace ─▶ trace.json
 
 https://ui.perfetto.dev and chrome://tracing show such files. The format:
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times are in microseconds, counted
-from `baseTimeNanoseconds` of the wall clock, as traces of `torch.profiler` have it.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times are in
+microseconds since `baseTimeNanoseconds` of the wall clock, as in traces of `torch.profiler`.
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ from loaderpool.plan.item_names import item_number
 from loaderpool.trainer.explain.page import PAGE_BYTES
 
 VIEWER = "https://ui.perfetto.dev"
-_WAITING_FROM_NS = 50_000  # a shorter wait is a look at what is there
-_LONGEST, _LONG_NS = 3, 10_000_000  # so many of the longest waits are named, if they took so long
+_WAITING_FROM_NS = 50_000  # a shorter wait is only a check for a batch that is ready
+# The number of longest waits that are named, and the shortest such wait.
+_LONGEST, _LONG_NS = 3, 10_000_000
 _WAYS = {int(each): each.name.lower().replace("_", " ") for each in DeliveryKind}
 _CALL_NAMES: dict[int, str] = {CallKind.SETUP: "setup", CallKind.PROBE: "first sample"}
 
 
 class SpanKind(enum.Enum):
-    """What took time."""
+    """Kind of activity of a span."""
 
-    TASK = enum.auto()  # a worker's ticket, a call in it, or one that still runs
-    WAIT = enum.auto()  # of the training, for a batch
-    MAKE = enum.auto()  # of the training, which makes a batch itself
+    TASK = enum.auto()  # a worker's ticket, a call in it, or a call in progress
+    WAIT = enum.auto()  # the training waits for a batch
+    MAKE = enum.auto()  # the training makes a batch itself
     STEP = enum.auto()
     EPOCH = enum.auto()
 
 
 class Span(NamedTuple):
-    """Something that took time, on a track of a process."""
+    """An activity with a start and an end, on a track of a process."""
 
     kind: SpanKind
     pid: int
@@ -64,7 +65,7 @@ class Span(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A call for an item, of a task that makes batches."""
+    """A call for an item, in a task that makes batches."""
 
     run: tuple[int, int, int]  # numbers of the loader, of its run and of the epoch
     batches: range
@@ -81,44 +82,48 @@ class _Wait(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """A trace that can be written."""
+    """A trace in its written form, with a summary."""
 
     text: str  # JSON
-    seconds: float  # how far it goes back
-    events: int  # how many it has
-    waits: tuple[str, ...]  # the longest ones, with the call that took longest in each
-    notes: tuple[str, ...]  # what it lacks, a sentence each
+    seconds: float  # length of the traced time
+    events: int  # the number of events
+    waits: tuple[str, ...]  # the longest waits, each with its longest call
+    notes: tuple[str, ...]  # gaps of the trace, one sentence each
 
 
 class Tracing:
-    """What the rings of a training tell: of its pools, and of its loaders.
+    """The recorded activities of a training: those of its pools and of its loaders.
 
     Args:
-        pid: the trainer's.
-        command: its command line, or another name for it.
-        has_one: it has one loader.
-        now_ns: when this is read, by the monotonic clock.
-        wall_ns: the same moment by the clock that other programs' files know.
+        pid: Process of the training.
+        command: Its command line, or another name for it.
+        has_one: True if it has one loader.
+        now_ns: Time of reading, by the monotonic clock.
+        wall_ns: The same time by the wall clock, which files of other programs use.
     """
 
     def __init__(self, pid: int, command: str, has_one: bool, now_ns: int, wall_ns: int) -> None:
         self._pid, self._has_one, self.now_ns, self._wall_ns = pid, has_one, now_ns, wall_ns
         self._processes: dict[int, str] = {pid: f"training: {command}"}  # names by pid
         self._spans: list[Span] = []  # in no order
-        self.tickets: list[Record] = []  # of the workers
-        self.deliveries: list[Record] = []  # of the loaders
-        self.workers: dict[int, int] = {}  # numbers by pid, also of workers that are gone
-        self.running: dict[
-            int, int
-        ] = {}  # of living workers by pid: when the ticket began that runs; 0: none runs
+        self.tickets: list[Record] = []  # records of the workers
+        self.deliveries: list[Record] = []  # records of the loaders
+        # Worker numbers by pid, including workers that have ended.
+        self.workers: dict[int, int] = {}
+        # By pid of living workers: start of the ticket in progress; 0: none.
+        self.running: dict[int, int] = {}
         self._made_for: set[int] = set()  # loaders whose tasks are recorded
         self._calls: list[_Call] = []
         self._waits: list[_Wait] = []
-        self._complete_from_ns: dict[str, int] = {}  # of full rings, by what is in them
+        # By kind of record: time from which a full ring is complete.
+        self._complete_from_ns: dict[str, int] = {}
         self._notes: dict[str, None] = {}
 
     def add_pool(self, read: ReadBytes, arena_bytes: int) -> None:
-        """Take in what an arena's rings hold, and what its workers are at; some milliseconds for each worker."""
+        """Add the records of an arena, and the present activity of its workers.
+
+        Takes some milliseconds for each worker.
+        """
         board = Board(read(0, BOARD_BYTES))
         rings = worker_rings(BOARD_BYTES + CALL_TIMES_BYTES, arena_bytes)[: board.cells]
         tickets = [row for at in rings for row in self._read(read, at, TICKETS, "tasks")]
@@ -156,7 +161,7 @@ class Tracing:
             task = of_task.get((row["pid"], row["ticket"]))
             if task is not None and not is_named:
                 self._calls.append(_Call(_run_of(task["loader"], task), _range_of(task), span))
-        first_calls: dict[tuple[int, int], int] = {}  # by pid and ticket: when the first one began
+        first_calls: dict[tuple[int, int], int] = {}  # by pid and ticket: start of the first call
         for row in calls:
             first_calls.setdefault((row["pid"], row["ticket"]), row["began_ns"])
         for _, pid, cell in board.workers():
@@ -168,7 +173,10 @@ class Tracing:
             begins = [first_calls[pid, ticket]] if ticket and (pid, ticket) in first_calls else []
             if index := board.read(cell, Field.INDEX):
                 items = max(1, board.read(cell, Field.BLOCK))
-                name = f"{'item' if items == 1 else f'{items} items from'} {item_number(index - 1)} (still running)"
+                name = (
+                    f"{'item' if items == 1 else f'{items} items from'} "
+                    f"{item_number(index - 1)} (still running)"
+                )
                 self._add(
                     SpanKind.TASK, pid, "tasks", name, started_ns, self.now_ns, index=index - 1
                 )
@@ -176,7 +184,10 @@ class Tracing:
             self.running[pid] = min(begins, default=0)
 
     def add_loader(self, told: Mapping[str, Any], read: ReadBytes) -> None:
-        """Take in what a loader has handed over, of which its page tells this; `read` reads the page's file."""
+        """Add the deliveries of a loader.
+
+        `told` is the content of its page. `read` reads the page's file.
+        """
         of = "" if self._has_one else f" of loader {told['loader'] or 'without workers'}"
         asked_ns = 0 if told["asked_s"] is None else int(1e9 * (told["looked_s"] - told["asked_s"]))
         rows = sorted(
@@ -191,8 +202,8 @@ class Tracing:
             ] = None
         elif rows and number not in self._made_for:
             self._notes[
-                f"the tasks{of} could not be read: workers on other nodes are not recorded, and spawned ones only by "
-                "Loader.trace() in the training"
+                f"the tasks{of} could not be read: workers on other nodes are not recorded, and "
+                "spawned ones only by Loader.trace() in the training"
             ] = None
         begin: Record | None = None
         for row, following in zip(rows, [*rows[1:], None], strict=False):
@@ -236,7 +247,7 @@ class Tracing:
         ended_ns: int,
         **told: Any,
     ) -> Span:
-        self._processes.setdefault(pid, "worker")  # which is gone, and had no ticket
+        self._processes.setdefault(pid, "worker")  # a worker that has ended and had no ticket
         self._spans.append(Span(kind, pid, track, name, begun_ns, ended_ns, told))
         return self._spans[-1]
 
@@ -269,7 +280,7 @@ class Tracing:
         return [each for each in self._spans if each.kind in kinds]
 
     def trace(self, seconds: float | None) -> Trace:
-        """Return the trace of the last so many seconds; None: of all that is known."""
+        """Return the trace of the last `seconds`; None: of all records."""
         now_ns = self.now_ns
         since_ns = 0 if seconds is None else now_ns - int(seconds * 1e9)
         waits, notes = (
@@ -305,10 +316,11 @@ class Tracing:
         return Trace(text, (now_ns - since_ns) / 1e9, len(events), waits, notes)
 
     def _longest_waits(self, since_ns: int) -> Iterator[str]:
-        """Yield the longest waits, the longest first."""
+        """Yield a text for each of the longest waits, the longest first."""
         waits = [each for each in self._waits if each.ended_ns >= since_ns]
         for wait in sorted(waits, key=lambda each: each.begun_ns - each.ended_ns)[:_LONGEST]:
-            # Runs of two pools may have one number; a call that was waited for was running meanwhile.
+            # Runs of two pools may have the same number. So use only calls that ended during the
+            # wait.
             during = [
                 each.span
                 for each in self._calls
@@ -325,7 +337,10 @@ class Tracing:
     def _incomplete(self, since_ns: int) -> Iterator[str]:
         for what, from_ns in self._complete_from_ns.items():
             if from_ns > since_ns:
-                yield f"{what} cover only the last {(self.now_ns - from_ns) / 1e9:.1f} s: older ones were overwritten"
+                yield (
+                    f"{what} cover only the last {(self.now_ns - from_ns) / 1e9:.1f} s: "
+                    "older ones were overwritten"
+                )
 
 
 def _run_of(loader: int, record: Record) -> tuple[int, int, int]:
@@ -346,11 +361,12 @@ def _batches(record: Record) -> str:
 
 
 def _on_tracks(spans: Iterable[Span]) -> Iterator[tuple[tuple[int, str], Span]]:
-    """Yield spans, which are sorted by their beginnings, each with its process and track.
+    """Yield spans, each with its process and track. They must be sorted by their start.
 
-    Those that partly overlap are on numbered tracks: viewers nest what they show.
+    Spans that overlap partly get different numbered tracks, because viewers nest spans.
     """
-    lanes: dict[tuple[int, str], list[list[Span]]] = {}  # of each what is open
+    # By process and track: the open spans of each numbered track.
+    lanes: dict[tuple[int, str], list[list[Span]]] = {}
     for span in spans:
         of_track = lanes.setdefault((span.pid, span.track), [])
         place = next(
@@ -363,14 +379,17 @@ def _on_tracks(spans: Iterable[Span]) -> Iterator[tuple[tuple[int, str], Span]]:
 
 
 def _fits(span: Span, is_open: list[Span]) -> bool:
-    """Whether a span lies after or within the last of those that are open at its beginning; others are closed."""
+    """Return True if a span is after or within the last open span.
+
+    Spans that have ended before its start are removed from `is_open`.
+    """
     while is_open and is_open[-1].ended_ns <= span.begun_ns:
         is_open.pop()
     return not is_open or span.ended_ns <= is_open[-1].ended_ns
 
 
 def _event(span: Span, track: int, since_ns: int) -> dict[str, Any]:
-    """Return what took time; of what began before only the rest."""
+    """Return the event for a span. If it began before the trace, return only the rest."""
     begun_ns = max(span.begun_ns, since_ns)
     took_us = max(0, span.ended_ns - begun_ns) / 1000
     where = {
@@ -384,6 +403,10 @@ def _event(span: Span, track: int, since_ns: int) -> dict[str, Any]:
 
 
 def write_trace(path: Path, text: str) -> None:
-    """Write a trace; OSError where it cannot be written."""
+    """Write a trace, compressed if the name ends in .gz.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     data = text.encode()
     path.write_bytes(gzip.compress(data, 6) if path.suffix == ".gz" else data)

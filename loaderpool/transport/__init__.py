@@ -1,5 +1,7 @@
-"""What goes between processes: messages and their pipes, notices, pickles, reports of failures, starting a child.
+"""Pickling of objects, and reports of exceptions, for messages between processes.
 
-Runs in: both ends of each pipe, so in all processes. In come values and exceptions, out come the same in another
-process. It may import `memory` and what is below. Open first: `messages`, the words that all processes speak.
+Runs in: all processes, because each is an end of a pipe. Input: objects and exceptions of one
+process. Output: the same in another process.
+
+It may import `cache` and the rooms below. Open first: `reports`.
 """

@@ -1,4 +1,6 @@
-"""Pickles what our processes say to each other: a class that both have is named, and stays as it is."""
+"""Pickling for messages between loaderpool's processes. A class that both have is pickled by
+number, and stays the same.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,20 @@ from loaderpool.system.annotations import LAZY_ATTRIBUTES, annotations_of, reada
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.system.walk import LazyImport
 
-# cloudpickle would make bytes of it, without its format and shape.
+# cloudpickle would convert it to bytes, without its format and shape.
 VIEW_REFUSED = "cannot pickle a memoryview; convert it with numpy.asarray(...)"
-_TypeAliasType: Any = getattr(typing, "TypeAliasType", None)  # from Python 3.12 on
+_TypeAliasType: Any = getattr(typing, "TypeAliasType", None)  # since Python 3.12
 
 
 def send(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
-    """Pickle anything that cloudpickle can, for `receive`; arrays go to `buffer_callback`, as pickle's own has it.
+    """Pickle any object that cloudpickle can pickle, for `receive`. Arrays go to `buffer_callback`,
+    as in pickle.
 
-    Classes that have gone by value from one process to another (those of `__main__`, or made in a function, or of a
-    module that imports TensorFlow) go by a number that both know. So a worker looks for instances of the very class
-    that its function makes. Beside the number is the class, for a process that has not met it: another worker may have
-    made it. In other processes than the trainer, `@` and a loader's number are behind it (`receive`).
+    A class that was pickled by value before is pickled by a number that both processes know. Such
+    classes are those of `__main__`, of functions, and of modules that import TensorFlow. So an
+    instance from a worker has the class that the receiver already has. The pickle also contains the
+    class itself, for a process that does not know it because another worker made it. Outside the
+    main process, the number ends with `@` and the number of a loader (see `receive`).
     """
     with io.BytesIO() as file:
         _Sender(file, buffer_callback).dump(value)
@@ -38,7 +42,7 @@ def send(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | Non
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle anything that cloudpickle can, with classes by value where it has them by value."""
+    """Pickle any object that cloudpickle can pickle. Unlike `send`, pickle no class by number."""
     with io.BytesIO() as file:
         CodePickler(file).dump(value)
         return file.getvalue()
@@ -47,7 +51,9 @@ def dumps(value: Any) -> bytes:
 def out_of_band(
     keep: Callable[[memoryview], object], least_bytes: int
 ) -> Callable[[pickle.PickleBuffer], bool]:
-    """Return a buffer callback of pickle: arrays of so many bytes are given to `keep`, and are not in the pickle."""
+    """Return a buffer callback for pickle. Arrays of at least `least_bytes` are passed to `keep`
+    instead of the pickle.
+    """
 
     def is_in_band(buffer: pickle.PickleBuffer) -> bool:
         flat = buffer.raw()
@@ -60,16 +66,16 @@ def out_of_band(
 
 
 class CodePickler(Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """cloudpickle, for functions and classes with any annotations.
+    """cloudpickle's pickler, for functions and classes with any annotations.
 
-    Without this, cloudpickle 3.1.3 fails on Python 3.14 for functions whose annotations cannot be
-    evaluated, and drops the annotations of classes. It fails for what `lazy import` names in Python
-    3.15, and finds no `type` alias of `__main__` again.
+    Without this class, cloudpickle 3.1.3 fails on Python 3.14 for functions whose annotations
+    cannot be evaluated, and drops the annotations of classes. On Python 3.15 it fails for objects
+    imported by `lazy import`. It also cannot find a `type` alias of `__main__` again.
     """
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
-        if kind is ForwardRef:  # on Python 3.14, it holds the globals of its module
+        if kind is ForwardRef:  # on Python 3.14 it holds the globals of its module
             return ForwardRef, (obj.__forward_arg__,)
         if kind is TypeVar:
             return _reduce_type_variable(obj)
@@ -84,7 +90,9 @@ class CodePickler(Pickler):  # type: ignore[misc]  # cloudpickle has no types
         return _with_annotations(obj, reduced) if issubclass(kind, type) else reduced
 
     def _dynamic_class_reduce(self, cls: type) -> Any:
-        """Return the parts of a class that goes by value, even if it could be found by its name."""
+        """Return the parts of a class that is pickled by value, even if its name could be
+        imported.
+        """
         return _with_annotations(cls, internals._dynamic_class_reduce(cls))
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
@@ -96,8 +104,8 @@ class CodePickler(Pickler):  # type: ignore[misc]  # cloudpickle has no types
 def _submodules_used(code: types.CodeType, values: Iterable[Any]) -> list[types.ModuleType]:
     """Return the imported submodules of these packages that code may use as attributes.
 
-    cloudpickle 3.1.3 looks through all of `sys.modules` for each package: 0.5 ms where TensorFlow is imported, for each
-    function and at each epoch's start.
+    cloudpickle 3.1.3 searches all of `sys.modules` for each package. If TensorFlow is imported,
+    this takes 0.5 ms for each function, at the start of each epoch.
     """
     found = dict[str, types.ModuleType]()
     waiting = [
@@ -105,7 +113,7 @@ def _submodules_used(code: types.CodeType, values: Iterable[Any]) -> list[types.
         for value in values
         if isinstance(value, types.ModuleType) and getattr(value, "__package__", None)
     ]
-    for package in waiting:  # which grows meanwhile
+    for package in waiting:  # the list grows in the loop
         for name in code.co_names:
             full_name = f"{package.__name__}.{name}"
             submodule = sys.modules.get(full_name)
@@ -115,7 +123,7 @@ def _submodules_used(code: types.CodeType, values: Iterable[Any]) -> list[types.
     return [*found.values()]
 
 
-# cloudpickle's own function, with the other search.
+# cloudpickle's own function, with the faster search.
 _state_of_function = types.FunctionType(
     internals._function_getstate.__code__,
     {**vars(internals), "_find_imported_submodules": _submodules_used},
@@ -150,12 +158,12 @@ class _Sender(CodePickler):
     def __init__(
         self, file: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None
     ) -> None:
-        # A dict: cloudpickle's chain of two dicts makes each object take three times as long.
+        # A dict, because cloudpickle's chain of two dicts makes each object take three times as
+        # long.
         self.dispatch_table = {**copyreg.dispatch_table, **Pickler._dispatch_table}
         super().__init__(file, 5, buffer_callback)
-        self._usual: set[type] = (
-            set()
-        )  # whose instances pickle itself can do: asked once, not for each of them
+        # types whose instances pickle handles; checked once per type
+        self._usual: set[type] = set()
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -178,7 +186,7 @@ def _by_itself(cls: type) -> bytes:
     except Exception as error:
         if is_of_a_handler(error):
             raise
-        return b""  # `ship` can send what this cannot, and has: the process that asks has the class
+        return b""  # only `ship` can pickle the class, and has done so: the receiver has it
 
 
 def _known_class(number: str, pickled: bytes, own: int | None = None) -> Any:
@@ -187,23 +195,29 @@ def _known_class(number: str, pickled: bytes, own: int | None = None) -> Any:
 
 
 def _class_of(number: str, own: int | None) -> type | None:
-    """Return the class that has this number here, the loader's own one if there is one."""
+    """Return the class that has this number in this process. The class of loader `own`
+    comes first.
+    """
     known, plain = internals._DYNAMIC_CLASS_TRACKER_BY_ID, number.partition("@")[0]
     found: type | None = known.get(number if own is None else f"{plain}@{own}")
     return known.get(plain) if found is None else found
 
 
 def generator_at(number: int) -> Any:
-    """Stand in a payload's pickle for the random generator of this number, which `receive` puts there."""
+    """Mark the place of a random generator in a payload's pickle; `receive` puts the generator
+    there.
+
+    `PayloadUnpickler` replaces this function. With any other unpickler it raises.
+    """
     raise pickle.UnpicklingError(f"random generator {number} did not arrive")
 
 
 def global_generator(number: int) -> Any:
-    """Return this process's own generator in place of a global one."""
-    from loaderpool.plan.generators import global_generators  # few payloads have one
+    """Return the global generator of this process that has this number."""
+    from loaderpool.plan.generators import global_generators  # imported here: few payloads have one
 
     found = global_generators()[number]
-    if found is None and number in (1, 2):  # NumPy 2 imports it when it is named
+    if found is None and number in (1, 2):  # NumPy 2 imports it on first use
         import numpy.random  # noqa: F401
 
         found = global_generators()[number]
@@ -216,27 +230,29 @@ def receive(
     generators: Sequence[Any] = (),
     own: int | None = None,
 ) -> Any:
-    """Unpickle what cloudpickle or `send` has pickled; classes that were here before stay as they are.
+    """Unpickle the output of cloudpickle or `send`. Classes that this process knows are used as
+    they are.
 
-    So what a worker sends back is of the trainer's own classes, and these keep their methods. `pickle.loads` would put
-    copies into them, with globals of their own.
+    So objects from a worker have the classes of the main process, with unchanged methods.
+    `pickle.loads` would overwrite the methods with copies that have their own globals.
 
     Args:
         pickled: the pickle.
-        buffers: the arrays that the pickle does not hold, in their order.
-        generators: the random generators.
-        own: a loader's number. Classes that go by value are then this loader's own: another loader, which may be a
-            later version of the same one, has others, made of their definition when that one was pickled.
+        buffers: arrays that are outside the pickle, in order.
+        generators: the random generators, in the order of their numbers.
+        own: number of a loader, to which classes pickled by value then belong. Another loader, or a
+            later version of the same one, has other classes, built from their definition at the
+            time of its pickling.
     """
     pickled = bytes(pickled)
     is_plain = b"cloudpickle" not in pickled and _known_class.__name__.encode() not in pickled
-    if is_plain and not generators:  # a stream's items, say: in C alone
+    if is_plain and not generators:  # for example the items of a stream: unpickled in C
         return pickle.loads(pickled, buffers=buffers)
     return PayloadUnpickler(io.BytesIO(pickled), buffers, generators, own).load()
 
 
 class PayloadUnpickler(pickle.Unpickler):
-    """Unpickles what cloudpickle or `send` has pickled; `receive` has the arguments."""
+    """Unpickles the output of cloudpickle or `send`. The arguments are those of `receive`."""
 
     def __init__(
         self,
@@ -260,7 +276,8 @@ class PayloadUnpickler(pickle.Unpickler):
         return self._set_class_state if found is internals._class_setstate else found
 
     def _make_class(self, make: Callable[..., type], *arguments: Any) -> type:
-        *others, number, reserved = arguments  # cloudpickle's, in both functions
+        # the last two arguments of both functions of cloudpickle
+        *others, number, reserved = arguments
         known = _class_of(number, self._own)
         if known is None:
             number = number if self._own is None else f"{number.partition('@')[0]}@{self._own}"

@@ -1,4 +1,6 @@
-"""What a worker tells of an exception, in a form that always travels: texts, and of the rest whatever pickles."""
+"""Reports of exceptions, in a form that can always be sent: texts, and the parts of the exception
+that can be pickled.
+"""
 
 from __future__ import annotations
 
@@ -17,126 +19,132 @@ from loaderpool.errors import LoaderpoolError, MemoryLimitError, SourceError, Un
 from loaderpool.system import process
 from loaderpool.system.interrupts import FailuresIgnored, InterruptsHeld
 
-# What we raise ourselves while a stream is read. Other errors of ours come from a loader that the stream itself reads.
+# Errors that loaderpool raises itself while it reads a stream. Its other errors come from a loader
+# that the stream itself reads.
 OURS: tuple[type[LoaderpoolError], ...] = (MemoryLimitError, SourceError, UnpicklableError)
-# The exit status of a worker whose pipes the user's function has closed: what it would write could reach a file.
+# Exit status of a worker whose pipes the user's function has closed. Its writes could reach a file,
+# so it ends.
 LOST_PIPES_STATUS = 86
-# Frames of these modules are left out of remote tracebacks: the user's own frames are what explains the error.
+# Frames of these modules are left out of remote tracebacks, because the user's own frames explain
+# the error.
 _OWN_PREFIX = "loaderpool"
 _OWN_STACK_FRAME = os.path.join("loaderpool", "worker", "")
-_IS_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not one of C's own
+_IS_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was created at run time, not in C
 _Exception = TypeVar("_Exception", bound=BaseException)
 
 
 class Original(NamedTuple):
-    """An exception taken apart, so that it can be put together again without calling its class."""
+    """Parts of an exception, which `rebuild` assembles without calling its class."""
 
     cls: type[BaseException]
-    args: tuple[
-        Any, ...
-    ]  # what the class of Python's own, from which its class is derived, is made with
+    args: tuple[Any, ...]  # arguments of the built-in base class
     attributes: dict[str, Any]
 
 
 def original_of(error: BaseException) -> Original:
-    """Take an exception apart; never raises."""
-    _, args, *state = _builtin(type(error)).__reduce__(
-        error
-    )  # not that of the user's class, which may do anything
+    """Return the parts of an exception. Never raises."""
+    # The user's class may override `__reduce__` and do anything, so the built-in base class is
+    # used.
+    _, args, *state = _builtin(type(error)).__reduce__(error)
     return Original(type(error), args, dict(*state))
 
 
 def rebuild(cls: type[_Exception], original: Original) -> _Exception:
-    """Return an exception put together again, as one of this class: the original's own, or one derived from it.
+    """Assemble an exception as an instance of `cls`: the original's own class, or one derived from
+    it.
 
-    No class is called, for it may be the user's and do anything. Raises what such a class's parts raise.
+    No class is called, because it may be the user's and do anything. Raises the exceptions that
+    parts of such a class raise.
     """
     builtin = _builtin(cls)
     error: _Exception = builtin.__new__(cls, *original.args)
     builtin.__init__(error, *original.args)
     for name, value in original.attributes.items():
-        with FailuresIgnored():  # read-only
+        with FailuresIgnored():  # the attribute may be read-only
             object.__setattr__(error, name, value)
     return error
 
 
 def _builtin(cls: Any) -> Any:
-    """Return the class of Python's own whose C struct the instances of a class have."""
+    """Return the built-in class that defines the C struct of a class's instances."""
     while cls.__flags__ & _IS_HEAP_TYPE:
         cls = cls.__base__
     return cls
 
 
 class Failure(NamedTuple):
-    """An exception of the user's code (or of ours about it) as the trainer gets it."""
+    """An exception of the user's code (or of loaderpool about it), as the main process
+    receives it.
+    """
 
-    type_name: str  # qualified name of its class
-    text: str  # str(exception), or a stand-in where that raises
+    type_name: str  # qualified name of the exception's class
+    text: str  # `str(exception)`, or a substitute if that raises
     epoch: int
-    worker: int | None  # None: in the caller's process
-    traceback_text: str = ""  # formatted, with the user's frames only where there are any
-    pickled: bytes | None = None  # the `Original`, as far as it can be pickled and read back
-    index: int | None = None  # type: ignore[assignment]  # source index; None where a whole batch failed
-    indices: tuple[
-        int, ...
-    ] = ()  # the batch's source indices, where the whole batch failed (at most 1000)
+    worker: int | None  # None: the main process
+    traceback_text: str = ""  # formatted; only the user's frames, if there are any
+    pickled: bytes | None = None  # the `Original`: all parts that can be pickled and read back
+    # source index; None if a whole batch failed
+    index: int | None = None  # type: ignore[assignment]
+    # source indices of the batch, if a whole batch failed (at most 1000)
+    indices: tuple[int, ...] = ()
     position: int | None = None  # global position in the epoch, the key of its random stream
-    is_setup: bool = False  # the `setup` hook raised, not the function
-    is_timeout: bool = (
-        False  # the sample ran past `Limits.timeout_s`; the traceback is the worker's stacks
-    )
-    load_advice: str = (
-        ""  # function and source could not be loaded in the worker, and what to do about it
-    )
-    node: str = ""  # the address of where it was; empty: this machine
-    unseen: str = ""  # the path of a FileNotFoundError on a node
-    unseen_in: str = ""  # the directory of that process, if the path is relative
+    is_setup: bool = False  # True if the `setup` hook raised, not the function
+    # True if the sample exceeded `Limits.timeout_s`; the traceback is the worker's stacks
+    is_timeout: bool = False
+    load_advice: str = ""  # advice, if function and source could not be loaded in the worker
+    node: str = ""  # address of the node; empty: this machine
+    unseen: str = ""  # path of a FileNotFoundError on a node
+    unseen_in: str = ""  # working directory of the process, if that path is relative
 
 
 class RowFailure(NamedTuple):
     """A row that was left out or replaced."""
 
     failure: Failure
-    row: int  # within the batch
-    batch: int = 0  # within the ticket
+    row: int  # row in the batch
+    batch: int = 0  # batch in the ticket
 
 
 class GivenUp(enum.Enum):
-    """Why work was given up."""
+    """Reason why work was abandoned."""
 
-    ALONE = "alone"  # one sample (or batch_fn's one batch) ends its worker again and again
-    TOGETHER = "together"  # all of a task's samples do, now at one of them and now at another
-    BEFORE = "before"  # workers end before they have begun any sample
-    NODE = "node"  # nodes that had it died again and again, the last while it had nothing else
+    ALONE = "alone"  # one sample (or one batch of batch_fn) ends its workers repeatedly
+    TOGETHER = "together"  # samples of one task end workers, each time another one
+    BEFORE = "before"  # workers end before they start any sample
+    NODE = "node"  # nodes died with this work repeatedly, the last with no other work
     STORM = "storm"  # more workers, or nodes, died in a short time than `restarts` allows
 
 
 class LostReport(NamedTuple):
-    """Work that was given up because workers died over it."""
+    """Work that was abandoned because workers died with it."""
 
     why: GivenUp
-    index: int | None  # type: ignore[assignment]  # source index of the sample that was running, where the board knew
+    # source index of the running sample, if the board had it
+    index: int | None  # type: ignore[assignment]
     epoch: int
-    exit_code: int | None  # of the last worker: negative is minus a signal's number
+    exit_code: int | None  # exit code of the last worker; negative: minus a signal's number
     pid: int | None
     deaths: int
-    stacks: str = ""  # of the last worker, where its signal let faulthandler write them
-    is_out_of_memory: bool = False  # the kernel's count of processes killed for memory went up
-    was_stopped: bool = (
-        False  # the last worker was stopped (SIGSTOP), and after some seconds ended for it
-    )
-    in_setup: bool = False  # the last worker died in the user's `setup` hook
-    max_restarts: tuple[int, float] | None = None  # the limit that a storm has passed
-    batches: range = range(
-        0
-    )  # of that epoch, over which nodes died; the trainer enters them, and their source indices
-    indices: tuple[int, ...] = ()  # where it can name them (at most 1000)
-    node: str = ""  # the address of the last worker's node; empty: this machine
-    nodes: tuple[tuple[str, str], ...] = ()  # that died: their addresses, and why, the latest last
+    stacks: str = ""  # stacks of the last worker, if its signal let faulthandler write them
+    # True if the kernel's count of processes killed for memory has increased
+    is_out_of_memory: bool = False
+    # True if the last worker was stopped (SIGSTOP), and ended some seconds later because of it
+    was_stopped: bool = False
+    in_setup: bool = False  # True if the last worker died in the user's `setup` hook
+    max_restarts: tuple[int, float] | None = None  # exceeded limit of `restarts`, for `STORM`
+    # Batches of the epoch with which nodes died. Set by the main process, as are their source
+    # indices.
+    batches: range = range(0)
+    # source indices of the batches, if the main process knows them (at most 1000)
+    indices: tuple[int, ...] = ()
+    node: str = ""  # address of the last worker's node; empty: this machine
+    nodes: tuple[tuple[str, str], ...] = ()  # addresses of dead nodes and the reasons, latest last
 
 
 def shown_name(cls: type) -> str:
-    """Return a class's qualified name; of our own classes without the module, which users do not import."""
+    """Return the qualified name of a class. Classes of loaderpool have no module, because users do
+    not import it.
+    """
     module = "loaderpool" if str(cls.__module__).startswith("loaderpool.") else cls.__module__
     return f"{module}.{cls.__qualname__}".removeprefix("builtins.")
 
@@ -151,16 +159,21 @@ def describe_failure(
     position: int | None = None,
     load_advice: str = "",
 ) -> Failure:
-    """Describe an exception, whatever the exception's own methods raise.
+    """Describe an exception, even if its own methods raise.
 
-    Signals' handlers run when that is done: what they raise would be dropped with the rest.
+    Handlers of signals run afterwards; otherwise their exceptions would be dropped with those of
+    the methods.
     """
     with InterruptsHeld():
         unseen = _unseen(error) if process.node() and isinstance(error, FileNotFoundError) else ""
         unseen_in = _working_directory() if unseen and not os.path.isabs(unseen) else ""
         text = _text(error)
         if unseen_in:
-            text += f"\nThe path {unseen} is relative, and node {process.node()} looked for it in {unseen_in}. Pass an "
+            text += (
+                "\n"
+                f"The path {unseen} is relative, and node {process.node()} looked for it in "
+                f"{unseen_in}. Pass an "
+            )
             text += "absolute path that exists on all nodes."
         return Failure(
             type_name=shown_name(type(error)),
@@ -180,7 +193,10 @@ def describe_failure(
 
 
 def what_ended(error: BaseException, epoch: int) -> Failure | LoaderpoolError:
-    """What is told of an error that ended a stream; without the error, which holds every frame that it passed."""
+    """Return the report of an error that ended a stream.
+
+    It does not refer to the error, whose traceback holds all frames it passed.
+    """
     if isinstance(error, LoaderpoolError) and type(error) in OURS:
         return type(error)(str(error))
     return describe_failure(error, epoch=epoch, worker=None)
@@ -196,9 +212,14 @@ def describe_timeout(
     stacks: str,
     in_generator: bool = False,
 ) -> Failure:
-    """Describe a sample or generator that ran past its time; of its thread's stack the user's frames are kept."""
+    """Describe a sample or generator that exceeded its time limit. Only the user's frames of the
+    stacks are kept.
+    """
     what = "generator has not yielded" if in_generator else "sample ran"
-    text = f"the {what} for {ran_s:.1f} s, longer than Limits(timeout_s={timeout_s:g}), and its worker was replaced"
+    text = (
+        f"the {what} for {ran_s:.1f} s, longer than Limits(timeout_s={timeout_s:g}), and its "
+        "worker was replaced"
+    )
     if in_generator:
         text += ". A generator cannot continue after this, so on_error= does not apply"
     shown = "\n\n".join(filter(None, map(_users_frames, stacks.split("\n\n")))) or stacks
@@ -215,7 +236,9 @@ def describe_timeout(
 
 
 def _users_frames(stack: str) -> str:
-    """Return one thread's stack down to where our code called the user's; "": the thread is in our code."""
+    """Return the user's frames of one thread's stack; empty if the thread runs loaderpool's
+    code.
+    """
     lines = stack.strip().splitlines()
     own = next(
         (number for number, line in enumerate(lines) if _OWN_STACK_FRAME in line), len(lines)
@@ -247,9 +270,8 @@ def _working_directory() -> str:
 
 def _text(error: BaseException) -> str:
     try:
-        return "".join(
-            [str(error)]
-        )  # a plain str, also where __str__ returns one of a class of its own
+        # A plain str, even if `__str__` returns an instance of a subclass.
+        return "".join([str(error)])
     except BaseException as second:
         return f"<str() of {type(error).__name__} raised {type(second).__name__}>"
 
@@ -274,14 +296,17 @@ def _without_own_frames(shown: TracebackType | None) -> TracebackType | None:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """Return the original as it travels: never the exception itself, for a class need not be callable with its args."""
+    """Return a pickle of the original's parts.
+
+    The exception itself is not pickled, because its class need not accept its `args`.
+    """
     cls, args, attributes = original_of(error)
     kept = {name: value for name, value in attributes.items() if _travels(value)}
     return _travels(Original(cls, args if _travels(args) else (), kept))
 
 
 def _travels(value: Any) -> bytes | None:
-    """Return the value's pickle, where it can be read back."""
+    """Return a pickle of the value; None if it cannot be pickled and read back."""
     from loaderpool.transport.pickling import receive, send
 
     with contextlib.suppress(BaseException):
@@ -292,7 +317,7 @@ def _travels(value: Any) -> bytes | None:
 
 
 def unpickled(failure: Failure) -> Original | None:
-    """Return what travelled of the exception itself, or None."""
+    """Return the parts of the exception that were sent, or None."""
     from loaderpool.transport.pickling import receive
 
     with InterruptsHeld(), contextlib.suppress(BaseException):
@@ -305,13 +330,14 @@ def _packed(kind: str, *parts: Any) -> bytes:
     return pickle.dumps((kind, *parts), 5)
 
 
-# Sent where the user's code raised or took too long, where workers died, and where something failed before that,
-# with what, advice and place as `setup_error` has them. `core.failures.unpack` makes an exception of it.
+# Packed reports, which `core.failures.unpack` converts to exceptions. `of_sample`: the user's code
+# raised, or took too long. `of_deaths`: workers died. `of_setup`: an earlier step failed; the texts
+# are the subject, the advice and the place, as in `core.failures.setup_error`.
 of_sample: Callable[[Failure], bytes] = functools.partial(_packed, "sample")
 of_deaths: Callable[[LostReport], bytes] = functools.partial(_packed, "lost")
 of_setup: Callable[[Failure, str, str, str | None], bytes] = functools.partial(_packed, "setup")
 
 
 def of_error(error: LoaderpoolError) -> bytes:
-    """Return what is sent of an error of ours."""
+    """Return the packed report of one of loaderpool's own errors."""
     return _packed("error", type(error).__name__, str(error))

@@ -1,4 +1,4 @@
-"""From a ticket to rows in a slot.
+"""Running the user's code: from a ticket to rows in a slot.
 
-Runs in: a worker process; with `workers=0` in the caller's. Open first: `work`.
+Runs in: a worker process; with `workers=0`, the main process. Open first: `work`.
 """

@@ -1,14 +1,16 @@
-"""The items of a stream on their way to workers: each batch's in a bundle in the arena, found by the table of its feed.
+"""Bundles: the items of a stream's batch in the arena, on their way to the workers.
 
-    bundle   [sizes of the parts, 8 bytes each, if there are large arrays] pickle | array | array ...
+A table, one for each feed, has the place of each bundle:
+
+    bundle   [sizes of the parts, 8 bytes each, if any is large] pickle | array | array ...
     entry    [batch + 1 | offset | nbytes | buffers | first position]
 
-A large array goes from its own memory into the bundle, and from there into memory of the worker's: two copies in all.
-The trainer writes the table. A batch's entry is that of its number modulo ENTRIES.
+A large array is copied twice: from its own memory into the bundle, and from there into the worker's
+memory. The main process writes the table. The entry of a batch is at its number modulo ENTRIES.
 
-FEED-1: the number of an entry's batch is stored last, and taken away before its bytes are used for anything else. So a
-worker that finds the number before and after it has copied the bytes has copied the right ones. Only a worker whose run
-was abandoned can find another.
+FEED-1: The batch's number is stored last in its entry, and cleared before the bundle's bytes are
+reused. So a worker that finds the number both before and after it has copied the bytes has a valid
+copy. Only a worker whose run was abandoned can find another number.
 """
 
 from __future__ import annotations
@@ -24,30 +26,32 @@ from loaderpool.errors import UnpicklableError
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.pickling import out_of_band, receive, send
 
-# Arrays of fewer bytes go into the pickle, and are copied once more there and once more out of it. Smaller: the calls
-# for each of them cost more than these copies. Larger: copies that cost more.
+# Arrays of fewer bytes go into the pickle. This costs one more copy into it and one out of it.
+# Smaller: the calls for each array cost more than these copies. Larger: the copies cost more.
 _LARGE_BYTES = 1 << 15
-# Batches that may be read ahead. Fewer: chunks of tiny batches leave some of very many workers idle.
+# Batches that may be read ahead. Smaller: with chunks of tiny batches and hundreds of workers, some
+# workers are idle. Larger: more shared memory for each table.
 ENTRIES = 4096
 _FIELDS = 8  # a cache line
 FEED_TABLE_BYTES = ENTRIES * _FIELDS * 8
 
 
 class Bundle(NamedTuple):
-    """The items of one batch, as they lie in the arena."""
+    """Place of a batch's items in the arena."""
 
     offset: int
     nbytes: int
-    buffers: int  # large arrays after the pickle; if any, the sizes of all parts stand before it
+    # large arrays after the pickle; if there are any, the sizes of all parts precede it
+    buffers: int
     first: int  # position of the first item
 
 
 class FeedTable:
-    """Reads and writes the table.
+    """Reads and writes the table of a feed.
 
     Args:
         shared: the arena's mapping.
-        offset: where in it the table lies.
+        offset: first byte of the table in it.
     """
 
     def __init__(self, shared: Any, offset: int) -> None:
@@ -55,27 +59,28 @@ class FeedTable:
         self._numbers = memoryview(shared)[offset : offset + FEED_TABLE_BYTES].cast("Q")
 
     def write(self, batch: int, bundle: Bundle) -> None:
-        """Enter a batch whose bytes are in their place."""
+        """Add a batch whose bytes are in place. Called by the main process; pairs with `read`."""
         numbers, at = self._numbers, batch % ENTRIES * _FIELDS
         numbers[at + 1], numbers[at + 2], numbers[at + 3], numbers[at + 4] = bundle
-        # SYNC: stored last; pairs with FeedTable.read. Workers are told of the batch through a pipe after this.
+        # SYNC: stored last; pairs with FeedTable.read. A message to the workers follows it.
         numbers[at] = batch + 1
 
     def clear(self, batch: int) -> None:
-        """Take a batch out, before its bytes are used for anything else."""
+        """Remove a batch. Called by the main process before it reuses the bundle's bytes."""
         self._numbers[batch % ENTRIES * _FIELDS] = 0
 
     def read(self, batch: int) -> Bundle | None:
-        """Return where a batch lies; None: it was taken out."""
+        """Return the place of a batch; None: it was removed."""
         numbers, at = self._numbers, batch % ENTRIES * _FIELDS
         if numbers[at] != batch + 1:
             return None
         return Bundle(*numbers[at + 1 : at + 5])
 
     def items(self, batch: int, loader: int) -> tuple[int, list[Any]] | None:
-        """Return the position of a batch's first item, and the items; None: it was taken out.
+        """Return the position of a batch's first item, and the items; None: the batch was removed.
 
-        Arrays in them lie in memory that is the function's to write to and to keep. Classes are the loader's.
+        Called by workers. Arrays in the items are copies, which the function may change and keep.
+        Classes that are pickled by value are those of `loader`.
         """
         bundle = self.read(batch)
         parts = [] if bundle is None else _copied(self._shared, bundle)
@@ -84,12 +89,14 @@ class FeedTable:
         return bundle.first, receive(parts[0], [memoryview(copy) for copy in parts[1:]], own=loader)
 
     def release(self) -> None:
-        """Look at the arena no more."""
+        """Release the view of the arena."""
         self._numbers.release()
 
 
 def _copied(shared: Any, bundle: Bundle) -> list[Any]:
-    """Return copies of a bundle's pickle and of its arrays; none: what lies here is another bundle's by now."""
+    """Return copies of a bundle's pickle and of its arrays; empty if another bundle has overwritten
+    it.
+    """
     at, end = bundle.offset, bundle.offset + bundle.nbytes
     if not bundle.buffers:
         return [shared[at:end]]
@@ -106,12 +113,14 @@ def _copied(shared: Any, bundle: Bundle) -> list[Any]:
 
 
 class Frame(NamedTuple):
-    """The items of one batch, pickled; of arrays only views, so to be written before the next one is read."""
+    """The pickled items of one batch. Arrays are views, so write them before the next batch is
+    read.
+    """
 
-    first: int  # position of the first one
+    first: int  # position of the first item
     rows: int
     buffers: int  # large arrays
-    parts: Sequence[bytes | memoryview]  # what a bundle is made of, one after the other
+    parts: Sequence[bytes | memoryview]  # parts of the bundle, in order
 
     @property
     def nbytes(self) -> int:
@@ -119,7 +128,7 @@ class Frame(NamedTuple):
         return sum(map(len, self.parts))
 
     def write_into(self, view: memoryview) -> None:
-        """Fill `uint8[nbytes]`, wherever it lies."""
+        """Fill `uint8[nbytes]` with all parts."""
         at = 0
         for part in self.parts:
             view[at : at + len(part)] = part
@@ -127,7 +136,11 @@ class Frame(NamedTuple):
 
 
 def frames(batches: Iterator[tuple[int, list[Any]]]) -> Generator[Frame, None, None]:
-    """A frame for each batch of `sources.stream.read_batches`; UnpicklableError: an item cannot travel."""
+    """Yield a frame for each batch of `sources.stream.read_batches`.
+
+    Raises:
+        UnpicklableError: an item cannot be pickled.
+    """
     for first, items in batches:
         buffers: list[memoryview] = []
         try:
@@ -136,11 +149,12 @@ def frames(batches: Iterator[tuple[int, list[Any]]]) -> Generator[Frame, None, N
             if is_of_a_handler(error):
                 raise
             raise UnpicklableError(
-                f"an item in the stream's batch from position {first} on cannot be pickled and sent to the workers: "
-                f"{type(error).__name__}: {error}"
+                f"an item in the stream's batch from position {first} on cannot be pickled and "
+                f"sent to the workers: {type(error).__name__}: {error}"
             ) from error
         parts: list[bytes | memoryview] = [pickled, *buffers]
         if buffers:
             parts.insert(0, array.array("Q", map(len, parts)).tobytes())
         yield Frame(first, len(items), len(buffers), parts)
-        del items, buffers, parts  # or two batches would be held while the next one is read
+        # Otherwise two batches would be held while the next one is read.
+        del items, buffers, parts

@@ -1,7 +1,8 @@
-"""Calls the user's functions for rows of a ticket, each call with its own random streams; on threads, if there are any.
+"""Calls of the user's functions for rows of a ticket, each with its own random streams, optionally
+on threads.
 
-What is made of their results (conversion, the error policy, rows in a slot), and what is said to others, is the main
-thread's, and the same as without threads.
+The main thread does the rest: conversion, the error policy, writing rows to a slot, and messages to
+other processes. That code is the same with and without threads.
 """
 
 from __future__ import annotations
@@ -32,25 +33,26 @@ if TYPE_CHECKING:
     from loaderpool.plan.sample_streams import SampleStreams
     from loaderpool.worker.contracts import Runner
 
-# How often the main thread, waiting for a call, looks whether there are more tickets whose calls could begin. Longer:
-# threads idle where tickets come late; shorter: the looks themselves cost.
+# Interval in seconds at which the main thread, waiting for a call, checks for new tickets. Larger:
+# threads idle if tickets arrive late. Smaller: the checks themselves take time.
 _LOOK_S = 0.01
-# Results of later tickets that a ticket's own are compared with. More would cost their number for each ticket.
+# Results of later tickets that a ticket's own results are compared with. 0: a ticket with one call
+# would have none to compare. Larger: more comparisons for each ticket.
 _OTHERS = 2
 _Result = TypeVar("_Result")
 
 
 class Calls:
-    """The user's functions, and what each call of them is given.
+    """The user's functions, and the arguments of each call.
 
-    A sample is made by a chain of calls: the source gives an item (or the cache what `fn` made of it once), then each
-    function is called with what the one before it gave.
+    A sample is made by a chain of calls. The source (or the cache, which stores the result of `fn`)
+    returns an item. Then each function is called with the result of the previous one.
 
     Args:
-        payload: what `Loader` shipped.
-        cell: of the worker that this is.
-        threads: how many make calls at the same time.
-        watch: who looks at the global generators, where others look, too.
+        payload: the loader's functions, source and settings.
+        cell: number of this worker's cell.
+        threads: number of threads that make calls.
+        watch: watches the global generators, if it is shared with other code.
     """
 
     def __init__(
@@ -65,8 +67,8 @@ class Calls:
         self._get: Callable[[int], Any] = source.__getitem__
         self._batch_fn = payload.batch_fn
         functions = [("fn", payload.fn), ("augment", payload.augment)]
-        self._known = payload.generators  # those that functions and source hold
-        self.made: list[Pair] = []  # random generators that the hook `setup` has made
+        self._known = payload.generators  # generators held by functions and source
+        self.made: list[Pair] = []  # random generators that the `setup` hook has made
         self.captured = seeder(self._known, config)
         self._cached: CachedFunction | None = None
         if payload.cache is not None and payload.fn is not None:
@@ -74,7 +76,8 @@ class Calls:
             functions = functions[1:]
         self._first: Callable[[int], Any] = self._cached or self._get
         self._varying = varying(source)
-        # `range(n)`: a look-up of each would take a tenth of the time of a batch of tiny samples.
+        # True for `range(n)`: looking up each item would take a tenth of the time of a batch of
+        # tiny samples.
         self._items_are_indices = (
             self._cached is None and type(source) is range and source == range(len(source))
         )
@@ -82,55 +85,56 @@ class Calls:
         chain = [
             (function, name in takes_rng) for name, function in functions if function is not None
         ]
-        # Only the last one may write into the batch, and it is called in another way then.
+        # Only the last function may write into the batch. It is then called with `out`.
         self.takes_out = payload.takes_out
         self._last: tuple[Callable[..., Any], bool] | None = chain.pop() if self.takes_out else None
         self._chain, self._takes_rng = chain, bool(takes_rng)
-        # Where all take an item and nothing else, calls of many rows can follow one another in C.
+        # Functions whose only argument is an item. Calls of them for many rows can be chained in C.
         self._plain = None if self.takes_out or takes_rng else [function for function, _ in chain]
         self._seed, self._threads = config.seed, threads
         self._of_thread = threading.local()
         self.watch = watch or GlobalsWatch()
         self.is_watched: bool = config.seed_globals == "auto"
         self._seeds_globals: bool = config.seed_globals is True
-        # What the probe made in an epoch, each used at its turn instead of a second call; by index of the (first) item.
+        # Results of the probe in an epoch, by index of the (first) item. Each is used once, instead
+        # of a second call.
         self.kept: dict[int, Any] = {}
         self._kept_of = 0
         named = {"batch_fn": payload.batch_fn, "augment": payload.augment, "fn": payload.fn}
         maker = next((name for name, function in named.items() if function is not None), None)
-        self.origin = (
-            "the source gave" if maker is None else f"{maker} returned"
-        )  # begins a message
+        # start of a message
+        self.origin = "the source gave" if maker is None else f"{maker} returned"
         self.after_call: Callable[[], None] = end_stray
-        # Gives `out` its structure, once the batches' form is known.
+        # Builds `out` from arrays, once the form of the batches is known.
         self.unflatten: Callable[[Sequence[Any]], Any] | None = None
 
     def look_up(self) -> None:
-        """Read items by the method that the source's class has now, in the caller's process."""
+        """Read items by the current method of the source's class. Called in the main process."""
         self._get = self._payload.source.__getitem__
         if self._cached is None:
             self._first = self._get
 
     def seed_captured(self, pairs: list[Pair]) -> None:
-        """Seed these random generators by these keys from now on, and those that the hook `setup` has made."""
+        """Seed these random generators by these keys from now on, and those that the `setup` hook
+        has made.
+        """
         self._known = pairs
         self.captured = seeder([*pairs, *self.made], self._config)
         if self._cached is not None:
             self._cached.captured = self.captured
 
     def find_what_setup_made(self) -> None:
-        """Add the random generators that the hook `setup` has made to those that are seeded."""
+        """Add the random generators that the `setup` hook has made to those that are seeded."""
         self.made += made_by_setup(self._payload, [*self._known, *self.made])
         self.seed_captured(self._known)
 
     @property
     def _streams(self) -> SampleStreams:
-        """The random streams of calls, this thread's own."""
+        """The random streams of this thread's calls."""
         found: SampleStreams | None = getattr(self._of_thread, "streams", None)
         if found is None:
-            from loaderpool.plan.sample_streams import (
-                SampleStreams,
-            )  # slow to import, and most functions need none
+            # imported here: the import is slow, and most functions need no streams
+            from loaderpool.plan.sample_streams import SampleStreams
 
             found = self._of_thread.streams = SampleStreams(self._seed)
         return found
@@ -142,23 +146,24 @@ class Calls:
         read = self._varying.item if self._cached is None else self._cached.of_epoch
         return functools.partial(read, epoch)
 
-    # ---- what the probe made ----
+    # ---- results of the probe ----
 
     def keep_only(self, epoch: int) -> None:
-        """Drop what is kept of other epochs, which will not be asked for: samples of this one are made now."""
+        """Drop the probe's results of other epochs. Samples of this epoch are made now."""
         if self._kept_of != epoch:
             self.kept.clear()
             self._kept_of = epoch
 
-    # ---- the global generators ----
+    # ---- global generators ----
 
     def watched(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Run `work`; once calls are seen to draw from the global generators, seed them and run it again.
+        """Run `work`. If calls draw from the global generators, seed these and run `work` again.
 
         Raises:
-            BaseException: whatever `work` raises.
-            CacheError: the function cannot have a cache, also where `work` takes that for an error to pass over.
-            ArgumentError: they draw, and threads cannot each have a state of these generators.
+            BaseException: an exception that `work` raised.
+            CacheError: the function cannot be cached. Raised even if `work` skipped the error.
+            ArgumentError: calls draw, and threads cannot each have their own state of these
+                generators.
         """
         runs = 0
         result: _Result
@@ -168,13 +173,14 @@ class Calls:
                 break
             self.kept.clear()
             runs += 1
-            if runs == 2:  # the first may have imported what draws on import
+            if runs == 2:  # The first run may have imported a module that draws on import.
                 if self._threads > 1:
                     raise ArgumentError(
-                        "The function uses the global generator of random, numpy.random or torch, which threads "
-                        f"share, so its samples would not be reproducible with threads={self._threads}. Add a "
-                        "parameter `rng` and use it, or set threads=1. If samples do not depend on these numbers "
-                        "(such as the pause before a retry), pass seed_globals=False."
+                        "The function uses the global generator of random, numpy.random or torch, "
+                        "which threads share, so its samples would not be reproducible with "
+                        f"threads={self._threads}. Add a parameter `rng` and use it, or set "
+                        "threads=1. If samples do not depend on these numbers (such as the pause "
+                        "before a retry), pass seed_globals=False."
                     )
                 self.is_watched, self._seeds_globals = False, True
         else:
@@ -184,10 +190,13 @@ class Calls:
             raise self._cached.refusal
         return result
 
-    # ---- the calls ----
+    # ---- calls ----
 
     def unit(self, opened: Opened, start: int, stop: int) -> Any:
-        """What one call makes: a sample or whole element for the first row, or a batch of all of them by `batch_fn`."""
+        """Return the result of one call.
+
+        It is a sample or whole element for row `start`, or a batch of all rows by `batch_fn`.
+        """
         if self.kept and (value := self.kept.pop(opened.indices[start], None)) is not None:
             return value
         position = int(opened.positions[start])
@@ -206,7 +215,10 @@ class Calls:
         results: list[Any],
         take: Callable[[Any], Any] | None,
     ) -> None:
-        """Append what `take` makes of each of these rows' samples; where one raises, `len(results)` tells which."""
+        """Append `take(sample)` for each of these rows to `results`.
+
+        If a call raises, `len(results)` shows which one.
+        """
         indices = opened.indices[start:stop]
         are_kept = bool(self.kept) and not self.kept.keys().isdisjoint(indices)
         if are_kept or self._plain is None or self._seeds_globals or self.captured is not None:
@@ -223,10 +235,11 @@ class Calls:
             )
             for function in self._plain if take is None else (*self._plain, take):
                 values = map(function, values)
-            results.extend(values)  # in C; what was made stays where one raises
+            results.extend(values)  # in C; if a call raises, earlier results stay
         end_stray()
         if len(results) < len(indices):
-            # A StopIteration ended `extend` as if all was well: meet it again, where it is an error like others.
+            # A StopIteration ended `extend` without an error. Call the function again, so that it
+            # is raised as an error.
             self._sample(opened, start + len(results), 0)
             raise RuntimeError(
                 "the function raised StopIteration once, but not when it was called again"
@@ -238,10 +251,12 @@ class Calls:
             self._streams.seed_globals(epoch, position)
         if captured is not None:
             captured.begin(SAMPLE, epoch, position)
-        # One for all: the second function goes on where the first has stopped.
+        # One generator for the chain: the second function continues the numbers of the first.
         generator: Any = self._streams.generator(epoch, position) if self._takes_rng else None
         value = (opened.read or self._first)(opened.indices[at])
-        if self._cached is not None:  # here: `fn` may have been called, or in another epoch
+        # Seeded after `fn`, so that the state does not depend on whether `fn` was called now or
+        # earlier.
+        if self._cached is not None:
             if self._seeds_globals:
                 self._streams.seed_globals(epoch, position)
             if captured is not None:
@@ -251,9 +266,8 @@ class Calls:
         if self._last is not None:
             out, row = None, opened.ticket.start + at
             if opened.arrays is not None and self.unflatten is not None:
-                out = self.unflatten(
-                    [array[row, ...] for array in opened.arrays]
-                )  # 0-d: an array, too
+                # With `...`, a 0-d element is an array, too.
+                out = self.unflatten([array[row, ...] for array in opened.arrays])
             function, takes_rng = self._last
             value = (
                 function(value, out=out, rng=generator) if takes_rng else function(value, out=out)
@@ -281,25 +295,25 @@ class Calls:
         return batch_fn(items, rng=generator) if self._takes_rng else batch_fn(items)
 
 
-# ---- on threads ----
+# ---- calls on threads ----
 #
-# Calls begin in the order of rows, ticket after ticket. So the call that the main thread waits for has run longest, and
-# threads make calls of the next tickets while the last rows of one are waited for. Of a worker that died it is unknown
-# which of its tickets was to blame, so each is made again with nothing beside it.
+# Calls start in the order of rows, ticket after ticket. So the main thread always waits for the
+# call that has run longest. While it waits for the last rows of a ticket, threads make calls of the
+# next tickets. If a worker dies, any of its tickets may be the cause, so each is made again alone.
 
 
 class _Call:
-    """One call of the function, which a thread makes."""
+    """One call of the function, made by a thread."""
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.result: Any = None
         self.error: BaseException | None = None
         self.thread = self.started_ns = self.ended_ns = 0
-        self.future: Future[None]  # tells whether it was made; canceled, it never begins
+        self.future: Future[None]  # done once the call was made; a canceled call never starts
 
     def make(self, calls: Calls, opened: Opened, start: int, stop: int) -> None:
-        """Runs in: one of the worker's threads."""
+        """Make the call, and store its result or error. Called in one of the worker's threads."""
         self.thread, self.started_ns = threading.get_ident(), clock.monotonic_ns()
         try:
             self.result = calls.unit(opened, start, stop)
@@ -310,34 +324,31 @@ class _Call:
 
 
 class ThreadCalls:
-    """A loader's threads in one worker; to the code that makes rows of results it is as `Calls` is.
+    """A loader's threads in one worker. It is a `Runner`, as `Calls` is.
 
     Args:
-        calls: what threads call.
-        threads: how many there are.
-        makes_units: a call makes a whole batch or element.
-        progress: is told of calls.
+        calls: the calls that the threads make.
+        threads: number of threads.
+        makes_units: True if a call makes a whole batch or element.
+        progress: records the calls.
     """
 
     def __init__(self, calls: Calls, threads: int, makes_units: bool, progress: Progress) -> None:
-        from concurrent.futures import (
-            Future,
-            ThreadPoolExecutor,
-            wait,
-        )  # 1 ms, and most loaders have no threads
+        # imported here: it takes 1 ms, and most loaders have no threads
+        from concurrent.futures import Future, ThreadPoolExecutor, wait
 
         self._calls, self._makes_units, self._progress = calls, makes_units, progress
         self._wait_for = wait
         self.executor = ThreadPoolExecutor(threads, "loaderpool")
-        self._over: Future[None] = (
-            Future()
-        )  # of calls that no thread makes: the probe has, or none could be started
+        # Future of calls that no thread makes: the probe has made them, or no thread could be
+        # started.
+        self._over: Future[None] = Future()
         self._over.set_result(None)
         self.begun: dict[Ticket, Opened] = {}
         self._look_ahead: Callable[[], bool] | None = None
 
     def begin(self, opened: Opened) -> None:
-        """Have a ticket's calls made, after those of the tickets begun before."""
+        """Submit the calls of a ticket, after those of earlier tickets. Pairs with `end`."""
         if not self.begun and self._calls.is_watched:
             self._calls.watch.seen = self._calls.watch.look()
         opened.calls = {}
@@ -349,21 +360,22 @@ class ThreadCalls:
             if self._progress.excluded(opened.ticket.epoch, opened.indices[start:stop]) is not None:
                 continue
             call = opened.calls[start] = _Call(opened.indices[start])
-            call.result = self._calls.kept.pop(
-                call.index, None
-            )  # now: a ticket of another epoch may be begun at once
+            # Taken now, because the next submitted ticket may be of another epoch.
+            call.result = self._calls.kept.pop(call.index, None)
             if call.result is not None:
                 call.future = self._over
                 continue
-            # As the `setup` hook has left it: `numpy.errstate` and the like are the context's, not the process's.
+            # Calls run in the context that the `setup` hook left: `numpy.errstate` and the like
+            # belong to the context, not to the process.
             run = contextvars.copy_context().run
             try:
                 call.future = self.executor.submit(run, call.make, self._calls, opened, start, stop)
-            except RuntimeError as error:  # no more threads can be started
+            except RuntimeError as error:
+                # No more threads can be started.
                 call.error, call.future = error, self._over
 
     def unit(self, opened: Opened, start: int, stop: int) -> Any:
-        """As `Calls.unit`. Blocks: until it was made."""
+        """Return the result of one call, as `Calls.unit` does. Blocks until the call is over."""
         call = opened.calls[start]
         self._wait(call, self._look_ahead)
         if call.future is not self._over:
@@ -374,12 +386,14 @@ class ThreadCalls:
         try:
             raise error
         finally:
-            del error  # its traceback has this frame, and with it what the function held would stay until a collection
+            # Its traceback refers to this frame. The cycle would keep the function's objects until
+            # a garbage collection.
+            del error
 
     def _wait(self, call: _Call, look_ahead: Callable[[], bool] | None) -> None:
         if call.future.done():
             return
-        # It may have begun long ago, while rows before it were waited for.
+        # The call may have started long ago, while the main thread waited for earlier rows.
         self._progress.note_thread(call.thread, call.started_ns or clock.monotonic_ns(), call.index)
         while look_ahead is not None and look_ahead():
             if self._wait_for([call.future], _LOOK_S).done:
@@ -392,16 +406,20 @@ class ThreadCalls:
         fill: Callable[[Runner, Opened], MadeRows],
         look_ahead: Callable[[], bool] | None,
     ) -> MadeRows:
-        """Fill a ticket's slot with what threads make. When this returns or raises, none of them is at it any more.
+        """Fill a ticket's slot with the results of threads.
+
+        When this returns or raises, no thread works on the ticket any more.
 
         Args:
             opened: the ticket.
-            fill: makes rows of what these calls give.
-            look_ahead: called while a call is waited for; it may begin more tickets, and tells whether more may come.
+            fill: makes rows of the results.
+            look_ahead: called while this waits for a call. It may submit more tickets, and returns
+                True if more may come.
 
         Raises:
-            ArgumentError: the function draws from the global generators, or fills one array again and again.
-            BaseException: whatever `fill` raises.
+            ArgumentError: the function draws from the global generators, or returns one array
+                several times.
+            BaseException: an exception that `fill` raised.
         """
         self._look_ahead = look_ahead
         if opened.ticket not in self.begun:
@@ -409,9 +427,9 @@ class ThreadCalls:
         return self._calls.watched(self._fill, opened, fill)
 
     def _fill(self, opened: Opened, fill: Callable[[Runner, Opened], MadeRows]) -> MadeRows:
-        if (
-            opened.ticket not in self.begun
-        ):  # again, after a draw of any ticket; the others' turns begin them again
+        # This is the second run, after a call of any ticket drew. Other tickets are submitted again
+        # when `run` gets them.
+        if opened.ticket not in self.begun:
             for ticket in list(self.begun):
                 self.end(ticket)
             self._look_ahead = None
@@ -420,15 +438,18 @@ class ThreadCalls:
             filled = fill(self, opened)
             if share_memory(self._results(opened), opened.arrays or ()):
                 raise ArgumentError(
-                    "The function returns the same array, list or dict for several samples, which its threads would "
-                    "overwrite. Return a new one from each call, or a read-only array, or set threads=1."
+                    "The function returns the same array, list or dict for several samples, which "
+                    "its threads would overwrite. Return a new one from each call, or a read-only "
+                    "array, or set threads=1."
                 )
             return filled
         finally:
             self.end(opened.ticket)
 
     def _results(self, opened: Opened) -> Iterator[Any]:
-        """What the ticket's calls gave, and some calls of others, as it may have only one."""
+        """Yield the results of the ticket's calls, and of a few calls of others, because a ticket
+        may have only one.
+        """
         others = (
             call
             for each in self.begun.values()
@@ -440,33 +461,40 @@ class ThreadCalls:
         return itertools.chain(own, itertools.islice(made, _OTHERS))
 
     def end(self, ticket: Ticket) -> None:
-        """Begin no further call of a ticket, and wait for those that run: they may be writing into the slot.
+        """Start no more calls of a ticket, and wait for those that run, because they may write into
+        the slot.
 
-        Blocks: until the last of them is over. The board names each, so that one that hangs is found.
+        Blocks until the last one is over. The board names each of them meanwhile, so that one that
+        hangs is found.
         """
         calls = self.begun.pop(ticket).calls
         for call in [call for call in calls.values() if not call.future.cancel()]:
             self._wait(call, None)
-        calls.clear()  # an error that was not asked for has a traceback, whose frames have the calls
+        # ^ Breaks a cycle: an error that no `unit` raised has a traceback whose frames refer to the
+        # calls.
+        calls.clear()
 
 
-# ---- with a cache ----
+# ---- calls with a cache ----
 
 
 _DREW = (
-    "fn used {} for source index {}. With cache=, it is called only once per item, so all epochs would have the same "
-    "random numbers. Move the random part to augment=, which gets the result of fn in every epoch, or remove cache="
+    "fn used {} for source index {}. With cache=, it is called only once per item, so all epochs "
+    "would have the same random numbers. Move the random part to augment=, which gets the result "
+    "of fn in every epoch, or remove cache="
 )
 
 
 class CachedFunction:
-    """Gives what `fn` gives for a source index, in memory of its own.
+    """Returns the result of `fn` for a source index, as an object of its own.
 
-    What comes out is always what the entry's bytes are read as, also where `fn` was called just now, and where its
-    result could not be kept: so a sample does not depend on who has met the item before.
+    The result is always unpickled from the entry's bytes, even if `fn` was called just now or the
+    result could not be stored. So a sample does not depend on whether a worker has met the item
+    before.
 
     Attributes:
-        refusal: why the function cannot have a cache, once that is known: no matter of a single sample.
+        refusal: the reason why the function cannot be cached, once it is known. It applies to all
+            samples.
     """
 
     def __init__(
@@ -477,20 +505,26 @@ class CachedFunction:
         cell: int,
         captured: CapturedGenerators | None,
     ) -> None:
-        from loaderpool.cache.setting import Count  # most loaders have no cache
+        from loaderpool.cache.setting import Count  # imported here: most loaders have no cache
 
         self._count = Count
         self._source, self._fn, self._shared = source, fn, shared
         self._counts, self._watch = shared.counts_of(cell), GlobalsWatch()
-        self.captured = captured  # random generators that the function may not draw from
+        self.captured = captured  # random generators that the function must not draw from
         self.refusal: CacheError | None = None
 
     def __call__(self, index: int) -> Any:
-        """Return what `fn` gives for this source index; CacheError: it is random, or its result is no pickle."""
+        """Return the result of `fn` for this source index.
+
+        Raises:
+            CacheError: the result is random, or cannot be pickled.
+        """
         return self._kept(index, index, self._source.__getitem__)
 
     def of_epoch(self, epoch: int, index: int) -> Any:
-        """Return the same for an epoch of a `VaryingSource`, of which each record has one entry."""
+        """Return the result of `fn` for an index in one epoch of a `VaryingSource`. Each record has
+        one entry.
+        """
         get = functools.partial(self._source.item, epoch)
         return self._kept(self._source.record(epoch, index), index, get)
 
@@ -506,15 +540,15 @@ class CachedFunction:
         except Exception as error:
             if is_of_a_handler(error):
                 raise
-            # Not to be had now, or damaged: it is made again, and written over.
+            # The entry is unavailable or damaged. Make it again, and overwrite it.
             self._counts[self._count.NO_ROOM if store is None else self._count.DAMAGED] += 1
-        for _ in range(
-            2
-        ):  # the first call may have imported what draws on import, or another thread may have drawn
+        # The first call may have imported a module that draws on import, or another thread may have
+        # drawn.
+        for _ in range(2):
             before = self._watch.look()
             states = None if self.captured is None else self.captured.states()
             value = self._fn(get(index))
-            end_stray()  # a child that the function has forked shall not write
+            end_stray()  # a child that the function has forked must not write
             if self.captured is not None and self.captured.states() != states:
                 self._refuse(_DREW.format("a random number generator that it holds", index))
             if self._watch.look() == before:
@@ -529,9 +563,9 @@ class CachedFunction:
             if is_of_a_handler(error):
                 raise
             self._refuse(
-                f"The result of fn for source index {index}, a {type(value).__name__}, cannot be cached: {error}. "
-                "A cache stores pickles: return arrays, numbers, strings, or objects of a module, from fn, or "
-                "remove cache="
+                f"The result of fn for source index {index}, a {type(value).__name__}, cannot be "
+                f"cached: {error}. A cache stores pickles: return arrays, numbers, strings, or "
+                "objects of a module, from fn, or remove cache="
             )
         not_kept = None if store is None else store.put(entry, made)
         if not_kept is not None:

@@ -1,7 +1,8 @@
-"""Contracts of a worker's parts: where the items of a ticket come from, and what calls the user's function for them.
+"""Contracts of a worker's parts: `Items` provides a ticket's items, `Runner` calls the user's
+function.
 
-Both run in the process that calls the function: a worker, or the main process if there are none. Tickets are processed
-by one thread. `Runner.unit` may hand calls to other threads.
+Both run in the process that calls the function: a worker, or the main process if there are no
+workers. One thread processes all tickets. `Runner.unit` may pass calls to other threads.
 """
 
 from __future__ import annotations
@@ -21,40 +22,54 @@ class Items(Protocol):
 
     @property
     def first_batches(self) -> int:
-        """Number of batches in which the first sample is searched: those whose items can be had as a loader starts."""
+        """Number of batches in which the probe searches for the first sample.
+
+        Their items are available as soon as the loader starts.
+        """
 
     def open(self, ticket: Ticket) -> Opened:
-        """Return the rows of a ticket, all of whose items can be read from now on. Called once for each ticket.
+        """Return the rows of a ticket. All their items can be read from now on.
+
+        Called once for each ticket, and by the probe.
 
         Raises:
-            Abandoned: Nobody waits for these items any more.
-            Exception: The user's code raised: a generator, or what unpickles an item.
+            Abandoned: The ticket's run was abandoned.
+            Exception: The user's code raised: a generator, or code that unpickles an item.
         """
 
     def seed(self, captured: CapturedGenerators | None) -> None:
-        """Use these random generators of the user's objects from now on, and start generator functions again."""
+        """Use these random generators of the user's objects from now on, and restart generator
+        functions.
+        """
 
     def add_generators(self, captured: CapturedGenerators | None) -> None:
-        """Use these random generators, some of which the hook `setup` has made just now."""
+        """Use these random generators. The `setup` hook has just made some of them."""
 
     def check_after_each(self, check: Callable[[], None]) -> None:
-        """Call `check` after the user's code has made an item. Called before a ticket that has ended workers."""
+        """Call `check` each time the user's code has made an item.
+
+        Called before each ticket. `check` is thorough if the ticket has ended workers.
+        """
 
     def forget(self, epoch: int) -> None:
-        """Release what is kept of an epoch whose rest is not wanted."""
+        """Release the kept items of an epoch whose remainder is not needed."""
 
     def close(self) -> None:
-        """Release all that is kept, and end the user's generators. It may be opened again."""
+        """Release all kept items and end the user's generators. `open` may be called afterwards."""
 
 
 class Runner(Protocol):
-    """Calls the user's functions. The implementations are `calls.Calls` and, with threads, `calls.ThreadCalls`."""
+    """Calls the user's functions. The implementations are `calls.Calls` and, with threads,
+    `calls.ThreadCalls`.
+    """
 
     def unit(self, opened: Opened, start: int, stop: int) -> Any:
-        """Return the result of one call: a sample of the row `start`, or a batch of the rows `start` to `stop`.
+        """Return the result of one call: a sample of row `start`, or a batch of rows `start` to
+        `stop`.
 
-        Called in the order of rows, for each row of an opened ticket once. Blocks until the result is there.
+        Called in the order of rows, once for each row of an opened ticket. Blocks until the result
+        is there.
 
         Raises:
-            BaseException: Whatever the function raised.
+            BaseException: The exception that the function raised.
         """

@@ -13,10 +13,11 @@ from loaderpool.worker.calls import Calls
 from loaderpool.worker.tickets import Opened, Ticket
 
 _Positions = npt.NDArray[np.int64]
-# Rows that are looked up at once in the main process, where a tiny batch has no time for a look-up of its own. Smaller:
-# more look-ups. Larger: the first batch of a shuffled epoch waits for them.
+# Rows that are looked up at once in the main process, because a look-up for each tiny batch would
+# be slow. Smaller: more look-ups. Larger: the first batch of a shuffled epoch waits longer for
+# them.
 _ROWS = 1024
-_PASSES = 4  # over one loader, side by side, whose latest rows are kept
+_PASSES = 4  # concurrent iterations over one loader whose latest rows are kept
 
 
 class IndexedItems:
@@ -25,7 +26,8 @@ class IndexedItems:
     Args:
         plan: Order of the items.
         calls: Reads an item.
-        looks_ahead: Positions and indices of several batches are computed at once, if all batches have the same rows.
+        looks_ahead: Positions and indices of several batches are computed at once, if all batches
+            have the same rows.
     """
 
     def __init__(self, plan: Plan, calls: Calls, looks_ahead: bool) -> None:
@@ -55,7 +57,9 @@ class IndexedItems:
         return opened
 
     def _looked_up(self, ticket: Ticket) -> tuple[_Positions, list[int]]:
-        """Return the positions and indices of a whole batch, computed with those of its neighbours."""
+        """Return the positions and indices of a whole batch, computed together with those of its
+        neighbours.
+        """
         block, at = divmod(ticket.batch, self._at_once)
         key = ticket.epoch, block, ticket.rest
         positions, indices = self._latest.get(key) or kept(

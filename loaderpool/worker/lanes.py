@@ -1,10 +1,11 @@
-"""Generators that run in copies: which of them make up a lane, and their items batch by batch.
+"""Lanes of generators: a lane's generators, and its items batch by batch.
 
-A *lane* is what one copy of the generator yields in an epoch, or one after the other the generators of every n-th
-shard. Batch k of a loader with n lanes is the k // n-th batch of lane k modulo n, so what a batch holds depends on
-nothing but its number. A lane is worked on by the worker that it is at home with. Where it moves to another one, or its
-worker died, the generator is made again and run again up to the batch that is wanted; what it yields on the way is
-dropped.
+A *lane* is the sequence of items that one copy of the generator yields in an epoch. With shards, it
+is the items of every n-th shard, one shard after the other. Batch k of a loader with n lanes is
+batch k // n of lane k modulo n. So the content of a batch depends only on its number.
+
+Each lane is assigned to one worker. If the lane moves to another worker, or its worker dies, the
+generator is created again and run up to the next batch. The items on the way are dropped.
 """
 
 from __future__ import annotations
@@ -29,29 +30,31 @@ from loaderpool.worker.own_process import GlobalsWatch, SavedGlobals, end_stray
 from loaderpool.worker.rows import copy_of, share_memory
 from loaderpool.worker.tickets import Abandoned, Opened, Progress, Ticket
 
-# Items are asked for one by one where each takes at least so long, else in blocks: the look at "abandoned" then costs
-# a share of a percent.
+# Items are read one by one if each takes at least this long, otherwise in blocks. The check for
+# "abandoned" then costs a fraction of a percent.
 _SINGLE_ITEM_NS = 20_000
 _BLOCK_ITEMS = 32
 _SEED_BITS = (1 << 64) - 1
-# Of these no item can be changed under us.
+# Types whose objects nobody can change after they were yielded.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 _Pairs = Iterator[tuple[int, Any]]  # positions and items
 
 
 class LaneItems:
-    """The items of one ticket at a time, out of the lanes that this process runs. It travels as the loader's source.
+    """Items of one ticket at a time, from the lanes that run in this process.
+
+    It is pickled to the workers as the loader's source.
 
     Args:
         make_generator: the user's function.
-        takes: which of "rng" and "worker" it is given.
-        shards: what the generators are given, or None.
-        plan: of the batches.
-        shuffle: whether shards come in another order each epoch.
-        window: items that are shuffled among each other in each lane; 0: none.
-        seed_globals: whether each lane has a state of its own of `random` and `numpy.random`, at some 0.2 ms a batch;
-            "auto": once one is seen to draw from them.
+        takes: "rng" and "worker", if the function accepts them.
+        shards: arguments of the generators, one for each; None: there are no shards.
+        plan: plan of the batches.
+        shuffle: True if each epoch has another order of shards.
+        window: number of items that are shuffled among each other in each lane; 0: none.
+        seed_globals: True if each lane has its own state of `random` and `numpy.random`, which
+            takes about 0.2 ms per batch. "auto": only after a generator drew from them.
         lengths: number of items of each shard; None: unknown.
     """
 
@@ -80,13 +83,13 @@ class LaneItems:
         self._make, self._takes, self._shards, self._plan = make_generator, takes, shards, plan
         self._shuffle, self._window = shuffle, window
         self._watch = GlobalsWatch()
-        self.keeps_globals = seed_globals is True  # each lane has a state of its own
+        self.keeps_globals = seed_globals is True  # each lane has its own state
         self._is_watched = seed_globals == "auto"
-        # Items are copied at once, for they may be one buffer. What waits to be mixed lives longer than its batch, in
-        # which alone it could be seen that it comes again.
+        # Items are copied at once, because all may share one buffer. Items that wait in the window
+        # outlive their batch, and sharing could only be detected within a batch.
         self.copies = window > 0
-        self._lanes: dict[tuple[int, int], Lane] = {}  # by epoch and number
-        self._latest: Lane | None = None  # whose batch is the ticket's
+        self._lanes: dict[tuple[int, int], Lane] = {}  # keyed by epoch and number
+        self._latest: Lane | None = None  # lane of the current ticket's batch
         self.progress: Progress
         self.captured: CapturedGenerators | None = None
         self._times_items = self.is_timed = False
@@ -98,15 +101,22 @@ class LaneItems:
 
     @property
     def payload_parts(self) -> dict[str, Any]:
-        """What of it is the user's, by the names of the arguments."""
+        """The user's objects in it, by the names of their arguments."""
         return {"make_generator": self._make, "shards": self._shards}
 
     def attend(
         self, progress: Progress, times_items: bool, captured: CapturedGenerators | None = None
     ) -> None:
-        """Have generators be seen at work: where they hang, and which of their items it is that ends the process.
+        """Set the `Progress` that records running generators, so that a hang or crash names its
+        item.
 
-        `captured`: the random generators that they hold, of which each lane has states of its own.
+        Called by `Work` before any ticket.
+
+        Args:
+            progress: the worker's notes on the board.
+            times_items: True if each item is noted and timed by itself.
+            captured: random generators that the user's generators hold. Each lane has its own
+                states of them.
         """
         self.progress, self._times_items, self.captured = progress, times_items, captured
 
@@ -118,11 +128,11 @@ class LaneItems:
 
     @property
     def first_batches(self) -> int:
-        """The first one of each lane."""
+        """One batch for each lane: its first one."""
         return self._plan.lanes
 
     def open(self, ticket: Ticket) -> Opened:
-        """Return the rows of a ticket; none if the lane has ended."""
+        """Return the rows of a ticket; empty if the lane has ended."""
         round_number, number = divmod(ticket.batch, self._plan.lanes)
         rows = self._plan.most_rows
         self.run, self.is_timed = ticket.run, self._times_items or ticket.deaths > 0
@@ -132,29 +142,29 @@ class LaneItems:
         return Opened(ticket, np.array(positions, np.int64), positions)
 
     def seed(self, captured: CapturedGenerators | None) -> None:
-        """Use these random generators from now on, in generator functions that start again."""
+        """Close all generators. Use these random generators in those that start later."""
         self.close()
         self.captured = captured
 
     def add_generators(self, captured: CapturedGenerators | None) -> None:
-        """Use these random generators, some of which the hook `setup` has made just now."""
+        """Use these random generators. The `setup` hook has just made some of them."""
         self.captured = captured
 
     def check_after_each(self, check: Callable[[], None]) -> None:
-        """Call `check` after each item that a generator has made."""
+        """Call `check` after each read from a generator."""
         self._after_item = check
 
     def after_item(self) -> None:
-        """Note that a generator has made one item, or a few."""
+        """Run the check. Called by `Lane` after a generator has made one item or a block."""
         self._after_item()
 
     def forget(self, epoch: int) -> None:
-        """Forget an epoch that was abandoned."""
+        """Close the lanes of an abandoned epoch."""
         for key in [key for key in self._lanes if key[0] == epoch]:
             self._lanes.pop(key).close()
 
     def close(self) -> None:
-        """End all generators."""
+        """Close all generators."""
         for lane in self._lanes.values():
             lane.close()
         self._lanes.clear()
@@ -169,14 +179,15 @@ class LaneItems:
             positions, drew = self._watch.run(lane.take, start, count)
             if not drew:
                 return list(positions)
-            # From here on each lane has a state of its own: they begin again, as if it had been so from the start.
+            # From now on each lane has its own state. The lanes restart, as if this had been so
+            # from the beginning.
             self.keeps_globals = True
             self.close()
 
-    # ---- what a lane is made of ----
+    # ---- generators of a lane ----
 
     def infos(self, epoch: int, lane: int) -> Iterator[WorkerInfo]:
-        """The generators of a lane, one after the other."""
+        """Yield the `WorkerInfo` of each generator of a lane, in order."""
         plan, shards = self._plan, self._shards
         if shards is None:
             index, count = plan.shard_index * plan.lanes + lane, plan.num_shards * plan.lanes
@@ -188,8 +199,8 @@ class LaneItems:
                 places
             )
         elif self._shuffle:
-            # Shards stay with those that they share a lane with, so that each epoch has as many batches. Which lane
-            # comes first changes, and so does the order within each.
+            # Shards of a lane stay together, so that each epoch has the same number of batches. The
+            # order of lanes changes, and the order of shards within each lane.
             (lane,) = (
                 Permutation(plan.lanes, stream_key("lanes", plan.order.seed, epoch))
                 .take(np.array([lane]))
@@ -207,7 +218,7 @@ class LaneItems:
         return stream_key(f"{kind}-{index}", self._plan.order.seed, epoch) & _SEED_BITS
 
     def make(self, info: WorkerInfo) -> Any:
-        """Make one of the generators: what is iterated."""
+        """Call the user's `make_generator` and return its iterable."""
         if self.captured is not None:
             self.captured.begin(LANE, info.epoch, info.index)
         if self.keeps_globals:
@@ -224,7 +235,7 @@ class LaneItems:
         return None if self._lengths is None else self._lengths[info.index]
 
     def mixed(self, pairs: _Pairs, epoch: int, lane: int) -> _Pairs:
-        """Return a lane's items in the order in which they come, of these as they are made."""
+        """Return a lane's items in shuffled order; `pairs` itself if there is no window."""
         if not self._window:
             return pairs
         number = self._plan.shard_index * self._plan.lanes + lane
@@ -234,35 +245,42 @@ class LaneItems:
 
 
 class Lane:
-    """A lane's items from the place on where it stands; `owner` makes its generators and is told what they are at."""
+    """Items of a lane, read forward from its current position.
+
+    Args:
+        owner: creates the generators and records their progress.
+        epoch: the epoch.
+        number: number of the lane.
+    """
 
     def __init__(self, owner: LaneItems, epoch: int, number: int) -> None:
         self._owner, self._epoch, self._number = owner, epoch, number
         self._reset()
 
     def _reset(self) -> None:
-        self._made: Generator[tuple[int, Any], None, None] | None = (
-            None  # None: it stands at the start
-        )
-        self._mixed: _Pairs = iter(())  # the same in the order in which they come
-        self._globals: SavedGlobals | None = None  # as its generators left them
-        self._restore_captured: Callable[[], None] | None = (
-            None  # to the states in which they were left
-        )
-        self._position = 0  # of its next item, which is named where it raises
+        # iterator over positions and items; None: the lane is at its start
+        self._made: Generator[tuple[int, Any], None, None] | None = None
+        self._mixed: _Pairs = iter(())  # items of `_made` in their final order
+        self._globals: SavedGlobals | None = None  # state that its generators left
+        # function that restores the captured generators to the lane's latest states
+        self._restore_captured: Callable[[], None] | None = None
+        self._position = 0  # position of the next item, for errors
         self._at = 0  # items read so far
-        self._needed = 0  # of those that are made next: more may be asked for one by one
-        self._start, self._wanted = 0, -1  # the latest batch
+        # items still needed for the batch, the limit of a block; others are read one by one
+        self._needed = 0
+        self._start, self._wanted = 0, -1  # first item and size of the latest batch
         self._positions: list[int] = []
-        self._batch: dict[int, Any] = {}  # its items by position, but for those that were given out
+        # items of the latest batch by position, except those returned by `give`
+        self._batch: dict[int, Any] = {}
 
     def take(self, start: int, count: int) -> list[int]:
-        """Stand at the batch of `count` items from number `start` on; fewer where the lane ends.
+        """Read the batch of `count` items from item `start` on, and return their positions.
 
-        The generators run with this lane's own state of the global generators, if lanes have one.
+        The batch is shorter if the lane ends. The generators run with the lane's own state of the
+        global generators, if lanes have one.
 
         Raises:
-            WorkFailed: a generator raised, or what makes it; the lane then stands at its start.
+            WorkFailed: a generator or `make_generator` raised. The lane is then back at its start.
         """
         if (start, count) == (self._start, self._wanted):
             return self._positions
@@ -279,7 +297,7 @@ class Lane:
             pairs = self._read(start, count)
         except BaseException as error:
             position = self._position
-            self.close()  # what has raised has ended: the next caller begins it again
+            self.close()  # a generator that raised has ended; the next call restarts it
             if isinstance(error, Abandoned) or not isinstance(error, Exception):
                 raise
             raise owner.progress.failed(error, self._epoch, [position], position) from None
@@ -292,9 +310,9 @@ class Lane:
                 outside.restore()
         items = [item for _, item in pairs]
         if not owner.copies and not _IMMUTABLE.issuperset(map(type, items)) and share_memory(items):
-            owner.copies = (
-                True  # they may be one buffer, filled again for each: read again, and copy each
-            )
+            # Items may share one buffer that is filled again for each: read them again, and copy
+            # each.
+            owner.copies = True
             self.close()
             return self.take(start, count)
         self._start, self._wanted = start, count
@@ -302,7 +320,9 @@ class Lane:
         return self._positions
 
     def give(self, position: int) -> Any:
-        """Return an item of the latest batch. It is the caller's, who may change it: a second time it is made again."""
+        """Return an item of the latest batch. The caller may change it, so a second call makes the
+        item again.
+        """
         if position not in self._batch:
             start, wanted = self._start, self._wanted
             self.close()
@@ -312,9 +332,9 @@ class Lane:
         return self._batch.pop(position)
 
     def close(self) -> None:
-        """End the generator; the lane stands at its start."""
+        """Close the generator. The lane is back at its start."""
         try:
-            with FailuresIgnored():  # of a `finally` of the user's, for which no consumer asked
+            with FailuresIgnored():  # of the user's `finally` blocks, for which no consumer waits
                 if self._made is not None:
                     self._made.close()
         finally:
@@ -325,7 +345,7 @@ class Lane:
             self._made = self._make()
             self._mixed = self._owner.mixed(self._made, self._epoch, self._number)
         self._needed = start + count - self._at
-        # All lanes do about the same, so one reports it.
+        # All lanes skip about as many items, so only lane 0 reports it.
         skip(
             self._mixed, start - self._at, f"generator {self._number}" if self._number == 0 else ""
         )
@@ -334,7 +354,7 @@ class Lane:
         return pairs
 
     def _make(self) -> Generator[tuple[int, Any], None, None]:
-        """Yield each item with its position, generator after generator: here the user's code runs."""
+        """Yield each item with its position, generator after generator. User code runs here."""
         owner, progress, at_once = self._owner, self._owner.progress, 1
         for info in owner.infos(self._epoch, self._number):
             self._position = begin = first_position(info.index)
@@ -358,7 +378,7 @@ class Lane:
                     try:
                         block.extend(map(copy_of, got) if owner.copies else got)
                     finally:
-                        self._position += len(block)  # also where it raises
+                        self._position += len(block)  # also if it raises
                     owner.after_item()
                     ended = clock.monotonic_ns()
                     self._needed -= len(block)
@@ -368,9 +388,8 @@ class Lane:
                         is_over = True
                     if not is_over:
                         at_once = _BLOCK_ITEMS if ended - started < _SINGLE_ITEM_NS * wanted else 1
-                        if (
-                            wanted == 1 and progress.counts_generated
-                        ):  # of a block none is known by itself
+                        # in a block, no item has a duration of its own
+                        if wanted == 1 and progress.counts_generated:
                             progress.note_call(started, ended, position)
                     yield from enumerate(block, position)
             except Exception as error:
@@ -383,24 +402,29 @@ class Lane:
 
 
 def _check_length(info: WorkerInfo, stated: int, count: int, unread: Iterator[Any]) -> None:
-    """Raise if a shard has another number of items than was stated; `count` of them were read."""
+    """Raise `SourceError` if a shard's number of items differs from `stated`; `count` items were
+    read.
+    """
     if count == stated and next(unread, unread) is not unread:
         count += 1
     if count != stated:
         found = f"more than {stated}" if count > stated else f"only {count}"
         raise SourceError(
-            f"shard {info.index} ({brief(info.shard)}) has {found} items, but shard_lengths states {stated}. Correct "
-            "shard_lengths, or remove it"
+            f"shard {info.index} ({brief(info.shard)}) has {found} items, but shard_lengths states "
+            f"{stated}. Correct shard_lengths, or remove it"
         )
 
 
 def shards_of(plan: Plan, lane: int, count: int) -> npt.NDArray[np.int64]:
-    """Return the numbers of the shards of a lane, of `count` in all, in the order without a shuffle."""
+    """Return the indices of a lane's shards, of `count` in all, in unshuffled order."""
     return np.arange(plan.shard_index + lane * plan.num_shards, count, plan.lanes * plan.num_shards)
 
 
 def stated_batches(plan: Plan, lengths: tuple[int, ...]) -> int:
-    """Return the batches of an epoch of this process, of shards of these lengths. It is the same in each epoch."""
+    """Return the number of batches in an epoch of this process, for shards of these lengths.
+
+    It is the same in each epoch.
+    """
     rows, sizes = plan.most_rows, np.array(lengths, np.int64)
     items = [int(sizes[shards_of(plan, lane, len(lengths))].sum()) for lane in range(plan.lanes)]
     return sum(each // rows if plan.drop_remainder else -(-each // rows) for each in items)

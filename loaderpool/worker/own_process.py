@@ -1,4 +1,7 @@
-"""What a whole process shares with the user's code: its start and end as a worker, its global random generators."""
+"""Process-wide state that a worker shares with the user's code.
+
+It includes the start and end as a worker, and the global random generators.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,12 @@ def _note_stray() -> None:
 
 
 def end_stray(error: BaseException | None = None) -> None:
-    """End this process where it is a worker's child; returns in every other one.
+    """End this process if it is a child that the user's code forked from a worker; otherwise
+    return.
 
-    Called wherever the user's code gives the word back to ours, before anything is written or told: slot, board and
-    pipes are the worker's. A child that ends itself, as those of `multiprocessing` do, never comes here.
+    Called after every return from user code, before anything is written or sent, because slot,
+    board and pipes belong to the worker. Children that end by themselves, as those of
+    `multiprocessing` do, never get here.
     """
     if not _is_stray:
         return
@@ -49,13 +54,18 @@ def end_stray(error: BaseException | None = None) -> None:
 
 
 def become_worker(supervisor_pid: int, close_descriptors: Iterable[int] = ()) -> None:
-    """Cut the ties to supervisor and trainer that a fork leaves; `close_descriptors` are those of others.
+    """Cut the ties to the supervisor and the main process that a fork leaves.
 
-    Runs in: a worker, first thing. The supervisor is single-threaded, so its one thread is the one whose end kills us.
+    Called first in a worker. The kernel kills this process when the supervisor's thread ends; the
+    supervisor has only one.
+
+    Args:
+        supervisor_pid: the parent, whose death ends this process.
+        close_descriptors: inherited descriptors that belong to other processes.
     """
     machine.die_with_parent(supervisor_pid)
     machine.raise_oom_score()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
@@ -66,10 +76,11 @@ def become_worker(supervisor_pid: int, close_descriptors: Iterable[int] = ()) ->
 
 
 def settle_process() -> None:
-    """Set this process up for the user's code, whichever way it was started."""
-    # What the function frees is there for the next sample: fresh pages for each decoded image cost a third of the time.
+    """Prepare this process for the user's code. Called however the process was started."""
+    # Memory that the function frees is reused for the next sample. Fresh pages for each decoded
+    # image would cost a third of the time.
     machine.keep_freed_blocks()
-    # What the function prints is seen at once, and not lost in a buffer when the worker is ended.
+    # Printed lines appear at once, and are not lost in a buffer when the worker is ended.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
@@ -79,63 +90,67 @@ def settle_process() -> None:
 
 
 def settle_libraries() -> None:
-    """Have libraries that are imported by now start no threads of their own."""
+    """Prevent imported libraries from starting threads of their own."""
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
 
 
 def serve(run: Callable[[], None]) -> NoReturn:
-    """Be a worker to the end, and end the process."""
+    """Run `run`, the worker's main loop, and end the process with status 0 or 1."""
     status = 1
     try:
         run()
         status = 0
-    except (BrokenPipeError, ConnectionResetError):  # the supervisor is gone: all is over
+    except (BrokenPipeError, ConnectionResetError):  # the supervisor is gone
         pass
     except BaseException:
         traceback.print_exc()
     finally:
-        # Not by the interpreter's own end, which would wait for threads that the function has left running.
+        # The interpreter's own exit would wait for threads that the function has left running.
         machine.flush_standard_streams()
         os._exit(status)
 
 
-# ---- the global generators of `random`, `numpy.random` and torch ----
+# ---- global generators of `random`, `numpy.random` and torch ----
 
-_NUMPY = "numpy.random.mtrand"  # NumPy 2 imports it when it is asked for
-_HEAD_BYTES = object.__basicsize__  # of an object: how many refer to it, and its type
-_TWISTER_BYTES = 625 * 4  # at `numpy.random.MT19937().ctypes.state_address`
+_NUMPY = "numpy.random.mtrand"  # NumPy 2 imports it on first use
+_HEAD_BYTES = object.__basicsize__  # header of an object: reference count and type
+_TWISTER_BYTES = 625 * 4  # size of the state at `numpy.random.MT19937().ctypes.state_address`
 
 Picture = tuple[Any, ...]
 
 
 class GlobalsWatch:
-    """Shows whether code drew from the global generators, or reseeded them: then two looks are not equal.
+    """Shows whether code drew from the global generators or reseeded them: two snapshots then
+    differ.
 
-    It takes the bytes of the generators' objects, whatever they mean, in a microsecond: to ask for the states takes 0.1
-    ms. Code that imported `numpy.random` or torch first counts as if it had drawn: it cannot be told. Generators of the
-    code's own are not noticed.
+    A snapshot copies the bytes of the generators' objects without decoding them. This takes a
+    microsecond; reading the states through their API takes 0.1 ms. Code that imports `numpy.random`
+    or torch for the first time counts as if it had drawn, because the snapshots cannot be compared.
+    The code's own generators are not noticed.
 
     Attributes:
-        seen: the latest look, where no code of the user's has run since; None: look again.
+        seen: the latest snapshot, if no user code has run since. None: take a new one.
     """
 
     def __init__(self) -> None:
         self.seen: Picture | None = None
-        self._python = _memory_of(random._inst)  # the functions of `random` are its methods
-        self._generator: Any = None  # of `numpy.random`, if it is of the usual kind
-        self._state: memoryview | None = None  # its memory
-        self._owner = memoryview(b"")  # that of the object which keeps a Gaussian
+        # the functions of `random` are methods of this object
+        self._python = _memory_of(random._inst)
+        self._generator: Any = None  # bit generator of `numpy.random`
+        # memory of the bit generator's state; None: not an MT19937
+        self._state: memoryview | None = None
+        self._owner = memoryview(b"")  # memory of the `RandomState`, which keeps a Gaussian
 
     def look(self) -> Picture:
-        """Return what the generators look like now."""
+        """Return a snapshot of the generators."""
         gauss: Any = random._inst.gauss_next  # type: ignore[attr-defined]
         torch = _torch_state() if "torch" in sys.modules else None
         if _NUMPY not in sys.modules:
             return self._python.tobytes(), gauss, torch
         generator = np.random.mtrand._rand._bit_generator
         if generator is not self._generator:
-            is_usual = isinstance(generator, np.random.MT19937)  # else code has put in another kind
+            is_usual = isinstance(generator, np.random.MT19937)  # otherwise code has replaced it
             self._state = (
                 _memory_at(generator.ctypes.state_address, _TWISTER_BYTES) if is_usual else None
             )
@@ -144,13 +159,17 @@ class GlobalsWatch:
         return self._python.tobytes(), gauss, torch, generator, state, self._owner.tobytes()
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> tuple[Any, bool]:
-        """Return what `work` gives, and whether it drew; what it raises is raised only where it did not."""
+        """Return the result of `work`, and True if `work` drew from the generators.
+
+        If `work` raises, the exception is raised only if it did not draw. Otherwise the result is
+        `(None, True)`, and the caller runs `work` again.
+        """
         seen, self.seen = self.seen, None
         before = seen or self.look()
         try:
             result = work(*arguments)
-        except Exception as error:  # not Ctrl-C: it would be gone with a second run
-            end_stray(error)  # `random` is seeded again in a fork, which is no draw
+        except Exception as error:  # not BaseException: a second run would swallow Ctrl-C
+            end_stray(error)  # before the comparison: a fork reseeds `random`, which is no draw
             if is_of_a_handler(error) or self.look() == before:
                 raise
             return None, True
@@ -160,18 +179,21 @@ class GlobalsWatch:
 
 
 class SavedGlobals:
-    """Puts the global generators back as they were when this was made, the Gaussians they keep included."""
+    """Saves the global generators when it is created, and restores them.
+
+    The Gaussians that they keep are included.
+    """
 
     def __init__(self) -> None:
         self._python = random.getstate()
         self._numpy: Any = np.random.get_state(legacy=False)
-        if "key" in self._numpy["state"]:  # of a list `set_state` takes 2 us, of an array 100
+        if "key" in self._numpy["state"]:  # `set_state` takes 2 us for a list, 100 us for an array
             self._numpy["state"]["key"] = self._numpy["state"]["key"].tolist()
         self._torch = _torch_generator()
         self._torch_state = None if self._torch is None else self._torch.get_state()
 
     def restore(self) -> None:
-        """Restore the saved state; may be called any number of times."""
+        """Restore the saved state. May be called any number of times."""
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         if self._torch is not None:
@@ -185,20 +207,20 @@ class SavedGlobals:
 
 
 class KeptGlobals(GlobalsWatch):
-    """Leaves the global generators as they were before a block, for many blocks, one after the other.
+    """Restores the global generators after each of many blocks, one after the other.
 
-    It saves and restores only what has changed. Not to be entered again inside a block.
+    It saves and restores only changes. It must not be entered again inside a block.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._saved: SavedGlobals
-        self._before: Picture = ()  # what was saved
+        self._before: Picture = ()  # snapshot of the saved state
 
     def __enter__(self) -> None:
-        if self.look() != self._before:  # the first block, or changed between two
+        if self.look() != self._before:  # the first block, or a change between two blocks
             self._saved = SavedGlobals()
-            self._before = self.look()  # again: saving has imported `numpy.random`
+            self._before = self.look()  # again, because saving has imported `numpy.random`
         self.seen = self._before
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -208,7 +230,9 @@ class KeptGlobals(GlobalsWatch):
 
 
 def _memory_of(instance: Any) -> memoryview:
-    """Return what an object has in its own memory, but for its head. The caller keeps it alive."""
+    """Return a memoryview of a CPython object, without its header. The caller keeps the object
+    alive.
+    """
     return _memory_at(id(instance) + _HEAD_BYTES, type(instance).__basicsize__ - _HEAD_BYTES)
 
 
@@ -217,7 +241,7 @@ def _memory_at(address: int, nbytes: int) -> memoryview:
 
 
 def _torch_generator() -> Any:
-    """Torch's global generator on the CPU; None where no code has imported torch, or not yet all of it."""
+    """Return torch's global CPU generator; None if torch is not imported, or only in part."""
     return getattr(sys.modules.get("torch"), "default_generator", None)
 
 

@@ -1,9 +1,9 @@
-"""The probe: the function's first calls, which tell what samples (or batches) are like before a form is known.
+"""The probe: the first calls of the function, which determine the form of its samples (or batches).
 
-One call tells all where every sample has one shape. Where they are to be padded, or kept ragged, the samples of the
-first batch tell which axes vary; where that has few, or only samples of like length, the first ones of the next
-batches do, too. Which samples these are hangs on the plan alone, so the form is the same for any number of workers, and
-after a resume.
+If all samples have one shape, one call is enough. If they are padded or ragged, the samples of the
+first batch show which axes vary. If that batch is small, or has only samples of similar length, the
+first samples of the next batches are added. The plan alone determines these samples. So the form is
+the same for any number of workers, and after a resume.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from loaderpool.transport.pickling import send
 from loaderpool.worker.tickets import Abandoned, Opened, Probe, Ticket, WorkFailed
 from loaderpool.worker.work import Work
 
-# Samples that the probe tries where errors may be skipped: fewer give up on a bad start, more delay an error that all
-# samples have.
+# Samples that the probe tries if errors may be skipped. Smaller: it gives up after a few bad
+# samples at the start. Larger: an error that all samples have is reported later.
 _PROBES = 64
-# Samples of the first batch that are looked at for axes that vary. Fewer: an axis that rarely varies is met later, as
-# an error. More: of a large batch of slow samples the other workers would wait for all.
+# Samples of the first batch that are checked for varying axes. Smaller: an axis that varies rarely
+# is found later, as an error. Larger: with slow samples and large batches, the other workers wait.
 _LOOKS = 64
-# Samples that are looked at in any case: of the next batches where the first is smaller, and however many threads would
-# have made them at the same time.
+# Samples that are always checked. If the first batch is smaller, samples of the next batches are
+# added. The number does not shrink with more threads.
 _FEWEST_LOOKS = 8
-# Of Python's own scalars a spec allows other casts than of arrays, so these are kept as they are.
+# Python's own scalars are kept as they are, because a spec allows other casts for them than for
+# arrays.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes})
 _WITHOUT_OUT = (
     "in the first call, which shows shapes and dtypes, out is None: return a new array there"
@@ -42,18 +43,22 @@ _WITHOUT_OUT = (
 
 
 def probe(work: Work, epoch: int, feed: int = 0) -> Probe:
-    """Call the function for an epoch's first sample (or batch), keep the result, and tell what it is like.
+    """Call the function for the first sample (or batch) of an epoch. Keep the result, and return
+    its form.
 
-    Where failing samples are left out or replaced, the first good one of a few. Where axes may vary, for more samples;
-    one of these that fails tells nothing, and fails again in its turn.
+    If failing samples are skipped or replaced, the first samples are tried until one succeeds. If
+    axes may vary, more samples are checked. A failure among these is ignored here, and is raised
+    when that sample's ticket comes.
+
+    Called by workers, and by the main process with `workers=0`.
 
     Args:
-        work: the loader's.
+        work: the loader's work.
         epoch: the epoch.
-        feed: where a stream's table lies.
+        feed: arena offset of the stream's table.
 
     Raises:
-        WorkFailed: the function raised, or returned what no batch can be made of.
+        WorkFailed: the function raised, or its result cannot become a batch.
     """
     action = work.config.on_error.action
     tries = _PROBES if action == "skip" or (action == "replace" and work.unit == "sample") else 1
@@ -72,13 +77,16 @@ def probe(work: Work, epoch: int, feed: int = 0) -> Probe:
             return _look_at_more(work, epoch, found, positions[start + 1 :])
     if first_error is not None:
         raise first_error
-    from loaderpool.sources.stream import nothing_there  # few loaders have nothing
+    from loaderpool.sources.stream import nothing_there  # imported here: empty sources are rare
 
     raise work.progress.failed(SourceError(nothing_there(work.plan)), epoch)
 
 
 def _look_at_more(work: Work, epoch: int, first: Probe, positions: npt.NDArray[np.int64]) -> Probe:
-    """Return what samples after the first show of the axes: of its batch at these positions, and of others."""
+    """Return `first`, updated with the axes that vary in further samples.
+
+    These are samples of the first batch at `positions`, and the first samples of other batches.
+    """
     config, plan = work.config, work.plan
     varies = (
         work.unit == "sample"
@@ -90,11 +98,11 @@ def _look_at_more(work: Work, epoch: int, first: Probe, positions: npt.NDArray[n
     most = max(_FEWEST_LOOKS, _LOOKS // config.threads)  # they are made one after the other
     here = list(positions[: most - 1])
     others = _FEWEST_LOOKS - 1
-    if (
-        plan.is_open
-    ):  # a stream, of which no other batch need be there; or generators, which stand elsewhere
+    # Other batches of a stream may not be there yet, and other batches of generators would move the
+    # lanes.
+    if plan.is_open:
         others = 0
-    elif not plan.rows_vary:  # else the first batch has samples of like length
+    elif not plan.rows_vary:  # otherwise the first batch has samples of similar length
         others = max(0, others - len(here))
     batches = range(1, min(1 + others, plan.batches_per_epoch))
     seen, nbytes = first.spec, first.nbytes
@@ -103,38 +111,43 @@ def _look_at_more(work: Work, epoch: int, first: Probe, positions: npt.NDArray[n
     ):
         try:
             other = _probe_at(work, epoch, np.array([position]), 1)
-        except WorkFailed:  # its turn will tell
+        except WorkFailed:  # raised again in that sample's own ticket
             continue
         seen = widened(seen, other.spec)
         nbytes = max(nbytes, other.nbytes) if number < len(here) else nbytes
-    if (
-        seen == first.spec
-    ):  # nothing tells axes apart, as of sentences all cut to one length: any may vary
+    # No axis was seen to vary, for example if all sentences are cut to one length. So any axis may
+    # vary.
+    if seen == first.spec:
         open_axes = (ArraySpec((None,) * len(c.shape), c.dtype, c.text) for c in seen.components)
         seen = ElementSpec(seen.structure, tuple(open_axes))
     return first._replace(seen=seen, nbytes=nbytes)
 
 
 def _starts(work: Work, epoch: int, feed: int) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
-    """The positions of the first batches, once for each call: with the row from which on that makes them.
+    """Yield the positions of the first batches, with the row of each possible first call.
 
-    Of generators, the first batch of each lane; of a stream only the one that is there.
+    For generators these are the first batches of all lanes; for a stream, only the batch that is
+    there.
     """
     plan, progress = work.plan, work.progress
     for batch in range(work.items.first_batches):
         try:
             ticket = Ticket(epoch=epoch, batch=batch, stop=plan.most_rows, feed=feed)
             positions = work.items.open(ticket).positions
-        except Abandoned:  # a look that is not answered would be waited for
+        except Abandoned:
+            # Reply with an error, because the main process waits for the probe's result.
             raise progress.failed(SourceError("the stream's first items are gone"), epoch) from None
-        except progress.catches as error:  # of a stream's items, or of a generator
+        except progress.catches as error:  # raised by a stream's items or by a generator
             raise progress.failed(error, epoch) from None
         for start in range(min(1, len(positions)) if work.unit == "batch" else len(positions)):
             yield positions, start
 
 
 def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_rows: int) -> Probe:
-    """Make one call for these positions of a batch of so many rows, and keep its result for its turn."""
+    """Make one call for these positions, and keep its result for their own ticket.
+
+    They are part of a batch of `batch_rows` rows.
+    """
     calls, progress, indices = work.calls, work.progress, work.plan.order.indices(epoch, positions)
     excluded = progress.excluded(epoch, indices)
     if excluded is not None:
@@ -162,7 +175,7 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
 
 
 def _may_be_shorter(work: Work, rows: int) -> bool:
-    """Return whether batch_fn made this batch, and will get fewer items for another one."""
+    """Return True if `batch_fn` made this batch, and will get fewer items for another batch."""
     plan = work.plan
     if work.unit != "batch" or work.config.drop_remainder or rows < 2:
         return False
@@ -177,34 +190,41 @@ def _has_tuple_of(structure: Structure, count: int) -> bool:
 def _refuse_elements_for_items(
     work: Work, epoch: int, positions: npt.NDArray[np.int64], structure: Structure
 ) -> None:
-    """Raise WorkFailed if a returned tuple has one element for each item, so a shorter batch would not fit.
+    """Raise `WorkFailed` if a returned tuple has one element for each item, so a shorter batch
+    would differ.
 
-    A pair of arrays has two elements, too, in a batch of two. A call with one item less tells them apart. This is no
-    error of some items, so none is skipped.
+    In a batch of two, a pair of arrays has two elements as well. A call with one item less shows
+    the difference. This is not an error of some items, so none is skipped.
     """
     calls, rows, indices = work.calls, len(positions), work.plan.order.indices(epoch, positions)
     kept = calls.kept.pop(indices[0], None)
     try:
         opened = Opened(Ticket(epoch=epoch), positions, indices, calls.reader(epoch))
         fewer = Structure.of(calls.watched(calls.unit, opened, 0, rows - 1))
-    except work.progress.catches:  # it fails again in its turn, if it matters
+    except work.progress.catches:
+        # If it matters, it fails again in its own ticket.
         return
     finally:
         calls.kept[indices[0]] = kept
     if fewer == structure or not _has_tuple_of(fewer, rows - 1):
         return
     error = SpecMismatchError(
-        f"batch_fn returned a tuple of {rows} for {rows} items, and a tuple of {rows - 1} for {rows - 1} of them. "
-        "All batches must have one structure, and the last batch may be shorter. Choose one:\n"
+        f"batch_fn returned a tuple of {rows} for {rows} items, and a tuple of {rows - 1} for "
+        f"{rows - 1} of them. All batches must have one structure, and the last batch may be "
+        "shorter. Choose one:\n"
         "    drop_remainder=True: leave out the shorter batch\n"
         "    batch_fn: return arrays with a batch axis (np.stack; pad what varies)\n"
-        "    batch_size=None, no batch_fn: load single samples, and collate them in the training loop"
+        "    batch_size=None, no batch_fn: load single samples, and collate them in the training "
+        "loop"
     )
     raise work.progress.failed(error, epoch, indices, int(positions[0]))
 
 
 def _classes_of(result: Any) -> bytes:
-    """Return a pickle of the function's own classes in a result; empty if there are none, or if they cannot travel."""
+    """Return a pickle of the classes in a result that the function itself defines.
+
+    It is empty if there are none, or if they cannot be pickled.
+    """
     classes = own_classes(result)
     if classes is None:
         return b""
@@ -217,7 +237,9 @@ def _classes_of(result: Any) -> bytes:
 
 
 def _kept(leaf: Any, path: str) -> Any:
-    """Return the leaf in memory of its own: the function may fill its buffer, be it a list, again before its turn."""
+    """Return a copy of the leaf, because the function may refill its buffer (or list) before the
+    ticket's turn.
+    """
     is_immutable = type(leaf) in _IMMUTABLE or isinstance(leaf, np.generic)
     return leaf if is_immutable else convert_leaf(leaf, path).copy()
 

@@ -1,4 +1,4 @@
-"""Turns what the user's function returned into arrays as the spec says: into rows of a slot, or blocks of a batch."""
+"""Conversion of the user's results to arrays of the spec: rows of a slot, or blocks of a batch."""
 
 from __future__ import annotations
 
@@ -26,30 +26,27 @@ from loaderpool.memory.layout import BatchForm, Block
 from loaderpool.plan.item_names import item_name
 from loaderpool.system.interrupts import is_of_a_handler
 
-# What a Python number may stand in for without loss, as NumPy's weak promotion has it.
+# Dtype kinds that a Python number is converted to without loss, as in NumPy's weak promotion.
 _WEAK_KINDS: dict[type, str] = {int: "iuf", float: "f"}
-# Leaves that cannot be changed under us while they wait for their block to be full.
+# Leaves that nobody can change while they wait for their block to be full.
 _IMMUTABLE = (bool, int, float, complex, np.generic)
-# Python scalars that are a dtype's own values.
+# Dtypes of Python scalars.
 _SCALAR_DTYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
 _SHAPE, _BASE = attrgetter("shape"), attrgetter("base")
 _ONLY_ARRAYS, _ONLY_NONE = {np.ndarray}, {type(None)}
-_NESTED = (
-    dict,
-    list,
-    tuple,
-    UserDict,
-)  # which a function may fill again; not a store that is a mapping
+# Containers that a function may refill. A store that is a mapping is none of them.
+_NESTED = (dict, list, tuple, UserDict)
 _INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
 
 
 class Converter:
-    """Turns leaves into arrays of the components' dtypes and shapes.
+    """Converts leaves to arrays of the components' dtypes and shapes.
 
     Args:
-        form: of the batches. Whole batches may have axes of any length under an inferred spec.
-        is_given: the user gave the spec, so a `same_kind` cast is wanted; an inferred one allows no cast of arrays.
-        pad, is_ragged: as in `LoaderConfig`, for what an error advises.
+        form: form of the batches. With an inferred spec, whole batches may have axes of any length.
+        is_given: True if the user gave the spec. It allows `same_kind` casts; an inferred spec
+            allows no cast of arrays.
+        pad, is_ragged: as in `LoaderConfig`, for the advice in errors.
     """
 
     def __init__(
@@ -59,16 +56,16 @@ class Converter:
         self._spec = form.spec
         self._flatten = form.spec.structure.flatten
         self.paths = form.spec.structure.paths
-        # What is done with each result of a block as soon as it is there: a dict may be filled again for the next.
+        # Called with each result of a block as soon as it is there, because the function may refill
+        # a dict for the next result.
         self.take = None if self.paths == ("",) else self._flatten
         drop = 1 if form.unit == "sample" else 0
         self.expected = tuple(
             ArraySpec(c.shape[drop:], c.dtype, c.text) for c in form.spec.components
         )
         first = self.expected[0]
-        self._plain = (
-            None if first.text is not None else (first.dtype, first.shape)
-        )  # of an array that needs no look
+        # dtype and shape of an array that needs no check
+        self._plain = None if first.text is not None else (first.dtype, first.shape)
         self._origins = tuple(_origins(form, is_given, pad, is_ragged))
         if form.unit != "sample" and not is_given:
             self.expected = tuple(
@@ -76,7 +73,7 @@ class Converter:
             )
 
     def row(self, result: Any, index: int) -> list[npt.NDArray[Any]]:
-        """Return all components of what one call returned, converted and checked."""
+        """Return all components of the result of one call, converted and checked."""
         try:
             leaves = self._flatten(result)
         except SpecMismatchError as error:
@@ -85,7 +82,11 @@ class Converter:
         return [self.leaf(leaf, component, index) for component, leaf in enumerate(leaves)]
 
     def leaf(self, value: Any, component: int, index: int) -> npt.NDArray[Any]:
-        """Return one component; SpecMismatchError names path, index, expected and actual."""
+        """Return one component, converted and checked.
+
+        Raises:
+            SpecMismatchError: names path, index, expected and actual value.
+        """
         expected, path = self.expected[component], self.paths[component]
         is_text = expected.text is not None
         if (
@@ -114,8 +115,8 @@ class Converter:
                 raise self._mismatch(component, index, array) from None
         if source.kind in "iu" and target.kind in "iu" and not np.array_equal(cast, array):
             raise SpecMismatchError(
-                f"component {path or '(whole element)'} of {item_name(index)} has values from {array.min()} to "
-                f"{array.max()} ({source}), which do not fit {target}"
+                f"component {path or '(whole element)'} of {item_name(index)} has values from "
+                f"{array.min()} to {array.max()} ({source}), which do not fit {target}"
             )
         return cast
 
@@ -139,7 +140,11 @@ class Converter:
     def write_row(
         self, arrays: Sequence[npt.NDArray[Any]], row: int, result: Any, index: int
     ) -> None:
-        """Write what one call returned into a row of each array; SpecMismatchError: it is not as the spec says."""
+        """Write the result of one call into a row of each array.
+
+        Raises:
+            SpecMismatchError: the result differs from the spec.
+        """
         if self.take is None:
             is_plain = type(result) is np.ndarray and (result.dtype, result.shape) == self._plain
             arrays[0][row] = result if is_plain else self.leaf(result, 0, index)
@@ -150,10 +155,12 @@ class Converter:
     def write_block(
         self, arrays: Sequence[npt.NDArray[Any]], row: int, results: Sequence[Any]
     ) -> bool:
-        """Write several results, as `take` left them, into the rows from `row` on; False: make them one by one.
+        """Write several results of `take` into the rows from `row` on. Return False to have them
+        made one by one.
 
-        That is so if a result is not as the spec says, which its own call will tell, or if it may have changed since:
-        a function that fills one buffer again and again has overwritten the first results by now.
+        It returns False if a result differs from the spec, because its own call then reports the
+        error. It also does so if a result may have changed since: a function that refills one
+        buffer has overwritten the first results.
         """
         columns = [results] if self.take is None else zip(*results, strict=True)
         waiting: set[int] = set()
@@ -171,7 +178,7 @@ class Converter:
         except (TypeError, ValueError, OverflowError) as error:
             if is_of_a_handler(error):
                 raise
-            return False  # of another dtype, or number of axes; or too large
+            return False  # another dtype or number of axes, or a value that is too large
         return len(waiting) == count
 
     def _write_scalars(
@@ -183,23 +190,29 @@ class Converter:
         kinds: set[type],
     ) -> bool:
         kind = next(iter(kinds))
+        # Common case: scalars such as labels.
         if len(kinds) == array.ndim == 1 and (
             _SCALAR_DTYPES.get(kind) == array.dtype
             or (issubclass(kind, np.generic) and np.dtype(kind) == array.dtype)
-        ):  # the usual labels
+        ):
             array[row : row + len(column)] = column
             return True
         if not all(issubclass(kind, _IMMUTABLE) for kind in kinds):
             return False
         for at, value in enumerate(column):
-            array[row + at] = self.leaf(value, component, 0)  # its own call tells which was wrong
+            array[row + at] = self.leaf(value, component, 0)  # its own call finds the wrong value
         return True
 
 
 def _join(array: npt.NDArray[Any], row: int, column: Sequence[npt.NDArray[Any]]) -> bool:
-    """Write arrays that have memory of their own by calls that loop in C; False, or an error: they are none such."""
+    """Write arrays that own their memory, by calls that loop in C.
+
+    Returns False, or raises, if one of the arrays does not own its memory or has another shape or
+    dtype.
+    """
     shape = array.shape[1:]
-    # Of a single axis its length will do, which is told faster: what has more axes is not concatenated.
+    # For a single axis, comparing lengths is enough and faster. Arrays with more axes would fail to
+    # concatenate.
     alike = (
         set(map(len, column)) == set(shape)
         if len(shape) == 1
@@ -213,7 +226,7 @@ def _join(array: npt.NDArray[Any], row: int, column: Sequence[npt.NDArray[Any]])
 
 
 def _origins(form: BatchForm, is_given: bool, pad: Any, is_ragged: bool) -> Iterator[Origin]:
-    """Return for each component where its expected shape comes from."""
+    """Yield the origin of each component's expected shape."""
     whole = form.unit != "sample"
     padding = padding_of(False if whole else pad, form.spec.structure)
     for component, padded_with in zip(form.spec.components, padding, strict=True):
@@ -235,7 +248,7 @@ def _fits(actual: tuple[int, ...], expected: tuple[int | None, ...], may_be_shor
     )
 
 
-# ---- samples into the blocks of a varying batch: stacked, padded, ragged or text ----
+# ---- samples into blocks of a varying batch: stacked, padded, ragged or text ----
 
 
 def collate(
@@ -245,15 +258,18 @@ def collate(
     indices: Sequence[int],
     pad: Any,
 ) -> list[Block]:
-    """Return the blocks of one component of a batch of samples; SpecMismatchError: their shapes do not go together.
+    """Return the blocks of one component of a batch of samples.
 
     Args:
         values: one array per row, already of the component's dtype (text: object arrays) and shape.
         component: its spec, batch axis included.
         path: its path in the element, for errors.
         indices: source index of each row, for errors.
-        pad: what fills rows up to the shape that holds them all, or to the lengths that the spec has; None for the
-            default. False: rows have one shape.
+        pad: value that fills rows up to the smallest shape that holds all, or to the lengths in the
+            spec. None: the default value. False: all rows have one shape.
+
+    Raises:
+        SpecMismatchError: the shapes of the rows do not fit together.
     """
     if component.ragged:
         return _ragged(values, component, path, indices)
@@ -303,7 +319,9 @@ def blocks_of_array(value: npt.NDArray[Any], component: ArraySpec) -> list[Block
 def _ragged(
     values: Sequence[npt.NDArray[Any]], component: ArraySpec, path: str, indices: Sequence[int]
 ) -> list[Block]:
-    """Return all rows' own rows end to end, and where each begins."""
+    """Return the blocks of ragged rows: their inner rows, concatenated, and the offset of
+    each row.
+    """
     inner = values[0].shape[1:] if values else tuple(n or 0 for n in component.shape[2:])
     for value, index in zip(values, indices, strict=True):
         if value.ndim == 0 or value.shape[1:] != inner:
@@ -348,11 +366,14 @@ def _text_blocks(texts: list[Any], shape: tuple[int, ...]) -> list[Block]:
     return [Block(shape, _INT64, fill_lengths), Block((len(blob),), _BYTE, fill_blob)]
 
 
-# ---- results that wait together ----
+# ---- results that are kept together ----
 
 
 def share_memory(results: Iterable[Any], but: Iterable[Any] = ()) -> bool:
-    """Whether a writable array, a list or a dict is in several results, itself or under a view; `but` these may be."""
+    """Return True if several results contain the same writable array, list or dict.
+
+    An array counts even if it is only the base of a view. Arrays in `but` may be shared.
+    """
     seen: set[int] = set()
     allowed = {root for array in but for root in _roots(array)}
     for result in results:
@@ -379,11 +400,11 @@ def _roots(value: Any) -> Iterator[int]:
 
 
 def copy_of(item: Any) -> Any:
-    """Return the item, with arrays, lists and dicts of its own."""
+    """Return the item with copies of its arrays, lists and dicts."""
     if isinstance(item, np.ndarray):
         return item.copy()
     if isinstance(item, (dict, UserDict)):
-        copied = copy.copy(item)  # which keeps its kind
+        copied = copy.copy(item)  # keeps the type
         for key, value in item.items():
             copied[key] = copy_of(value)
         return copied

@@ -1,4 +1,4 @@
-"""What is asked of a loader's work and what comes of it, where its items come from, and what is noted meanwhile."""
+"""Tickets and their results, the items of streams, and a worker's notes on its progress."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from loaderpool.worker.own_process import end_stray
 
 
 class Abandoned(Exception):
-    """This ticket's run was abandoned."""
+    """The ticket's run was abandoned."""
 
 
 class WorkFailed(Exception):
-    """The user's function raised, or returned what the spec does not allow."""
+    """The user's function raised, or returned a result that the spec does not allow."""
 
     def __init__(self, failure: Failure, error: BaseException) -> None:
         super().__init__(failure.text)
@@ -44,29 +44,29 @@ class WorkFailed(Exception):
 class Ticket(NamedTuple):
     """Supervisor -> worker: make these rows.
 
-    Rows `start` to `stop` of `batches` batches, counted through them; either all, or some of the one batch. With a
-    negative `offset` only the first sample is made, and answered by `Found`.
+    Rows `start` to `stop` are counted through all `batches` batches. They are all rows of these
+    batches, or some rows of a single batch. If `offset` is negative, the worker makes only the
+    first sample, and replies with `Found`.
     """
 
     number: int = 0
     loader: int = 0
     run: int = 0
     epoch: int = 0
-    batch: int = 0  # of the epoch, or of its rest
-    rest: int | tuple[int, ...] = 0  # where that epoch begins; 0: it is whole
+    batch: int = 0  # index in the epoch, or in its remainder
+    rest: int | tuple[int, ...] = 0  # start of the remainder in the epoch; 0: the whole epoch
     batches: int = 1
     start: int = 0
-    stop: int = -1  # in the caller's process: the end of the batch
-    offset: int = 0  # of the slot
+    stop: int = -1  # -1 in the main process: the end of the batch
+    offset: int = 0  # byte offset of the slot in the arena
     slot_bytes: int = 0
-    is_fresh: bool = False  # the slot has had no batch: its pages are to be taken first
-    feed: int = 0  # where in the arena the table of its stream is; 0: items are read by index
-    # Of workers that had it: then rows are made one by one, so that the board names the last, and nothing else is made
-    # at the same time.
+    is_fresh: bool = False  # the slot is unused: reserve its pages first
+    feed: int = 0  # arena offset of the stream's table; 0: items are read by index
+    # Number of workers that died with this ticket. If it is positive, rows are made one by one,
+    # with no other ticket at the same time, so that the board names the sample that ends a worker.
     deaths: int = 0
-    left_out: tuple[
-        tuple[int, float, int], ...
-    ] = ()  # samples that ended a worker: index, seconds, exit code
+    # samples that ended a worker: index, seconds, exit code
+    left_out: tuple[tuple[int, float, int], ...] = ()
 
 
 @dataclasses.dataclass(slots=True)
@@ -75,56 +75,61 @@ class Opened:
 
     ticket: Ticket
     positions: npt.NDArray[np.int64]  # in the plan's order
-    indices: list[int]  # source index of each
-    # Gives the item of a source index also when later tickets were opened; None: the source itself does.
+    indices: list[int]  # source index of each position
+    # Returns the item of a source index, even after later tickets were opened. None: the source
+    # itself is read.
     read: Callable[[int], Any] | None = None
-    batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, where they vary
-    arrays: Sequence[npt.NDArray[Any]] | None = (
-        None  # the slot's, for rows that are written one after the other
-    )
-    slot: tuple[Any, int, int] = (None, 0, 0)  # a buffer, its first byte there, and how many it has
-    calls: Any = None  # that threads make, by the first row of each
+    batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, if they vary
+    # the slot's arrays, if each row is written before the next one is made
+    arrays: Sequence[npt.NDArray[Any]] | None = None
+    slot: tuple[Any, int, int] = (None, 0, 0)  # buffer, first byte in it, number of bytes
+    calls: Any = None  # calls made by threads, keyed by their first row
 
     def bounds(self) -> list[tuple[int, int]]:
-        """Return where each batch begins and ends among the rows."""
+        """Return the first and the end row of each batch."""
         if self.batch_rows:
             return bounds_of(self.batch_rows)
-        size = len(self.indices) // self.ticket.batches  # a chunk is of full batches only
+        size = len(self.indices) // self.ticket.batches  # a chunk has full batches only
         return [(start, start + size) for start in range(0, len(self.indices), size)]
 
 
 class MadeRows(NamedTuple):
-    """What was made."""
+    """Result of a ticket."""
 
     rows: int
     row_failures: tuple[RowFailure, ...] = ()
-    oversize: VaryingLayout | None = None  # it did not fit the slot; write it elsewhere
-    items: int = 0  # that it was made of
+    # batches that did not fit the slot; the caller writes them elsewhere
+    oversize: VaryingLayout | None = None
+    items: int = 0  # number of items that the rows were made of
 
 
 class Probe(NamedTuple):
-    """What the first call of the function told, and how far others of the first batch differ from it."""
+    """Result of the probe: the form of the function's first result, and the axes that vary in other
+    results.
+    """
 
-    spec: ElementSpec  # of what the first one returned
-    seen: ElementSpec  # the same, with None for the axes that others showed to vary; where none did, for all that may
-    nbytes: int  # of what one returned: the most that was seen in the first batch
-    rows: int  # of the batch it was called for; 1 for a sample
-    elapsed_ns: int  # of the first call
-    batch_rows: int  # of the batch that it is part of
-    classes: bytes = (
-        b""  # pickled `OwnClasses` of what the first one returned; empty if there are none
-    )
+    spec: ElementSpec  # spec of the first result
+    # `spec` with None for axes that may vary: those that differed between samples, or all if none
+    # did
+    seen: ElementSpec
+    nbytes: int  # bytes of one result: the maximum over the first batch
+    rows: int  # rows of the call: those of a batch, or 1 for a sample
+    elapsed_ns: int  # duration of the first call
+    batch_rows: int  # rows of the batch that contains the call
+    classes: bytes = b""  # pickled `OwnClasses` of the first result; empty if there are none
 
 
-# ---- the items of a stream; `lanes.LaneItems` has those of generators ----
+# ---- items of a stream; `lanes.LaneItems` has those of generators ----
 
 
 class StreamedItems:
-    """The items of the batches of one ticket at a time, by position. It travels to the workers as the loader's source.
+    """Items of a stream's batches, by position, for one ticket at a time.
+
+    It is pickled to the workers as the loader's source.
 
     Attributes:
-        shared: the arena's mapping; None in the caller's process, where items are `put` here.
-        loader: the loader's number, by which classes of items are found that travel by value.
+        shared: the arena's mapping. None in the main process, where `put` stores the items.
+        loader: the loader's number. Classes that are pickled by value are looked up under it.
     """
 
     def __init__(self) -> None:
@@ -140,16 +145,20 @@ class StreamedItems:
 
     @property
     def first_batches(self) -> int:
-        """One: no other one need be there."""
+        """One batch: no other batch of a stream has to be available at the start."""
         return 1
 
     def open(self, ticket: Ticket) -> Opened:
-        """Return the rows of a ticket, as the bundle has them; Abandoned: it is gone."""
+        """Return the rows of a ticket, in the order of the bundle.
+
+        Raises:
+            Abandoned: the bundle is gone.
+        """
         positions = self._positions(ticket)
         return Opened(ticket, positions, positions.tolist(), self._items.__getitem__)
 
     def seed(self, captured: CapturedGenerators | None) -> None:
-        """Do nothing: the stream is read in another process."""
+        """Do nothing: another process reads the stream."""
 
     def add_generators(self, captured: CapturedGenerators | None) -> None:
         """Do nothing."""
@@ -164,15 +173,14 @@ class StreamedItems:
         """Do nothing."""
 
     def put(self, first: int, items: list[Any]) -> None:
-        """Have these be the items of the next ticket, for `workers=0`."""
+        """Store the items of the next ticket. Called by the main process, with `workers=0`."""
         self._items = dict(enumerate(items, first))
 
     def _positions(self, ticket: Ticket) -> npt.NDArray[np.int64]:
         if self.shared is None:
             return np.array(list(self._items), np.int64)
-        from loaderpool.worker.bundles import (
-            FeedTable,
-        )  # with cloudpickle, which `workers=0` does without
+        # imported here: `workers=0` does not need it, nor the cloudpickle that it imports
+        from loaderpool.worker.bundles import FeedTable
 
         table = FeedTable(self.shared, ticket.feed)
         self._items = {}
@@ -186,18 +194,19 @@ class StreamedItems:
         return positions if ticket.batches > 1 else positions[ticket.start : ticket.stop]
 
 
-# ---- what is noted ----
+# ---- notes on progress ----
 
 
 class Progress:
-    """Notes on the board what one process is at, and names it where something fails.
+    """Notes on the board what a process is doing, and names the sample in errors.
 
     Args:
-        numbers: the board, or a stand-in.
+        numbers: the board, or a substitute.
         cell: first field of the worker's cell.
-        worker: its number; None: this is the caller's process.
-        catches: what is an error of the user's code; BaseException in a worker, which has no user at its keys.
-        calls: takes how long calls take; None: it is not wanted.
+        worker: the worker's number. None in the main process.
+        catches: exceptions that count as errors of the user's code. BaseException in a worker,
+            because workers ignore Ctrl-C.
+        calls: measures the duration of calls. None: durations are not measured.
     """
 
     def __init__(
@@ -209,37 +218,47 @@ class Progress:
         calls: CallClock | None = None,
     ) -> None:
         self._numbers, self.worker, self.catches, self.cell = numbers, worker, catches, cell
-        self._calls, self.timeout_s = calls, 0.0  # seconds that a sample may take; 0: any
-        self._counted: CallClock | None = None  # where calls of this ticket follow one another
-        self._run, self._mark = (
-            1,
-            Board.mark(1),
-        )  # of the ticket, and where it is marked as abandoned
-        self.counts_generated = False  # an item that a generator makes is a call
+        self._calls, self.timeout_s = calls, 0.0  # time limit of a sample in seconds; 0: none
+        # the clock, while calls of this ticket follow one another
+        self._counted: CallClock | None = None
+        # the ticket's run, and the field that marks it as abandoned
+        self._run, self._mark = 1, Board.mark(1)
+        self.counts_generated = False  # True if a generator's item counts as a call
         self._index_field, self._started_field = cell + Field.INDEX, cell + Field.STARTED_NS
-        # Of samples that are not to be run: what each counts as, by epoch and source index (of a batch: its first).
+        # Failures of samples that must not run, by epoch and source index (of a batch: its first
+        # index).
         self._excluded: dict[tuple[int, int], Failure] = {}
 
     def note(self, index: int) -> None:
-        """Note that the sample of this source index is made from now on; Abandoned: the ticket's run was."""
+        """Note that the sample of this source index starts now.
+
+        Raises:
+            Abandoned: the ticket's run was abandoned.
+        """
         numbers = self._numbers
         if numbers[self._mark] == self._run:
             raise Abandoned
         now_ns, calls = clock.monotonic_ns(), self._counted
-        if calls is not None:  # here, and not in a method: it is paid for each sample
+        # Inlined instead of a method, because it runs for each sample.
+        if calls is not None:
             if now_ns - calls.begun_ns > calls.kept_from_ns:
                 calls.keep(now_ns - calls.begun_ns, numbers[self._index_field])
             calls.begun_ns = now_ns
             if calls.begins is not None:
                 calls.begins.append(now_ns)
-        # In this order: between the two a look at the board sees no more than the last sample begun again.
+        # In this order: a reader of the board between the two stores sees only the last sample
+        # start again.
         numbers[self._started_field] = now_ns
         numbers[self._index_field] = index + 1
 
-    # ---- how long calls take ----
+    # ---- durations of calls ----
 
     def begin_ticket(self, now_ns: int, ticket: Ticket, are_told: bool) -> None:
-        """Take the time of calls from now on: each ends where the next one begins, or is told of (`note_call`)."""
+        """Start to measure the calls of a ticket.
+
+        Each call ends where the next one starts. With `are_told`, `note_call` reports each call
+        instead.
+        """
         self._run, self._mark = ticket.run, Board.mark(ticket.run)
         self._numbers[self.cell + Field.BLOCK] = 0
         if self._calls is not None:
@@ -247,32 +266,42 @@ class Progress:
             self._counted = None if are_told else self._calls
 
     def note_call(self, begun_ns: int, ended_ns: int, index: int) -> None:
-        """A call of a thread, or of a generator, is over."""
+        """Note a finished call of a thread or of a generator."""
         if self._calls is not None:
             self._calls.note(begun_ns, ended_ns - begun_ns, index)
 
     def end_ticket(self, now_ns: int) -> None:
-        """The last call is over."""
+        """Note that the last call of the ticket is over."""
         if self._counted is not None:
             self._counted.end_ticket(now_ns, self._numbers[self._index_field])
             self._counted = None
 
     def begin_blocks(self, rows: int) -> None:
-        """Note that from now on the sample that is noted is the first of so many; the ticket's calls do not count."""
+        """Note blocks of `rows` samples from now on: each noted sample is the first of its block.
+
+        The calls of this ticket are not counted any more.
+        """
         self._counted = None
         self._numbers[self.cell + Field.BLOCK] = rows
 
     # ---- threads, generators and the setup hook ----
 
     def note_thread(self, thread: int, started_ns: int, index: int) -> None:
-        """Note that this sample is made by this thread (0: the main one), since then, whatever run it is for."""
+        """Note that this thread (0: the main one) has been making this sample since `started_ns`.
+
+        Unlike `note`, it does not check the run.
+        """
         self._numbers[self.cell + Field.THREAD] = thread
         self._numbers[self._started_field] = started_ns
         self._numbers[self._index_field] = index + 1
 
     def note_generator(self, run: int, position: int) -> None:
-        """Note that a generator makes items from this position on; Abandoned: the run was."""
-        if run and self._numbers[Board.mark(run)] == run:  # 0: a probe, which is of none
+        """Note that a generator makes items from this position on.
+
+        Raises:
+            Abandoned: the run was abandoned.
+        """
+        if run and self._numbers[Board.mark(run)] == run:  # 0: the probe, which belongs to no run
             raise Abandoned
         self._numbers[self._started_field] = clock.monotonic_ns()
         self._numbers[self.cell + Field.IN_GENERATOR] = 1
@@ -285,7 +314,9 @@ class Progress:
 
     @contextlib.contextmanager
     def setup(self) -> Iterator[None]:
-        """Note that the `setup` hook runs in the block. A field that stays set says that it ended its process."""
+        """Note that the `setup` hook runs in the block. If the hook ends the process, the field
+        stays set.
+        """
         self._numbers[self.cell + Field.IN_SETUP] = 1
         begun_ns = clock.monotonic_ns()
         try:
@@ -304,10 +335,11 @@ class Progress:
         indices: Sequence[int] = (),
         position: int | None = None,
     ) -> WorkFailed:
-        """Return the error as one about these items, the first of which has this position.
+        """Return the error as a `WorkFailed` about these items. The first item has this position.
 
         Raises:
-            Exception: the error itself: it was told of before, or the handler of a signal has raised it.
+            Exception: the error itself, if it was reported before or the handler of a signal raised
+                it.
         """
         if isinstance(error, (Abandoned, WorkFailed)) or is_of_a_handler(error):
             raise error
@@ -324,7 +356,9 @@ class Progress:
         return WorkFailed(failure, error)
 
     def exclude(self, epoch: int, index: int, ran_s: float, exit_code: int) -> None:
-        """Count a sample as failed: it hung a worker for `ran_s`, or (0) ended it with this exit code."""
+        """Count a sample as failed. It hung a worker for `ran_s`; if that is 0, it ended a worker
+        with this exit code.
+        """
         if ran_s:
             failure = describe_timeout(
                 index=index,
@@ -347,7 +381,7 @@ class Progress:
         self._excluded[epoch, index] = failure
 
     def excluded(self, epoch: int, indices: Sequence[int]) -> Failure | None:
-        """Return the failure of the call for these items, None where it may run."""
+        """Return the failure of the call for these items; None: the call may run."""
         failure = self._excluded.get((epoch, indices[0])) if self._excluded else None
         if failure is None or len(indices) == 1:
             return failure

@@ -1,7 +1,9 @@
-"""One loader's work in the process that does it: from (epoch, batch, rows) to the bytes of a slot.
+"""The work of one loader in the process that does it: from (epoch, batch, rows) to the bytes of a
+slot.
 
-The same code runs in a worker and, with `workers=0`, in the caller's process, so the bits are the same. What it is
-given are positions of the plan; what it makes depends on nothing else, so any process may do any part, and again.
+The same code runs in a worker and, with `workers=0`, in the main process, so batches are
+bit-identical. Inputs are positions of the plan, and results depend on nothing else. So any process
+may make any part, and make it again.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.rows import Converter, blocks_of_array, collate
 from loaderpool.worker.tickets import MadeRows, Opened, Progress, StreamedItems, Ticket, WorkFailed
 
-# Rows are made one by one where a row is at least this large or slow, else in blocks: the look at "abandoned", the note
-# on the board and the write then cost a share of a percent.
+# Rows are made one by one if a row is at least this large or slow, otherwise in blocks. The check
+# for "abandoned", the note on the board and the write then cost a fraction of a percent.
 _SINGLE_ROW_BYTES = 1 << 15
 _SINGLE_ROW_NS = 20_000
 _BLOCK_ROWS = 128
@@ -37,19 +39,20 @@ _Leaves = list[npt.NDArray[Any]]
 
 
 class Work:
-    """Calls the user's function for the plan's positions.
+    """Calls the user's function for positions of the plan.
 
     Attributes:
-        setup: the user's hook; None: there is none, or it has run.
-        check: ends this process if the user's code has forked it, or closed its descriptors.
-        look_ahead: called while threads are waited for: it may `begin` more tickets, and tells whether more may come.
+        setup: the user's hook. None: there is none, or it has run.
+        check: ends this process if the user's code has forked it or closed its descriptors.
+        look_ahead: called while the worker waits for threads. It may call `begin` for more tickets,
+            and returns True if more may come.
 
     Args:
-        payload: what `Loader` shipped, and its cache.
-        progress: is told what this process is at.
-        shared: the arena's mapping, in which a stream's items lie; None in the caller's process.
-        watch: looks at the global generators; None: nothing else does.
-        loader: number of the loader's version, by which classes of a stream's items are found.
+        payload: the loader's pickled objects, loaded here, and its cache.
+        progress: records what this process is doing.
+        shared: the arena's mapping, which has a stream's items. None in the main process.
+        watch: watches the global generators. None: `Calls` makes its own if it needs one.
+        loader: number of the loader's version. Classes of a stream's items are looked up under it.
     """
 
     def __init__(
@@ -70,10 +73,11 @@ class Work:
         progress.timeout_s = config.limits.timeout_s or 0.0
         source = payload.source
         if self.plan.lanes:
-            # Where nothing is called for an item that a generator yields, it is the generator's time that counts.
+            # If no function is called for an item that a generator yields, the generator's time
+            # counts.
             progress.counts_generated = payload.fn is payload.augment is payload.batch_fn is None
-            watch = None  # generators draw before the watch in `Calls` looks
-        # The caller's process shall have no threads: a debugger may be there.
+            watch = None  # generators would draw before the watch in `Calls` is read
+        # The main process gets no threads, because a debugger may be attached to it.
         threads = 1 if progress.worker is None else config.threads
         self.calls = Calls(payload, progress.cell // Board.base(1), threads, watch)
         self.items: Items
@@ -90,7 +94,8 @@ class Work:
             else None
         )
         self.look_ahead: Callable[[], bool] | None = None
-        # Of the latest two tickets: one may have been interrupted. The first one's rows are made one by one.
+        # Duration of a row in each of the latest two tickets. Two, because one may have been
+        # interrupted. At first they are set so that rows are made one by one.
         self._row_ns = self._earlier_row_ns = _SINGLE_ROW_NS
         self.form: BatchForm | None = None
         self._converter: Converter
@@ -104,7 +109,11 @@ class Work:
         self.items.seed(self.calls.captured)
 
     def ensure_setup(self) -> None:
-        """Call the user's `setup` hook, once in each process; WorkFailed: it raised."""
+        """Call the user's `setup` hook, once in each process.
+
+        Raises:
+            WorkFailed: the hook raised.
+        """
         setup, self.setup = self.setup, None
         if setup is None:
             return
@@ -120,11 +129,12 @@ class Work:
             raise WorkFailed(failed.failure._replace(is_setup=True), error) from None
 
     def set_form(self, form: BatchForm, is_given: bool) -> None:
-        """Take the batches' form, as the main process decided it."""
+        """Set the form of the batches, which the main process has decided."""
         self.form = form
         self.calls.unflatten = form.spec.structure.unflatten
         self._converter = Converter(form, is_given, self.config.pad, self.config.ragged)
-        # Of a generator's batches the last is shorter, so they are varying; but no row of them is ever left out.
+        # The last batch of a generator is shorter, so its batches vary in size. But no row of them
+        # is ever left out.
         may_write_rows = form.fixed is not None or (form.has_plain_rows and self.plan.lanes > 0)
         self._writes_rows = may_write_rows and self.config.on_error.action == "raise"
         is_small = max(form.row_bytes, default=0) < _SINGLE_ROW_BYTES
@@ -132,11 +142,14 @@ class Work:
         self._block_rows = _BLOCK_ROWS if in_blocks else 1
 
     def close(self) -> None:
-        """End the generators that run here."""
+        """Close the generators that run here."""
         self.items.close()
 
     def call(self, epoch: int, positions: list[int], indices: list[int]) -> Any:
-        """Return what one call gives for these positions, as the function returned it; raises whatever it raises."""
+        """Return the unconverted result of one call for these positions.
+
+        Called by `replay`. Raises the exceptions of the function.
+        """
         self.calls.keep_only(epoch)
         opened = Opened(Ticket(epoch=epoch), np.array(positions), indices, self.calls.reader(epoch))
         fixed = None if self.form is None else self.form.fixed
@@ -150,41 +163,47 @@ class Work:
     def suspect(self, is_suspect: bool) -> None:
         """Run `check` after each call of the next ticket, if that ticket has ended workers.
 
-        Otherwise one check follows the ticket: its system call would slow tiny samples down.
+        Otherwise one check follows the ticket, because its system call would slow tiny samples
+        down.
         """
         self.calls.after_call = self.check if is_suspect else end_stray
         self.items.check_after_each(self.calls.after_call)
 
     def begin(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> bool:
-        """Have threads begin with a ticket that is not to be filled before others were; False: they do not.
+        """Start a later ticket in the threads, while an earlier one is filled. Return True if they
+        have started.
 
-        There are none, or a worker that had the ticket has died, so that nothing shall be made beside it.
+        They do not start if there are no threads, or if a worker died with the ticket, because such
+        a ticket runs alone.
+
+        Called by `look_ahead`; `fill` or `drop` ends the ticket.
         """
         threads = self._threads
         if threads is None or ticket.deaths or self.setup is not None or self.form is None:
             return False
         try:
             threads.begin(self._open(ticket, buffer, base, capacity))
-        except self._catches:  # its turn will tell
+        except self._catches:
+            # v The error is reported when `fill` gets the ticket.
             return False
         return True
 
     def drop(self, ticket: Ticket) -> None:
-        """Have no further call made for a ticket that is not wanted. Blocks: until those that run are over."""
+        """Start no more calls for an abandoned ticket. Blocks until running calls have ended."""
         if self._threads is not None and ticket in self._threads.begun:
             self._threads.end(ticket)
 
     def fill(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> MadeRows:
-        """Make the ticket's rows in the slot that starts at byte `base` of `buffer` and holds `capacity` bytes.
+        """Make the ticket's rows in the slot at byte `base` of `buffer`, which has `capacity`
+        bytes.
 
         Raises:
-            WorkFailed: the function raised or returned what the spec does not allow.
-            Abandoned: the run's mark was seen on the board.
+            WorkFailed: the function raised, or returned a result that the spec does not allow.
+            Abandoned: the board marks the run as abandoned.
         """
         progress, calls, started = self.progress, self.calls, clock.monotonic_ns()
-        threads = (
-            None if ticket.deaths else self._threads
-        )  # then the board names the sample for certain
+        # Without threads the board names the sample for certain.
+        threads = None if ticket.deaths else self._threads
         if progress.worker is not None:
             progress.begin_ticket(
                 started, ticket, are_told=threads is not None or progress.counts_generated
@@ -194,7 +213,7 @@ class Work:
         if not opened.indices:  # its lane has ended
             VaryingLayout([]).write(buffer, base)
             return MadeRows(0)
-        # Not kept in `self`: that would be a cycle, and the files of a dropped loader would stay open.
+        # Not stored in `self`: a reference cycle would keep the files of a dropped loader open.
         fill = self._fill_batches if opened.arrays is None else self._fill_rows
         try:
             if threads is None:
@@ -212,14 +231,13 @@ class Work:
         return filled
 
     def _open(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> Opened:
-        """Return which rows the ticket has; their items can be had by index from now on."""
+        """Return the rows of a ticket. Their items can be read by index from now on."""
         if self.calls.kept:
             self.calls.keep_only(ticket.epoch)
         try:
             opened = self.items.open(ticket)
-        except (
-            self._catches
-        ) as error:  # a stream's items cannot be unpickled here; or a generator raised
+        except self._catches as error:
+            # The items of a stream cannot be unpickled here, or a generator raised.
             raise self.progress.failed(error, ticket.epoch) from None
         opened.slot = buffer, base, capacity
         if self._writes_rows:
@@ -234,7 +252,7 @@ class Work:
     # ---- rows that are written before the next ones are made ----
 
     def _fill_rows(self, calls: Runner, opened: Opened) -> MadeRows:
-        """Write rows straight into the slot, of quick functions in blocks."""
+        """Write rows straight into the slot; in blocks if the function is fast."""
         ticket, indices, converter, progress = (
             opened.ticket,
             opened.indices,
@@ -256,9 +274,8 @@ class Work:
         while start < rows:
             stop, row = min(start + block, rows), ticket.start + start
             results: list[Any] = []
-            if (
-                is_noted
-            ):  # in the caller's process a tiny batch has no time for what is never looked at
+            # The main process skips this: nobody reads its notes, and tiny batches would be slower.
+            if is_noted:
                 progress.note(indices[start])
             try:
                 if block == 1:
@@ -268,25 +285,27 @@ class Work:
                 else:
                     self.calls.block(opened, start, stop, results, converter.take)
                     if not converter.write_block(arrays, row, results):
-                        raise SpecMismatchError  # the row that is wrong is told by its own call
+                        raise SpecMismatchError  # single calls find the wrong row
                 start = stop
             except self._catches as error:
                 if block == 1 or not isinstance(error, SpecMismatchError):
-                    failing = min(
-                        start + len(results), stop - 1
-                    )  # a handler may raise after the last
+                    # A signal handler may raise after the last row.
+                    failing = min(start + len(results), stop - 1)
                     where = [indices[failing]], int(opened.positions[failing])
                     raise progress.failed(error, ticket.epoch, *where) from None
-                block = self._block_rows = (
-                    1  # from now on each row is written before the next one is made
-                )
+                # From now on each row is written before the next one is made.
+                block = self._block_rows = 1
                 progress.begin_blocks(0)
         return MadeRows(rows, items=rows)
 
-    # ---- whole batches: rows of which any may fail, or that are padded, ragged or text ----
+    # ---- whole batches: any row may fail, or rows are padded, ragged or text ----
 
     def _fill_batches(self, calls: Runner, opened: Opened) -> MadeRows:
-        """Write batches that are whole; of a varying one, what does not fit comes back to be written elsewhere."""
+        """Make whole batches and write them to the slot.
+
+        Batches of varying size that do not fit are returned as `oversize`, and the caller writes
+        them elsewhere.
+        """
         assert self.form is not None, "a task before its layout"
         (buffer, base, capacity), fixed, count = opened.slot, self.form.fixed, len(opened.indices)
         batches: list[tuple[int, list[Block]]] = []
@@ -327,7 +346,7 @@ class Work:
     def _of_one_call(
         self, calls: Runner, opened: Opened, start: int, stop: int
     ) -> tuple[tuple[int, list[Block]], list[RowFailure]]:
-        """Return a batch that one call makes whole."""
+        """Return a whole batch (rows and blocks), made by one call, and its failures."""
         assert self.form is not None
         spec = self.form.spec
         try:
@@ -345,7 +364,10 @@ class Work:
     def _collect(
         self, calls: Runner, opened: Opened, start: int, stop: int
     ) -> tuple[list[_Leaves], list[int], list[RowFailure]]:
-        """Return one batch's rows, the error policy applied, and the indices they came from."""
+        """Return the rows of one batch, the indices they come from, and the failures.
+
+        The error policy has been applied.
+        """
         action = self.config.on_error.action
         rows: list[_Leaves | None] = []
         failures: list[RowFailure] = []
@@ -366,18 +388,20 @@ class Work:
                 failures,
             )
         stand_in, replaced = good[-1], []
-        for leaves in reversed(rows):  # the *next* good row stands in; at the end, the last one
+        # the *next* good row is the replacement; at the end, the last one
+        for leaves in reversed(rows):
             stand_in = leaves or stand_in
             replaced.append(stand_in)
         return replaced[::-1], indices, failures
 
     def _made(self, calls: Runner, opened: Opened, start: int, stop: int) -> _Leaves:
-        """Return what one call makes of these rows.
+        """Return the leaves that one call makes of these rows.
 
-        What waits, for its batch to be whole or for others, is copied: the function may fill its arrays again.
+        Leaves that wait for more rows or batches are copied, because the function may refill its
+        arrays.
 
         Raises:
-            WorkFailed: it failed, or ended workers before.
+            WorkFailed: the call failed, or ended workers before.
         """
         ticket, indices = opened.ticket, opened.indices[start:stop]
         excluded = self.progress.excluded(ticket.epoch, indices)

@@ -18,7 +18,7 @@ _OWNED = {
     "loader", "run", "ticket", "slot", "channel", "plan", "layout", "view", "failed", "lost", "broken",
 }  # fmt: skip
 # RING-1, FEED-1, ...; what else looks like it.
-_ID = re.compile(r"\b(?!UTF-|SHA-|ISO-|IEEE-|CP-)[A-Z]{2,}-\d+\b")
+_ID = re.compile(r"\b(?!UTF-|SHA-|ISO-|IEEE-|CP-|SSH-)[A-Z]{2,}-\d+\b")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _PACKAGE = ROOT / "loaderpool"
 _IN_CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)

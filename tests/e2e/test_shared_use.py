@@ -59,7 +59,7 @@ def test_an_iterator_that_is_closed_while_its_first_batch_is_awaited_gives_none(
         time.sleep(0.1)
         batches.close()
         thread.join()
-        assert not seen and not loader._core.engine.runs  # type: ignore[union-attr]
+        assert not seen and not loader._core.engine.runs.by_number  # type: ignore[union-attr]
         assert np.concatenate(list(loader)).tolist() == list(range(400))
         assert loader.statistics().epoch == 1  # the one that gave nothing does not count
 
@@ -72,11 +72,11 @@ def test_a_run_that_is_ended_while_it_begins_again_is_ended(
         batches = iter(loader)
         next(batches)
         engine: Any = loader._core.engine
-        (run,) = engine.runs.values()
+        (run,) = engine.runs.by_number.values()
         with monkeypatch.context() as patch, engine.pool.lock:
             patch.setattr(Session, "catch_up", lambda session: batches.close())  # a finalizer, say
             run._begin_again()
-        assert not engine.runs
+        assert not engine.runs.by_number
         assert np.concatenate(list(loader)).tolist() == list(range(400))
 
 

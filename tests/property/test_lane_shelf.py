@@ -39,7 +39,7 @@ def log_of(lanes: int) -> PassLog:
 def note(log: PassLog, number: int, ended: Any) -> None:
     delivery: Any = SimpleNamespace(numbers=lambda: [number])
     log.delivered += 1
-    log.note_places(delivery, cast(Any, SimpleNamespace(first_epoch=0, ended_lanes=ended)))
+    log.note_places(delivery, cast(Any, SimpleNamespace(ended_lanes=ended)))
 
 
 @settings(max_examples=150)
@@ -48,7 +48,7 @@ def test_each_batch_comes_once_and_a_lanes_in_their_order(
     lengths: list[int], in_order: bool, beyond: int, data: st.DataObject
 ) -> None:
     lanes = len(lengths)
-    shelf, log = LaneBuffer(lanes, in_order), log_of(lanes)
+    shelf, log = LaneBuffer(0, lanes, in_order), log_of(lanes)
     taken: list[int] = []
     places: list[LanePlaces | None] = [None]
 
@@ -94,7 +94,7 @@ def test_each_batch_comes_once_and_a_lanes_in_their_order(
         # When it was saved fewer ends may have been known, but never another count.
         assert (place and place.taken) == ((later := log.position(consumed).lanes) and later.taken)
         assert place is None or place.over <= later.over
-        rest = LaneBuffer(lanes, in_order, log.position(consumed).lanes)
+        rest = LaneBuffer(0, lanes, in_order, log.position(consumed).lanes)
         for number in in_turn(lengths):
             assert rest.put(Delivery(number, 1, 2, 0)) == (number not in taken[:consumed])
         if in_order and consumed < len(taken):

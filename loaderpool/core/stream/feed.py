@@ -40,8 +40,8 @@ from loaderpool.worker.bundles import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTab
 if TYPE_CHECKING:
     from loaderpool.config import LoaderConfig
     from loaderpool.core.delivery import DeliveryCounts
+    from loaderpool.core.known_form import KnownForm
     from loaderpool.core.pool import WorkerPool
-    from loaderpool.memory.layout import BatchForm
 
 # More than the workers need is read ahead only where it takes no more than this: chunks are for what is small, and
 # memory that is used again soon is in the cache. Smaller: chunks of middling items stay small.
@@ -59,8 +59,11 @@ class FeedOwner(Protocol):
 
     plan: Plan
     config: LoaderConfig
-    counts: DeliveryCounts
-    known_form: BatchForm | None  # None until the first sample has been made
+    known: KnownForm
+
+    @property
+    def counts(self) -> DeliveryCounts:
+        """Counts of deliveries, over all runs."""
 
     def on_feed_news(self, feed: Feed) -> None:
         """Tell the runs of a feed that it has another batch, or its end. Called by the feed's thread."""
@@ -387,7 +390,7 @@ class StreamFeeds:
 
     def ahead(self) -> tuple[int, int, int]:
         """How far may be read ahead: batches without which workers would idle, the most batches, the most bytes."""
-        least, form = 2 * self.pool.workers_wanted + 1, self.engine.known_form
+        least, form = 2 * self.pool.workers_wanted + 1, self.engine.known.form
         if form is None:
             return least, least, _LEAST_BYTES
         # Chunks can only grow where more is there than the workers are at; but items should not lie here long.

@@ -1,7 +1,8 @@
-"""Why training waits for data, told from counts: pure functions, which no loader and no process is needed for.
+"""Explanation of why training waits for data. Pure functions of counters, without processes.
 
     Snapshot, Snapshot ─▶ window_of ─▶ Window ─▶ find_verdict ─▶ explain ─▶ Explanation
 
-Runs in: any process. It may import `memory` and what is below. Open first: `window` (what is measured, and what more
-workers would bring), then `verdicts` (what that means), `explanation` (how it is told).
+Runs in: any process. May import `memory` and the rooms below it. Open first: `window`
+(measurements, and the effect of more workers), then `verdicts` (their meaning), `explanation` (the
+text).
 """

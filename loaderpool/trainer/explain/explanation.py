@@ -1,4 +1,4 @@
-"""What a user is told: the verdict, why, one change, what it would bring, and the items that took longest."""
+"""The explanation for the user: verdict, reason, one change, its effect, and the slowest items."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loaderpool.memory.call_times import SlowItem
 from loaderpool.trainer.explain.verdicts import Verdict, find_verdict
 from loaderpool.trainer.explain.window import Window
 
-_SHOWN_ITEMS = 3  # in a line; `slowest` has all
+_SHOWN_ITEMS = 3  # items in a printed line; `slowest` has all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Explanation:
     slowest: tuple[SlowItem, ...]  # Slowest items, longest first.
 
     def __repr__(self) -> str:
-        why = "" if self.verdict is Verdict.WARM_UP else self.why  # whose headline says it
+        # The headline has the reason already.
+        why = "" if self.verdict is Verdict.WARM_UP else self.why
         slowest = ", ".join(
             f"{item.name} ({readable_s(item.seconds)})" for item in self.slowest[:_SHOWN_ITEMS]
         )

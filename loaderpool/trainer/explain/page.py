@@ -1,9 +1,11 @@
-"""The page of JSON in which a loader tells `loaderpool top` what it is at, with the ring of its deliveries after it.
+"""The page of JSON in which a loader publishes its state for `loaderpool top`.
 
-Both lie in a memory file of the trainer's, which a reader finds in /proc: no port, no file on disk, no permission but
-that of the trainer's user. The page has the command line, numbers, pids and settings, and no data.
+The ring of its deliveries follows the page. Both are in a memory file of the main process. A reader
+finds this file in /proc. There is no port and no file on disk, and no permissions beyond those of
+the user. The page contains the command line, numbers, pids and settings, but no data.
 
-It begins with the length and CRC of its text, so a reader that meets it half written sees that, and reads it again.
+The page begins with the length and CRC of its text. So a reader detects a half-written page, and
+reads it again.
 """
 
 from __future__ import annotations
@@ -24,28 +26,32 @@ from loaderpool.system import abilities, clock, machine
 from loaderpool.trainer.explain.window import FIRST_STEPS, Snapshot, window_of
 
 NAME = "page"
-FORMAT = 3  # of the JSON; raised when a key changes its meaning or goes away; a new one is read by `.get`
-PAGE_BYTES = 1 << 18  # enough for a thousand workers; after it the ring of deliveries begins
-_MOST_CHARACTERS = 4096  # of a command line
+# Version of the JSON: incremented when a key changes or is removed; read new keys by `.get`.
+FORMAT = 3
+PAGE_BYTES = 1 << 18  # enough for a thousand workers; the ring of deliveries follows
+_MOST_CHARACTERS = 4096  # characters of a command line
 _HEAD = struct.Struct("<II")  # length, CRC
 _LATELY_S = 30.0
-_IDLE_NS = 900_000_000  # while all wait, the page is written so often at most
+_IDLE_NS = 900_000_000  # shortest interval between two writes while everything waits
 
 
 class Page:
-    """The trainer's side, there for as long as the loader keeps it; OSError: no descriptor or no memory is left."""
+    """The main process's side of a page, owned by a loader.
+
+    The constructor raises OSError if there is no descriptor or no memory left.
+    """
 
     def __init__(self) -> None:
         nbytes = PAGE_BYTES + DELIVERIES.ring_bytes
         if abilities.has_memory_files():
             self.map = machine.map_readable_file(NAME, nbytes)
-        else:  # nothing finds it, and the ring is read here
+        else:  # no reader finds this memory, but this process reads the ring
             self.map = mmap.mmap(-1, nbytes)
         self._pid, self._written_ns = os.getpid(), 0
 
     def write(self, told: Mapping[str, Any]) -> None:
-        """Have the page tell this of the loader."""
-        if os.getpid() != self._pid:  # a fork
+        """Write the state of the loader to the page. Does nothing in a fork."""
+        if os.getpid() != self._pid:  # a fork has another pid
             return
         self._written_ns = clock.monotonic_ns()
         head = {
@@ -56,18 +62,19 @@ class Page:
         text = json.dumps({**head, "now_s": self._written_ns / 1e9, "loaders": [told]}).encode()
         if len(text) <= PAGE_BYTES - _HEAD.size:
             whole = _HEAD.pack(len(text), zlib.crc32(text)) + text
-            self.map[: len(whole)] = (
-                whole  # SYNC: in one step, as a thread that waits writes it, too; see `read_page`
-            )
+            # SYNC: one write, because a waiting thread writes the page, too; pairs with `read_page`
+            self.map[: len(whole)] = whole
 
     @property
     def is_old(self) -> bool:
-        """Whether it was written last so long ago that a training that waits writes it again."""
+        """True if a waiting training should write the page again."""
         return clock.monotonic_ns() - self._written_ns > _IDLE_NS
 
 
 def read_page(data: bytes) -> dict[str, Any] | None:
-    """Return what a page tells; None: nothing yet, or it is half written."""
+    """Return the content of a page; None if it is empty or half-written."""
+    if len(data) < _HEAD.size:  # a file whose size is not set yet
+        return None
     length, check = _HEAD.unpack_from(data)
     text = data[_HEAD.size : _HEAD.size + length]
     content: dict[str, Any] | None = (
@@ -77,7 +84,10 @@ def read_page(data: bytes) -> dict[str, Any] | None:
 
 
 def told_of(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-    """Return what the page tells of a loader, for JSON, by its snapshots: at least one, the latest last."""
+    """Return the page's content for a loader, as values for JSON.
+
+    `snapshots` has at least one element. The latest is last.
+    """
     last = snapshots[-1]
     told: dict[str, Any] = {
         "explanation": None,
@@ -86,16 +96,15 @@ def told_of(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
         "bytes_per_s": None,
     }
     lately = [each for each in snapshots if last.now_ns - each.now_ns <= _LATELY_S * 1e9]
-    if last.steps > FIRST_STEPS:  # the first batch shall not wait for these modules
+    if last.steps > FIRST_STEPS:  # the import of these modules must not delay the first batch
         from loaderpool.trainer.explain.explanation import explain
 
         window = window_of(lately, _LATELY_S)
         explanation = explain(window)
         told["explanation"] = {"headline": explanation.headline, **explanation.to_dict()}
         if window.steps and window.seconds > 0:
-            told["steps_per_s"] = (
-                window.steps + window.epochs
-            ) / window.seconds  # last ones end no step
+            # The last batch of an epoch ends no step.
+            told["steps_per_s"] = (window.steps + window.epochs) / window.seconds
             told["samples_per_s"] = window.samples_per_s
             told["bytes_per_s"] = window.bytes / window.seconds
     parts = [later.since(earlier) for earlier, later in itertools.pairwise(lately)]
@@ -116,18 +125,17 @@ def told_of(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
 
 
 def _workers(snapshots: Sequence[Snapshot]) -> Iterator[dict[str, Any]]:
-    """Yield each worker, with the shares of its time of the last seconds."""
+    """Yield the page's entry of each worker, with its shares of the last seconds."""
     last = snapshots[-1]
-    before = snapshots[max(0, len(snapshots) - 3)]  # over less than two seconds shares would jump
+    # Over less than two seconds the shares would jump.
+    before = snapshots[max(0, len(snapshots) - 3)]
     since_s = (last.now_ns - before.now_ns) / 1e9
     for number, worker in last.by_worker.items():
         busy_share = cpus = None
         if number in before.by_worker and since_s > 0:
             new = worker.since(before.by_worker[number])
-            is_at_work = worker.doing["state"] in (
-                "item",
-                "setup",
-            )  # nothing has counted yet for how long
+            # True: the item in progress is not counted in `busy_s` yet.
+            is_at_work = worker.doing["state"] in ("item", "setup")
             busy_s = since_s - new.idle_s if is_at_work else new.busy_s
             busy_share = min(1.0, max(0.0, busy_s) / (worker.workers * since_s or 1))
             cpus = max(0.0, new.cpu_s) / since_s if worker.pid else None

@@ -1,6 +1,7 @@
-"""Which verdict the numbers of a window give: a decision procedure, each branch with its evidence.
+"""Decision procedure from the numbers of a window to a verdict, with the evidence of each branch.
 
-`_when_fed`, `_when_waiting`, `_when_busy` and `_when_idle` yield verdicts in their order, and the first one counts.
+`_when_fed`, `_when_waiting`, `_when_busy` and `_when_idle` yield verdicts in order of priority. The
+first one is used.
 """
 
 from __future__ import annotations
@@ -21,42 +22,51 @@ from loaderpool.trainer.explain.window import (
     Window,
 )
 
-# A change that makes steps no more than so many times as fast is not worth a word: noise has more.
+# A change must make steps at least this many times as fast. A smaller effect is within the noise.
 _GAINS = 1.05
-# What goes on is clear by then; with less, slow calls are not counted yet, and slots are still full from the beginning.
+# Time and number of calls after which the state is clear. Before that, slow calls are not counted,
+# and slots are still full from the start.
 _CLEAR_S, _CLEAR_CALLS = 10.0, 200
-# A call in less time costs about as much to make as its sample: many in one are cheaper.
+# A call shorter than this costs about as much as its sample. One call for many samples is cheaper.
 _CHEAP_CALL_S = 20e-6
-# A batch in less time costs about as much to hand over (some 20 µs to 100 µs) as to make.
+# A batch made in less time costs about as much to deliver (some 20 µs to 100 µs) as to make.
 _CHEAP_BATCH_S = 300e-6
-# Batches are made so many times larger: with even larger ones a training is another one.
+# Factor by which larger batches are advised. A larger one would change the training.
 _TIMES_LARGER = 4
-# Of the free memory: what a cache may take, or the training's own growth would end it.
+# Share of the free memory that a cache may take. With more, the training could run out of memory
+# when it grows.
 _CACHE_TAKES = 0.5
-# Below this share of CPU time a function hardly computes at all, so that the threads of a worker do not take turns.
+# Share of CPU time below which a function hardly computes, so threads of a worker do not block each
+# other.
 _BLOCKS_BELOW = 0.25
-# From here on, CPU time per sample grew because of the other workers and not by chance.
+# Growth of the CPU time per sample from which other workers are the reason, and not chance.
 _SLOWED_DOWN = 1.25
-# One core copies some GB a second, a machine some ten of them; a function touches each delivered byte several times.
+# One core copies some GB per second, a machine some ten. A function reads and writes each delivered
+# byte several times.
 _HEAVY_BYTES_PER_S = 0.5e9
-# One cause of several explains a wait if it has at least this part of it: no other can have more.
+# Share of a wait from which a cause explains it. No other cause can have a larger share.
 _MOST_OF_IT = 0.5
-# Of the waiting, where workers are idle: calls that were slow before the median was known are not counted, nor those
-# that still run. Less, and causes that are not counted may have more.
+# Share of the waiting from which slow calls explain it, if workers are idle. Not counted are calls
+# that were slow before the median was known, and calls in progress. Smaller: causes that are not
+# counted may have a larger share.
 _SLOW_CALLS_EXPLAIN = 1 / 3
-# Of the work: slow calls that are less of it are no reason of their own, where workers have enough to do.
+# Share of the work below which slow calls are no reason of their own, if workers have enough to do.
 _SLOW_CALLS_ARE = 0.25
-# A consumer has the batch that it works on, and tf.data or a device some more on their way. Who has more keeps them.
+# Batches in use by an ordinary consumer: the present one, and some in tf.data or on their way to a
+# device. A consumer with more keeps batches.
 _USUALLY_LENT = 4
-# Of the steps: batches that are copied out now and then are no habit.
+# Share of the steps from which copied batches count as a habit.
 _COPIED_OFTEN = 0.1
-_READ_IN_PARTS = "lp.Loader.from_generator(read_part, shards=parts)  # read_part(part) yields the items of one part"
+_READ_IN_PARTS = (
+    "lp.Loader.from_generator(read_part, shards=parts)  "
+    "# read_part(part) yields the items of one part"
+)
 _SHARED = "Something that workers share is the limit (a disk, a network or a lock)"
 _IF_SERVED = "if the source can serve more calls at once, "
 
 
 class Verdict(enum.Enum):
-    """Why training waits for data, or why it does not, with the word for it."""
+    """Reasons why training waits for data, or does not. The value is the name for users."""
 
     COMPUTE_BOUND = "compute-bound"
     TOO_FEW_WORKERS = "too few workers"
@@ -77,34 +87,31 @@ class Verdict(enum.Enum):
 
 
 class Finding(NamedTuple):
-    """A verdict with its evidence, and what to do about it."""
+    """A verdict with its evidence and advice."""
 
     verdict: Verdict
     why: str
-    change: str = (
-        ""  # code that can be pasted; empty: there is nothing to change, or it cannot be told
-    )
-    expect: str = ""  # what the change brings; empty: that cannot be told
-    expected_step_s: float | None = (
-        None  # how long a step is with the change; None: that cannot be told
-    )
+    change: str = ""  # code to paste; empty: nothing to change, or unknown
+    expect: str = ""  # effect of the change; empty: unknown
+    expected_step_s: float | None = None  # length of a step with the change; None: unknown
 
 
-_Advice = tuple[str, str]  # a change, and what it brings
+_Advice = tuple[str, str]  # a change and its effect
 
 
 def find_verdict(seen: Window, waits_above: float = WAITS_ABOVE) -> Finding:
-    """Return the first verdict whose evidence the numbers are; waiting is explained from this share of the time on."""
+    """Return the first verdict that the numbers support.
+
+    A wait is explained if it is at least the share `waits_above` of the time.
+    """
     if seen.steps < LEAST_STEPS or seen.seconds <= 0:
         return Finding(
             Verdict.WARM_UP, f"{counted(seen.steps, 'step')} so far, and {LEAST_STEPS} are needed"
         )
     found = next(_when_fed(seen) if seen.wait_share < waits_above else _when_waiting(seen))
     expected_s = found.expected_step_s
-    is_for_memory = found.verdict in (
-        Verdict.COMPUTE_BOUND,
-        Verdict.SOURCE_LIMIT,
-    )  # fewer workers are as fast
+    # Verdicts that advise fewer workers, which are as fast.
+    is_for_memory = found.verdict in (Verdict.COMPUTE_BOUND, Verdict.SOURCE_LIMIT)
     if is_for_memory or expected_s is None or _is_worth_it(seen, expected_s):
         return found
     return Finding(
@@ -112,12 +119,12 @@ def find_verdict(seen: Window, waits_above: float = WAITS_ABOVE) -> Finding:
     )
 
 
-# -- in this order: the verdict whose evidence is most its own comes first
+# -- branches, in order: the verdict with the most specific evidence comes first --
 
 
 def _when_fed(seen: Window) -> Iterator[Finding]:
-    """Data are ready."""
-    if seen.copy_s >= WAITS_ABOVE * seen.seconds:  # and yet handing them over takes its time
+    """Yield verdicts for a training that has its data ready."""
+    if seen.copy_s >= WAITS_ABOVE * seen.seconds:  # data is ready, but its delivery takes time
         yield from _batches_kept(seen)
     yield from _noisy_neighbour(seen)
     if seen.workers:
@@ -138,9 +145,7 @@ def _when_waiting(seen: Window) -> Iterator[Finding]:
 
 
 def _when_busy(seen: Window) -> Iterator[Finding]:
-    if (
-        seen.making_s < _CHEAP_BATCH_S / 3
-    ):  # workers are busy with handing over, whatever the CPUs do
+    if seen.making_s < _CHEAP_BATCH_S / 3:  # workers are busy with transfers, whatever the CPUs do
         yield from _batch_overhead(seen)
     if not seen.cpu_s:
         unknown = "Their CPU time was not measured, so it is unknown whether they compute or wait."
@@ -158,7 +163,7 @@ def _when_busy(seen: Window) -> Iterator[Finding]:
 
 
 def _when_idle(seen: Window) -> Iterator[Finding]:
-    """Training waits, and yet workers have nothing to do."""
+    """Yield verdicts for a training that waits although workers have nothing to do."""
     if seen.epoch_starts_s >= _MOST_OF_IT * (seen.wait_s - seen.start_s):
         yield _epoch_start(seen)
     if seen.is_stream and seen.idle_s >= 1e-9:
@@ -170,7 +175,7 @@ def _when_idle(seen: Window) -> Iterator[Finding]:
     yield from _batch_overhead(seen)
 
 
-# -- what several verdicts say
+# -- texts of several verdicts --
 
 
 def _how_busy(seen: Window) -> str:
@@ -193,20 +198,26 @@ def _what_cpus_did(seen: Window) -> str:
 
 
 def _what_a_step_becomes(seen: Window, step_s: float) -> str:
-    """Say how long a step will be, as surely as it is known."""
+    """Return a text with the expected length of a step, and how certain it is."""
     is_sure = step_s > seen.cpu_bound_s and (seen.is_ready_measured or step_s > seen.ready_s)
     about = "about" if is_sure else "at best"
     text = f"{about} {readable_s(step_s)} a step instead of {readable_s(seen.step_s)}"
     if step_s <= (1 + WAITS_ABOVE) * seen.ready_s:
         return f"{text}, as with data always ready ({seen.step_s / step_s:.2g}x)"
-    return f"{text} ({seen.step_s / step_s:.2g}x); data always ready would mean {readable_s(seen.ready_s)}"
+    return (
+        f"{text} ({seen.step_s / step_s:.2g}x); "
+        f"data always ready would mean {readable_s(seen.ready_s)}"
+    )
 
 
-# -- changes that several verdicts advise
+# -- changes that several verdicts advise --
 
 
 def _with_workers(seen: Window, workers: int, expect: str) -> _Advice:
-    """Another number of workers; nothing to paste where it is found by itself."""
+    """Advise another number of workers.
+
+    There is no code to paste if `workers="auto"` will find that number.
+    """
     if not seen.autotuned.most:
         return f"lp.Loader(..., workers={workers})", expect
     if workers > seen.autotuned.most:
@@ -222,9 +233,8 @@ def _fewer_workers(seen: Window, workers: int) -> _Advice:
 
 
 def _more_workers(seen: Window, verdict: Verdict, why: str, provided: str = "") -> Finding:
-    workers = min(
-        max(seen.least_workers, seen.workers + 1), seen.lanes or MAX_WORKERS
-    )  # more had nothing to do
+    # More workers than generators would have nothing to do.
+    workers = min(max(seen.least_workers, seen.workers + 1), seen.lanes or MAX_WORKERS)
     if workers <= seen.workers:
         return _more_generators(seen, verdict, why) if seen.lanes else Finding(verdict, why)
     step_s = seen.step_with(workers)
@@ -244,22 +254,25 @@ def _more_generators(seen: Window, verdict: Verdict, why: str) -> Finding:
 
 
 def _cheaper(seen: Window) -> _Advice:
-    """Less work for each sample, by what there is for it."""
+    """Advise a change that makes samples cheaper, and the profiler."""
     change, expect = _batched(seen) or _cached(seen) or ("", "")
     lines = "`loaderpool profile` shows which lines of the function take the time"
     return change, f"{expect}. {lines}" if expect else lines
 
 
 def _batched(seen: Window) -> _Advice | None:
-    """Where calls cost as much as samples."""
+    """Advise `batch_fn` if calls cost as much as samples."""
     if seen.calls_of != "sample" or seen.call_s >= _CHEAP_CALL_S:
         return None
-    change = "lp.Loader(..., batch_fn=make_batch)  # instead of fn: make_batch(items) returns a whole batch"
+    change = (
+        "lp.Loader(..., batch_fn=make_batch)  "
+        "# instead of fn: make_batch(items) returns a whole batch"
+    )
     return change, "fewer calls: one NumPy call can replace many Python calls"
 
 
 def _cached(seen: Window) -> _Advice | None:
-    """What the function gives is kept, where that may be and memory is enough."""
+    """Advise a cache if one is possible and memory is sufficient."""
     nbytes = seen.items_to_cache * seen.bytes / max(1, seen.samples)
     if (
         not nbytes
@@ -268,22 +281,25 @@ def _cached(seen: Window) -> _Advice | None:
     ):
         return None
     expect = (
-        f"after the first epoch, at best {readable_s(seen.ready_s)} a step, as with data always ready; "
-        f"{seen.items_to_cache:,} items take {readable_bytes(nbytes)}"
+        f"after the first epoch, at best {readable_s(seen.ready_s)} a step, as with data always "
+        f"ready; {seen.items_to_cache:,} items take {readable_bytes(nbytes)}"
     )
     return 'lp.Loader(..., cache="memory")  # a random part of fn goes into augment=', expect
 
 
 def _is_worth_it(seen: Window, step_s: float) -> bool:
-    """Whether a step of that length is shorter by more than a little; one that is longer belies the window."""
+    """Return True if a step of that length is noticeably shorter.
+
+    Also True for a longer one, which contradicts the window.
+    """
     return not step_s <= seen.step_s < _GAINS * step_s
 
 
-# -- each verdict
+# -- one function per verdict --
 
 
 def _noisy_neighbour(seen: Window) -> Iterator[Finding]:
-    """The consumer could have gone on, and had no CPU."""
+    """Yield a verdict if the consumer was ready to run but had no CPU."""
     if seen.trainer_queued_s < max(CONTESTED * seen.whole_s, _MOST_OF_IT * seen.wait_s):
         return
     share = seen.trainer_queued_s / seen.whole_s
@@ -292,16 +308,20 @@ def _noisy_neighbour(seen: Window) -> Iterator[Finding]:
 
 
 def _batch_overhead(seen: Window) -> Iterator[Finding]:
-    """Steps are so short that the way of a batch from process to process is a good part of them."""
+    """Yield a verdict if the transfer of batches between processes is a large part of the steps."""
     if seen.step_s >= _CHEAP_BATCH_S:
         return
     why = (
-        f"A step takes {readable_s(seen.step_s)}, and loading its batch {readable_s(seen.making_s)}. Both are "
-        "so short that transferring each batch is a large part of the step."
+        f"A step takes {readable_s(seen.step_s)}, and loading its batch "
+        f"{readable_s(seen.making_s)}. Both are so short that transferring each batch is a large "
+        "part of the step."
     )
     change = expect = ""
     if seen.by_tf_data:
-        change = "model.fit(loader.for_keras())  # instead of as_dataset(); in your own loop: loader.tensors()"
+        change = (
+            "model.fit(loader.for_keras())  "
+            "# instead of as_dataset(); in your own loop: loader.tensors()"
+        )
         expect = "less overhead for each batch"
     elif not seen.workers:
         change, expect = _batched(seen) or ("", "")
@@ -313,17 +333,17 @@ def _batch_overhead(seen: Window) -> Iterator[Finding]:
 
 
 def _compute_bound(seen: Window) -> Finding:
-    """Nothing is to be gained from data; perhaps some workers can be given back."""
+    """Return the verdict that faster data would gain nothing. Perhaps advise fewer workers."""
     waited = readable_s(seen.wait_s / seen.steps)
     why = f"Data was ready: a step takes {readable_s(seen.step_s)}, {waited} of it waiting."
     if not seen.workers:
         return Finding(Verdict.COMPUTE_BOUND, why)
     why += f" {_what_workers_did(seen)}"
     workers = seen.enough_workers
-    has_slow_calls = (
-        seen.slow_s > WAITS_ABOVE * seen.seconds
-    )  # which are hidden by workers that go on meanwhile
-    is_known = seen.cpu_s and not seen.autotuned.most  # which has taken back what is worth it
+    # True: slow calls are hidden by workers that continue in the meantime.
+    has_slow_calls = seen.slow_s > WAITS_ABOVE * seen.seconds
+    # "auto" has removed superfluous workers already.
+    is_known = seen.cpu_s and not seen.autotuned.most
     if workers >= seen.workers or has_slow_calls or not is_known:
         return Finding(Verdict.COMPUTE_BOUND, why)
     return Finding(Verdict.COMPUTE_BOUND, why, *_fewer_workers(seen, workers), seen.step_s)
@@ -334,15 +354,15 @@ def _start_up(seen: Window) -> Iterator[Finding]:
         return
     later_s = (seen.seconds - seen.start_s) / seen.steps
     why = (
-        f"The first batch came after {readable_s(seen.start_s)}. In that time workers start, import modules and load "
-        "the first sample."
+        f"The first batch came after {readable_s(seen.start_s)}. In that time workers start, "
+        "import modules and load the first sample."
     )
     expect = f"nothing to change: it happens once, and later steps take {readable_s(later_s)}"
     yield Finding(Verdict.START_UP, why, expect=expect, expected_step_s=later_s)
 
 
 def _in_process(seen: Window) -> Finding:
-    """What is waited for is the making."""
+    """Return a verdict for workers=0: the waiting time is the time for making batches."""
     making = f"With workers=0, batches are loaded between steps ({readable_s(seen.making_s)} each)."
     workers = min(seen.least_workers, seen.lanes or seen.least_workers)
     if seen.step_with(workers) > (1 - TOLERANCE) * seen.step_s:
@@ -354,29 +374,30 @@ def _in_process(seen: Window) -> Finding:
 
 
 def _memory_bandwidth(seen: Window) -> Iterator[Finding]:
-    """The same work takes more CPU time beside more workers, and many bytes go through memory."""
+    """Yield a verdict if CPU time per sample grows with the workers, and the data rate is high."""
     bytes_per_s = seen.bytes / seen.seconds
     few = next((pace for pace in seen.slower_paces() if pace.cpu_s_per_sample), seen.pace)
-    many = seen.more_as_slow() or seen.pace  # which was tried in vain
+    many = seen.more_as_slow() or seen.pace  # more workers that gave no speed-up
     growth = many.cpu_s_per_sample / few.cpu_s_per_sample if few.cpu_s_per_sample else 0.0
     if seen.computes and bytes_per_s >= _HEAVY_BYTES_PER_S and growth >= _SLOWED_DOWN:
         why = (
-            f"With {counted(many.workers, 'worker')} a sample costs {growth:.2f} times the CPU time it costs with "
-            f"{few.workers}, at {bytes_per_s / 1e9:.1f} GB/s of finished batches. Memory bandwidth is most likely "
-            "full. Smaller dtypes (uint8 instead of float32) and a parameter named `out` help more than workers."
+            f"With {counted(many.workers, 'worker')} a sample costs {growth:.2f} times the CPU "
+            f"time it costs with {few.workers}, at {bytes_per_s / 1e9:.1f} GB/s of finished "
+            "batches. Memory bandwidth is most likely full. Smaller dtypes (uint8 instead of "
+            "float32) and a parameter named `out` help more than workers."
         )
         yield Finding(Verdict.MEMORY_BANDWIDTH, why)
 
 
 def _tried_limit(seen: Window) -> Iterator[Finding]:
-    """Some of the workers were paused, and the others were as fast as all."""
+    """Yield a verdict if a trial with fewer workers was as fast as all."""
     if (tried := seen.limit) is None:
         return
     few = counted(tried.enough, "worker")
     why = (
-        f"{seen.samples_per_s:,.3g} samples/s with {counted(seen.workers, 'worker')}. In a trial, {few} "
-        f"{'was' if tried.enough == 1 else 'were'} as fast as {tried.most}. {_SHARED}, so more workers or threads do "
-        "not help."
+        f"{seen.samples_per_s:,.3g} samples/s with {counted(seen.workers, 'worker')}. In a trial, "
+        f"{few} {'was' if tried.enough == 1 else 'were'} as fast as {tried.most}. {_SHARED}, so "
+        "more workers or threads do not help."
     )
     if (cached := _cached(seen)) is not None:
         yield Finding(Verdict.SOURCE_LIMIT, why, *cached)
@@ -387,9 +408,13 @@ def _tried_limit(seen: Window) -> Iterator[Finding]:
 
 
 def _source_limit(seen: Window) -> Iterator[Finding]:
-    """Fewer workers were as fast, or more no faster, and CPUs are free: they wait for something that they share."""
+    """Yield a verdict if fewer workers were as fast, or more were no faster, with free CPUs.
+
+    Then the workers wait for something that they share.
+    """
     other = next((pace for pace in seen.slower_paces() if seen.pace.is_in_vain_beside(pace)), None)
-    if other is None and not seen.computes:  # those that compute may have had no CPUs then
+    # If they compute, there may have been no CPUs for more workers.
+    if other is None and not seen.computes:
         other = seen.more_as_slow()
     rate = f"{seen.samples_per_s:,.3g} samples/s with {counted(seen.workers, 'worker')}"
     if other is not None:
@@ -403,7 +428,7 @@ def _source_limit(seen: Window) -> Iterator[Finding]:
 
 
 def _more_calls(seen: Window) -> Finding:
-    """More calls at the same time: of workers that compute, or wait for anything but a CPU."""
+    """Advise more calls at once, because workers compute or wait for something other than a CPU."""
     did = _what_workers_did(seen)
     if seen.computes:
         provided = "if memory bandwidth is not full, " * (
@@ -427,8 +452,8 @@ def _more_calls(seen: Window) -> Finding:
 def _epoch_start(seen: Window) -> Finding:
     later_s = (seen.seconds - seen.epoch_starts_s) / seen.steps
     why = (
-        f"Training waited {readable_s(seen.epoch_starts_s)} for the first batches of {counted(seen.epochs, 'epoch')}, "
-        f"of {readable_s(seen.wait_s)} in all."
+        f"Training waited {readable_s(seen.epoch_starts_s)} for the first batches of "
+        f"{counted(seen.epochs, 'epoch')}, of {readable_s(seen.wait_s)} in all."
     )
     if not seen.by_tf_data or seen.is_stream:
         return Finding(Verdict.EPOCH_START, why)
@@ -440,8 +465,14 @@ def _epoch_start(seen: Window) -> Finding:
 
 
 def _stream_reader(seen: Window) -> Finding:
-    """One process reads what all workers make: if they read parts of it, reading is shared, too."""
-    why = f"Workers were idle {1 - seen.busy_share:.0%} of the time, because the stream had no items ready. "
+    """Return the verdict that the one process that reads the stream is the limit.
+
+    If workers read parts of the stream, they share that work, too.
+    """
+    why = (
+        f"Workers were idle {1 - seen.busy_share:.0%} of the time, because the stream had no items "
+        "ready. "
+    )
     why += f"Reading a batch takes up to {readable_s(seen.step_s)}."
     return Finding(
         Verdict.STREAM_READER, why, _READ_IN_PARTS, "workers read parts of it at the same time"
@@ -449,16 +480,16 @@ def _stream_reader(seen: Window) -> Finding:
 
 
 def _stragglers(seen: Window) -> Iterator[Finding]:
-    """What a few calls took explains the waiting: the order stands until each is over.
+    """Yield a verdict if a few slow calls explain the wait: in-order delivery blocks on each.
 
-    A call that had no CPU for a while is slow, too; but not the item.
+    Time without a CPU is subtracted, because it does not make an item slow.
     """
     if seen.slow_s - seen.queued_s < max(_SLOW_CALLS_EXPLAIN * seen.steady_wait_s, 1e-9):
         return
     median = readable_s(seen.calls.quantile_ns(0.5) / 1e9)
     why = (
-        f"Calls longer than 8 times the median ({median}) exceeded it by {readable_s(seen.slow_s)} in total, and "
-        f"training waited {readable_s(seen.steady_wait_s)}. {_how_busy(seen)}"
+        f"Calls longer than 8 times the median ({median}) exceeded it by {readable_s(seen.slow_s)} "
+        f"in total, and training waited {readable_s(seen.steady_wait_s)}. {_how_busy(seen)}"
     )
     if not seen.deterministic:
         yield Finding(Verdict.STRAGGLERS, why)
@@ -470,30 +501,41 @@ def _stragglers(seen: Window) -> Iterator[Finding]:
 
 
 def _batches_kept(seen: Window) -> Iterator[Finding]:
-    """Batches are copied out as the consumer keeps those before; that takes time, or workers lack the slots."""
+    """Yield a verdict if batches are copied out because the consumer keeps earlier ones.
+
+    The copies take time, or workers lack slots.
+    """
     if seen.copied >= _COPIED_OFTEN * seen.steps and seen.slots_lent > _USUALLY_LENT:
         why = (
-            f"Training keeps references to {seen.slots_lent} of {counted(seen.slots, 'batch buffer')}, so "
-            f"{seen.copied:,} of {seen.steps:,} batches were copied ({readable_s(seen.copy_s / seen.steps)} a step). "
-            "Drop old batches, or keep copies of the parts that you need."
+            f"Training keeps references to {seen.slots_lent} of "
+            f"{counted(seen.slots, 'batch buffer')}, so {seen.copied:,} of {seen.steps:,} batches "
+            f"were copied ({readable_s(seen.copy_s / seen.steps)} a step). Drop old batches, or "
+            "keep copies of the parts that you need."
         )
         yield Finding(Verdict.BATCHES_KEPT, why)
 
 
 def _memory_limit(seen: Window) -> Iterator[Finding]:
-    """It leaves far fewer slots than there would be."""
+    """Yield a verdict if the memory limit allows far fewer slots than wanted."""
     if not 0 < seen.slots * FEWER_BY <= seen.slots_wanted:
         return
     why = (
-        f"Limits.memory allows {counted(seen.slots, 'batch buffer')} of {readable_bytes(seen.slot_bytes)}. Workers and "
-        f"training need {seen.slots_wanted}. {_how_busy(seen)}"
+        f"Limits.memory allows {counted(seen.slots, 'batch buffer')} of "
+        f"{readable_bytes(seen.slot_bytes)}. Workers and training need {seen.slots_wanted}. "
+        f"{_how_busy(seen)}"
     )
-    change = f'lp.Loader(..., limits=lp.Limits(memory="{-(-seen.slots_wanted * seen.slot_bytes // (1 << 20))}MiB"))'
+    change = (
+        "lp.Loader(..., limits=lp.Limits(memory="
+        f'"{-(-seen.slots_wanted * seen.slot_bytes // (1 << 20))}MiB"))'
+    )
     yield Finding(Verdict.MEMORY_LIMIT, why, change, "workers do not wait for a free batch buffer")
 
 
 def _incomplete(seen: Window) -> Finding:
-    """In the first seconds slots are still full from the beginning, and slow calls are not told from others yet."""
+    """Return the verdict for measurements that are not clear.
+
+    In the first seconds slots are still full from the start, and slow calls are not known yet.
+    """
     calls = seen.samples if seen.calls_of == "sample" else seen.steps
     if seen.seconds < _CLEAR_S or (calls < _CLEAR_CALLS and seen.seconds < 3 * _CLEAR_S):
         sofar = f"{readable_s(seen.seconds)} and {counted(calls, 'call')}"

@@ -1,7 +1,8 @@
-"""What is counted of a loader at a moment, a `Snapshot`, and what two of them tell of the time between, a `Window`.
+"""The counters of a loader at a moment, a `Snapshot`, and over the time between two, a `Window`.
 
-Three laws bind a step: the consumer's own time with data ready; what workers do for it, which they share; what CPUs do
-for it, which all share. It is as long as the longest of them (operational analysis: the bottleneck law).
+Three bounds limit how short a step can be: the consumer's own time with data ready; the time of the
+workers, which they share; and the CPU time, which all processes share. A step is as long as the
+longest of them (the bottleneck law of operational analysis).
 """
 
 from __future__ import annotations
@@ -15,36 +16,44 @@ from typing import Any, NamedTuple
 from loaderpool.config import MAX_WORKERS
 from loaderpool.memory.call_times import CallTimes
 
-# Fewer steps are those of caches that fill and code that compiles. More, and a short training hears nothing.
+# Steps needed for a verdict. Smaller: these are steps in which caches fill and code compiles.
+# Larger: a short training gets no verdict.
 LEAST_STEPS = 20
-# Of the time: with less waiting there is nothing to gain that the next run would not hide by its noise.
+# Share of the time spent waiting. With less waiting, an improvement would be smaller than the noise
+# between two runs.
 WAITS_ABOVE = 0.05
-# Two rates this close are the same: each worker costs memory, and CPU time that the training wants too. Smaller, noise
-# decides; larger, throughput is given away.
+# Share by which two rates may differ and still count as equal. Each worker costs memory, and CPU
+# time that the training needs, too. Smaller: noise decides. Larger: throughput is lost.
 TOLERANCE = 0.05
-# Above this share of CPU time the function computes: the rest is what other processes take, not waiting of its own.
+# Share of CPU time above which the function computes. The rest is CPU time of other processes, not
+# waiting of its own.
 _COMPUTES_ABOVE = 0.75
-# Of CPUs, of workers' time: the part from which on they are full. Higher, and the moments between two tickets, or what
-# else a machine does, would pass for room; lower, and room would be taken for none.
+# Share of the CPUs, or of the workers' time, from which they count as full. Larger: the moments
+# between two tickets, or the machine's other work, would pass for free capacity. Smaller: free
+# capacity would count as none.
 FULL = 0.85
-# Waiting for a CPU while some are used by others: below this it is the ordinary turn-taking of a few processes.
+# Share of time spent waiting for a CPU that others use. Below this, a few processes just take
+# turns.
 CONTESTED = 0.15
-# A number of workers that was so much smaller should have been slower by far more than noise.
+# If two numbers of workers differ by this factor, their rates should differ by far more than noise.
 FEWER_BY = 1.2
-# Steps that found data ready: a mean of fewer may be that of one hiccup.
+# Steps with data ready that are needed for a mean. Fewer may be due to a single hiccup.
 _LEAST_READY_STEPS = 5
-# Workers that are given back leave so much of what is needed, or the waiting would come back with the next slow sample.
+# Factor of the needed workers that remains when workers are given up. Otherwise the waiting would
+# return with the next slow sample.
 _SPARE = 1.15
-# A rate that differs by more is that of another training, or of a source that has changed.
+# Relative difference of rates above which the training is another one, or its source has changed.
 _SAME_RATE = 1 / 3
-# Of the rate that feeds the step, so much is enough: what is missing is well below `WAITS_ABOVE`, and noise in times
-# does not add a worker.
+# Share of the rate that the step needs that is enough. The missing rest is well below
+# `WAITS_ABOVE`, so noise in times does not add a worker.
 _FEEDS = 0.98
-# More threads than that in a worker have not been measured; each holds a result, and a connection where it reads.
+# The largest number of threads per worker that was measured. Each holds a result, and perhaps a
+# connection.
 MOST_THREADS = 64
-# So many steps each have a snapshot of their own: code that compiles does so in these, and caches fill.
+# The number of first steps that have a snapshot each. Code compiles in these, and caches fill.
 FIRST_STEPS = 3
-# Of the time: a start that was a smaller part of it is over, and hides what goes on now.
+# Share of the time that the start must have to be reported. A shorter start is over, and would hide
+# the present state.
 _STARTS = 1 / 3
 
 
@@ -59,14 +68,14 @@ class Decision:
 
 
 class Autotuned(NamedTuple):
-    """How far `workers="auto"` may go, and what it did."""
+    """The limit of `workers="auto"`, and its decisions."""
 
-    most: int = 0  # workers; 0: the number is the user's
+    most: int = 0  # upper limit of workers; 0: the user has set the number
     decisions: tuple[Decision, ...] = ()  # the latest last
 
     @property
     def in_vain(self) -> int:
-        """How many more workers it tried last and took back; 0: it did something else."""
+        """Number of workers of the last increase, if it was reverted; otherwise 0."""
         if len(self.decisions) < 2:
             return 0
         tried, back = self.decisions[-2:]
@@ -77,19 +86,19 @@ class Autotuned(NamedTuple):
 class Tried(NamedTuple):
     """Outcome of trials in which some of the workers were paused."""
 
-    most: int  # so many workers were no faster than `enough`
-    enough: int  # the fewest that were as fast; `most`: none fewer were
-    too_few: int  # the most that were slower; 0: none were
+    most: int  # the number of all workers; they were no faster than `enough`
+    enough: int  # the smallest number that was as fast; equal to `most` if no smaller one was
+    too_few: int  # the largest number that was slower; 0: none was
     samples_per_s: float
 
     def is_like(self, samples_per_s: float) -> bool:
-        """Whether a training of this rate is still the same one."""
+        """Return True if a training of this rate is probably the same one."""
         return abs(samples_per_s - self.samples_per_s) <= _SAME_RATE * max(
             samples_per_s, self.samples_per_s
         )
 
     def merged(self, newer: Tried) -> Tried:
-        """Return what both tell; the newer one alone, if they contradict each other."""
+        """Return both outcomes combined, or the newer one if they contradict each other."""
         most, enough = max(self.most, newer.most), min(self.enough, newer.enough)
         too_few = max(self.too_few, newer.too_few)
         is_limit = self.enough < self.most or newer.enough < newer.most
@@ -98,19 +107,22 @@ class Tried(NamedTuple):
 
 
 class WorkerCounts(NamedTuple):
-    """One worker's numbers since it began, or those of all workers of a node; `Sums` says what they are."""
+    """Totals of one worker since it started, or of all workers of a node.
 
-    pid: int = 0  # 0: it is a node
+    `Sums` defines the fields.
+    """
+
+    pid: int = 0  # 0: a node
     workers: int = 1
     busy_s: float = 0.0
     idle_s: float = 0.0
     cpu_s: float = 0.0
     queued_s: float = 0.0
     made: int = 0
-    doing: Mapping[str, Any] = {}  # at that moment, as the page tells it
+    doing: Mapping[str, Any] = {}  # present activity, as the page shows it
 
     def since(self, before: WorkerCounts | None) -> WorkerCounts:
-        """Return what has come since; all of it, where it is another process."""
+        """Return the difference since `before`; the totals if the process is another one."""
         if before is None or before.pid != self.pid:
             return self
         return self._replace(
@@ -122,45 +134,48 @@ _SUMS_OF_WORKERS = WorkerCounts._fields[2:-1]
 
 
 class Pace(NamedTuple):
-    """How fast a number of workers was, lately."""
+    """Recent rate of a number of workers."""
 
     workers: int
     samples_per_s: float
-    cpu_s_per_sample: float = 0.0  # of workers; 0.0: not known
+    cpu_s_per_sample: float = 0.0  # CPU time of the workers; 0.0: not known
 
     def is_in_vain_beside(self, few: Pace) -> bool:
-        """Whether these brought no more than noise."""
+        """True if these workers gave no measurable speed-up."""
         return self.samples_per_s <= (1 + TOLERANCE) * few.samples_per_s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sums:
-    """What only grows, since the loader was made or in a window. A step is from one hand-over to the next."""
+    """Counters that only grow, since the loader was created, or their differences over a window.
 
-    seconds: float = (
-        0.0  # of steps, and of waits for epochs' first batches; time between passes is in none
-    )
+    A step is the time from one delivery to the next.
+    """
+
+    # Time of steps and of waits for epochs' first batches, without the time between passes.
+    seconds: float = 0.0
     steps: int = 0
     samples: int = 0
-    bytes: int = 0  # of the batches
-    wait_s: float = 0.0  # of `seconds`: the consumer waited; with workers=0, what making took
-    ready_steps: int = 0  # steps whose batch was there when it was asked for
-    ready_steps_s: float = 0.0  # how long these took
-    epochs: int = 0  # that have begun, the loader's first one not among them
-    epoch_starts_s: float = 0.0  # of `wait_s`: before the first batches of these
-    made: int = 0  # samples that workers finished, of all loaders of the pool; 0: not known
-    busy_s: float = 0.0  # workers were at tickets, summed over them
-    idle_s: float = 0.0  # workers waited for a ticket: for a slot, or for work
-    paused_s: float = 0.0  # of `idle_s`: a trial had paused them
-    cpu_s: float = (
-        0.0  # CPU time of the workers; 0.0: not measured, as on some systems and of nodes
-    )
-    queued_s: float = 0.0  # workers could have run, and waited for a CPU
+    bytes: int = 0  # bytes of the batches
+    # Part of `seconds` in which the consumer waited; with workers=0, in which it made batches.
+    wait_s: float = 0.0
+    ready_steps: int = 0  # steps whose batch was ready when it was requested
+    ready_steps_s: float = 0.0  # duration of these steps
+    epochs: int = 0  # epochs started, without the loader's first one
+    epoch_starts_s: float = 0.0  # part of `wait_s` before the first batches of these epochs
+    made: int = 0  # samples finished by workers, for all loaders of the pool; 0: not known
+    busy_s: float = 0.0  # time of workers at tickets, summed over the workers
+    idle_s: float = 0.0  # time of workers waiting for a ticket: for a slot, or for work
+    paused_s: float = 0.0  # part of `idle_s` in which a trial had paused the workers
+    # CPU time of the workers; 0.0: not measured, as on some systems and for nodes.
+    cpu_s: float = 0.0
+    queued_s: float = 0.0  # time of workers that were ready to run and waited for a CPU
     machine_cpu_s: float = 0.0  # CPU time of all processes of the machine
-    trainer_cpu_s: float = 0.0  # of the consumer's process
-    trainer_queued_s: float = 0.0  # the consumer's thread could have run, and waited for a CPU
-    copied: int = 0  # batches copied out, as too few slots were free to lend one
-    copy_s: float = 0.0  # that this took the consumer
+    trainer_cpu_s: float = 0.0  # CPU time of the consumer's process
+    # Time of the consumer's thread, ready to run and waiting for a CPU.
+    trainer_queued_s: float = 0.0
+    copied: int = 0  # batches copied out of slots, because too few slots were free
+    copy_s: float = 0.0  # time of the consumer for these copies
 
     @property
     def step_s(self) -> float:
@@ -177,49 +192,42 @@ class Sums:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Snapshot(Sums):
-    """All that is counted of a loader, at a moment."""
+    """All counters and settings of a loader, at a moment."""
 
-    number: int = 0  # from 0 on
-    now_ns: int = 0  # monotonic
-    calls: CallTimes = dataclasses.field(
-        default_factory=CallTimes
-    )  # in a window, but the slowest are of all time
-    start_s: float = (
-        0.0  # the wait for the loader's first batch; of a window, 0.0 where that is not in it
-    )
-    by_worker: Mapping[int, WorkerCounts] = dataclasses.field(
-        default_factory=dict
-    )  # by their own numbers
+    number: int = 0  # counts from 0 on
+    now_ns: int = 0  # monotonic clock
+    # In a window: differences, but the slowest calls since the start.
+    calls: CallTimes = dataclasses.field(default_factory=CallTimes)
+    # Wait for the loader's first batch; 0.0 in a window that does not contain it.
+    start_s: float = 0.0
+    # By worker number.
+    by_worker: Mapping[int, WorkerCounts] = dataclasses.field(default_factory=dict)
     workers: int = 0
     autotuned: Autotuned = dataclasses.field(default_factory=Autotuned)
-    tried: Tried | None = None  # with some workers paused, for this function and source
+    # Outcome of trials with some workers paused, for this function and source.
+    tried: Tried | None = None
     slots: int = 0
-    slots_lent: int = (
-        0  # that the consumer's arrays look at; of a window, the most that were seen in it
-    )
-    slots_ready: int = 0  # whose batches are finished and not taken yet
-    slots_wanted: int = 0  # that workers and consumer would have, were memory no limit
+    slots_lent: int = 0  # slots used by the consumer's arrays; in a window, the maximum
+    slots_ready: int = 0  # slots with finished batches that are not delivered yet
+    slots_wanted: int = 0  # slots for workers and consumer if memory were unlimited
     slot_bytes: int = 0
-    by_tf_data: bool = False  # the consumer takes batches through `as_dataset`
-    room_bytes: int = 0  # memory that is free, where `items_to_cache` may be kept
+    by_tf_data: bool = False  # True: the consumer reads batches through `as_dataset`
+    room_bytes: int = 0  # free memory for `items_to_cache`
 
-    # What does not change.
-    threads: int = 1  # of each worker
-    calls_of: str = "sample"  # what a call of the function makes: a "sample", or a "batch"
-    items_to_cache: int = (
-        0  # of an epoch, where `cache=` may be given: single samples by index, one thread, none yet
-    )
-    deterministic: bool = True  # batches come in the plan's order
-    is_stream: bool = False  # whose items one reader reads
-    lanes: int = (
-        0  # generators that run at once, each in one thread of one worker; 0: there are none
-    )
-    cpus: float = 1.0  # that may be used, after affinity and cgroups
-    machine_cpus: float = 0.0  # that the machine has, where these are more
-    cpu_advice: str = ""  # what is wrong with the CPUs that may be used
+    # Settings that do not change.
+    threads: int = 1  # threads of each worker
+    calls_of: str = "sample"  # result of one call of the function: "sample" or "batch"
+    # Items of an epoch if `cache=` is possible: single samples by index, one thread, no cache yet.
+    items_to_cache: int = 0
+    deterministic: bool = True  # True: batches come in the plan's order
+    is_stream: bool = False  # True: one reader reads the items
+    lanes: int = 0  # generators that run at once, each in one thread of one worker; 0: none
+    cpus: float = 1.0  # usable CPUs, after affinity and cgroups
+    machine_cpus: float = 0.0  # CPUs of the machine if these are more
+    cpu_advice: str = ""  # problem with the usable CPUs
 
     def since(self, first: Sums) -> Sums:
-        """Return what has come since then."""
+        """Return the differences since an earlier snapshot."""
         return Sums(**{name: getattr(self, name) - getattr(first, name) for name in _SUMS})
 
 
@@ -227,7 +235,10 @@ _SUMS = tuple(each.name for each in dataclasses.fields(Sums))
 
 
 def sums_of_workers(now: Mapping[int, WorkerCounts], before: Snapshot | None) -> dict[str, float]:
-    """Return the sums of all workers that there were: those up to the snapshot before, and what has come since."""
+    """Return the sums over all workers, including those that have ended.
+
+    They are the sums of the snapshot before, plus the differences since then.
+    """
     earlier = {} if before is None else before.by_worker
     new = [worker.since(earlier.get(number)) for number, worker in now.items()]
     return {
@@ -238,23 +249,28 @@ def sums_of_workers(now: Mapping[int, WorkerCounts], before: Snapshot | None) ->
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window(Snapshot):
-    """What was measured over a time that begins and ends when a batch is handed over, and what follows from it."""
+    """Measurements over a time that begins and ends at a delivery.
 
-    elapsed_s: float = (
-        0.0  # with the time between passes, of which CPU times are, too; 0.0: `seconds`
-    )
-    paces: tuple[Pace, ...] = ()  # of this training, of other numbers of workers, too
+    The properties are figures computed from them.
+    """
+
+    # Time including that between passes, as for CPU times; 0.0: as `seconds`.
+    elapsed_s: float = 0.0
+    paces: tuple[Pace, ...] = ()  # of this training, for all numbers of workers it had lately
 
     @property
     def whole_s(self) -> float:
-        """The window's length with the time between passes."""
+        """The window's length, including the time between passes."""
         return max(self.elapsed_s, self.seconds)
 
-    # -- the consumer
+    # -- the consumer --
 
     @property
     def steady_wait_s(self) -> float:
-        """Waiting within epochs: at their beginning more workers would not help."""
+        """Waiting time within epochs.
+
+        More workers do not shorten the waiting at the beginning of epochs.
+        """
         return max(0.0, self.wait_s - self.start_s - self.epoch_starts_s)
 
     @property
@@ -264,9 +280,10 @@ class Window(Snapshot):
 
     @property
     def is_ready_measured(self) -> bool:
-        """Whether steps that found data ready tell how long one would be, were data always ready.
+        """True if the steps that found data ready show how long a step with data ready is.
 
-        Not where they are longer than the average step: data were ready because a few of them were long.
+        They do not if they are longer than the average step. Then data was ready because a few of
+        them were long.
         """
         return (
             self.ready_steps >= _LEAST_READY_STEPS
@@ -275,16 +292,19 @@ class Window(Snapshot):
 
     @property
     def ready_s(self) -> float:
-        """The step with data ready; if not measured, the consumer's own time, beside which a device may take more."""
+        """Duration of a step with data ready.
+
+        If it is not measured, return the consumer's own time per step. A device may need more.
+        """
         if self.is_ready_measured:
             return self.ready_steps_s / self.ready_steps
         return max(self.seconds - self.wait_s, 1e-9) / self.steps
 
-    # -- workers
+    # -- workers --
 
     @property
     def busy_share(self) -> float:
-        """Of the workers' time, without that in which they were paused: at tickets."""
+        """Share of the workers' time at tickets, without the time in which they were paused."""
         return (
             self.busy_s / (self.busy_s + max(0.0, self.idle_s - self.paused_s))
             if self.busy_s
@@ -293,43 +313,51 @@ class Window(Snapshot):
 
     @property
     def queued_share(self) -> float:
-        """Of the time at tickets: waiting for a CPU."""
+        """Share of the time at tickets spent waiting for a CPU."""
         return min(1.0, self.queued_s / self.busy_s) if self.busy_s else 0.0
 
     @property
     def cpu_share(self) -> float:
-        """Of the time at tickets, waiting for a CPU left out: computing."""
+        """Share of the time at tickets spent computing. Waiting for a CPU is excluded."""
         return min(1.0, self.batch_cpu_s / self.making_s) if self.making_s else 0.0
 
     @property
     def computes(self) -> bool:
-        """Whether the function computes, rather than waits for anything else than a CPU."""
+        """True if the function computes, rather than waits for something other than a CPU."""
         return self.cpu_share >= _COMPUTES_ABOVE
 
     @property
     def slow_s(self) -> float:
-        """How long calls took that took over 8 times the median one, less that median."""
+        """Total excess of slow calls over the median.
+
+        A slow call takes more than 8 times the median.
+        """
         return self.calls.slow_ns / 1e9
 
-    # -- what a batch takes, in seconds
+    # -- times of a batch, in seconds --
 
     @property
     def _batches_made(self) -> float:
-        """Of how many batches the workers' time is: of those taken, but for what slots took in or gave meanwhile.
+        """The number of batches on which the workers spent their time.
 
-        Where it differs by more, other loaders' batches are among those made, and a step needs its share of these, too.
+        The number made differs from the number of steps by the batches in the slots. If it differs
+        by more, the workers also make batches of other loaders. Their cost is part of a step, so
+        the number of steps is returned then.
         """
         made = self.made * self.steps / max(1, self.samples)
         return made if made and abs(made - self.steps) <= self.slots else self.steps
 
     @property
     def _making_cpu_s(self) -> float:
-        """CPU time for samples. With workers=0 all of the process's may have been, as far as it waited."""
+        """CPU time for samples.
+
+        With workers=0 this may be all of the process's CPU time, as far as the consumer waited.
+        """
         return self.cpu_s if self.workers else min(self.wait_s, self.trainer_cpu_s) or self.wait_s
 
     @property
     def making_s(self) -> float:
-        """Of one worker alone, waiting for a CPU left out."""
+        """Time of a single worker for a batch, without waiting for a CPU."""
         if not self.workers:
             return self.wait_s / self._batches_made
         return (
@@ -342,33 +370,40 @@ class Window(Snapshot):
 
     @property
     def call_s(self) -> float:
-        """How long a worker takes for a sample."""
+        """Time of a worker for a sample."""
         return self.making_s * max(1, self.threads) * self.steps / max(1, self.samples)
 
     @property
     def is_outpaced(self) -> bool:
-        """Whether making takes longer than a step with data ready, whatever workers wait for besides."""
+        """True if making a batch takes longer than a step with data ready.
+
+        Other waits of the workers do not count.
+        """
         return self.making_s / max(1, self.workers) > (1 + WAITS_ABOVE) * self.ready_s
 
-    # -- CPUs
+    # -- CPUs --
 
     @property
     def cpus_used(self) -> float:
-        """How many workers and consumer use, on average."""
+        """Mean number of CPUs used by workers and consumer."""
         return (self.cpu_s + self.trainer_cpu_s) / self.whole_s
 
     @property
     def cpus_of_others(self) -> float:
-        """How many of the usable ones other processes have at least: they use those first that we may not."""
+        """CPUs used by other processes (lower bound).
+
+        The bound assumes that they prefer CPUs that are not usable here.
+        """
         elsewhere = max(0.0, self.machine_cpus - self.cpus)
         return max(0.0, self.machine_cpu_s / self.whole_s - self.cpus_used - elsewhere)
 
     @property
     def cpus_left(self) -> float:
-        """How many are left by others, or got from them.
+        """CPUs that other processes leave, or that the workers can get from them.
 
-        Others use what is free, and give way: what they use is no bound for workers that hardly ask for a CPU. These
-        would get as many as they got, times how much more they would ask if they wanted one all of the time.
+        Other processes use free CPUs, and yield to the workers. So their use is no bound for
+        workers that hardly need a CPU. If such workers needed a CPU all of the time, they would get
+        their present CPU time multiplied by the growth of their demand.
         """
         wanted_s = self.cpu_s + self.queued_s
         times = max(1.0, self.busy_s / wanted_s) if wanted_s else 1.0
@@ -377,12 +412,12 @@ class Window(Snapshot):
 
     @property
     def has_full_cpus(self) -> bool:
-        """Whether workers and consumer use what others leave them, or workers have to wait for it."""
+        """True if workers and consumer use all CPUs left to them, or workers wait for CPUs."""
         return self.cpus_used >= FULL * self.cpus_left or self.queued_share >= CONTESTED
 
     @property
     def cpu_bound_s(self) -> float:
-        """The shortest step for which there are CPUs."""
+        """The shortest step that the CPUs allow."""
         own_s = (
             self.trainer_cpu_s
             if self.workers
@@ -390,7 +425,7 @@ class Window(Snapshot):
         )
         return (self.batch_cpu_s + own_s / self.steps) / self.cpus_left
 
-    # -- another number of workers
+    # -- other numbers of workers --
 
     @property
     def target_s(self) -> float:
@@ -398,9 +433,10 @@ class Window(Snapshot):
         return max(self.ready_s, self.cpu_bound_s)
 
     def step_with(self, workers: int, threads: int | None = None) -> float:
-        """Return how long a step is with so many workers, of so many threads each; None: of as many as now.
+        """Return the length of a step with this number of workers and of threads in each.
 
-        What a sample waits for, threads wait for at the same time; they compute in turns.
+        None: the present number of threads. Threads overlap the waiting for a sample; they compute
+        in turns.
         """
         making_s = self.making_s
         if threads is not None:
@@ -411,12 +447,12 @@ class Window(Snapshot):
 
     @property
     def least_workers(self) -> int:
-        """How many workers feed the shortest step there can be, each with its threads of now."""
+        """The number of workers that feed the shortest possible step, with the present threads."""
         return max(1, min(math.ceil(_FEEDS * self.making_s / self.target_s), MAX_WORKERS))
 
     @property
     def least_threads(self) -> int:
-        """How many threads of each worker feed it."""
+        """The number of threads per worker that feed the shortest possible step."""
         threads = (
             _FEEDS * self.making_s * max(1, self.threads) / (max(1, self.workers) * self.target_s)
         )
@@ -424,22 +460,28 @@ class Window(Snapshot):
 
     @property
     def enough_workers(self) -> int:
-        """How many workers feed the step of now with something to spare, but no more than one."""
+        """The number of workers that feed the present step, with one in reserve at most."""
         needed = self.making_s / max(self.target_s, self.step_s)
         return max(1, min(math.ceil(_SPARE * needed), math.ceil(_FEEDS * needed) + 1))
 
     def slower_paces(self) -> list[Pace]:
-        """Return the paces of so few workers that they should have been slower by far, the fewest first."""
+        """Return the paces of workers so few that they should have been much slower.
+
+        The paces are sorted, fewest workers first.
+        """
         return sorted(pace for pace in self.paces if 0 < pace.workers * FEWER_BY <= self.workers)
 
     @property
     def pace(self) -> Pace:
-        """Of the workers of now."""
+        """Pace of the present number of workers."""
         return Pace(self.workers, self.samples_per_s, self.cpu_s / max(1, self.samples))
 
     @property
     def limit(self) -> Tried | None:
-        """Trials that show that the workers of now share a limit; None if none do, or of another training."""
+        """Trials that show that the present workers share a limit.
+
+        None if none show it, or if they belong to another training.
+        """
         tried = self.tried
         if tried is None or self.autotuned.most or not tried.is_like(self.samples_per_s):
             return None
@@ -448,7 +490,10 @@ class Window(Snapshot):
         return tried if is_limit and tried.enough <= self.workers else None
 
     def more_as_slow(self) -> Pace | None:
-        """Return the pace of the fewest of so many more workers that they should have been faster, and were not."""
+        """Return the pace of more workers that should have been faster, but were not.
+
+        If there are several, return that of the fewest workers. None if there is none.
+        """
         now = self.pace
         more = (
             each
@@ -459,23 +504,23 @@ class Window(Snapshot):
 
 
 def window_of(snapshots: Sequence[Snapshot], seconds: float) -> Window:
-    """Return what was measured in the last so many seconds of these snapshots, the latest of which is the last."""
+    """Return the window of the last `seconds` of snapshots, which are sorted, the latest last."""
     has_begun = not snapshots[0].number
     later = [each for each in snapshots if each.steps >= FIRST_STEPS]
-    snapshots = later if len(later) > 1 else snapshots  # the first steps compile
+    snapshots = later if len(later) > 1 else snapshots  # without the first steps, which compile
     last = snapshots[-1]
     earlier = [
         each for each in snapshots[:-1] if each.now_ns >= last.now_ns - seconds * 1e9
     ] or list(snapshots[-2:-1])
     same = list(itertools.takewhile(lambda each: each.workers == last.workers, reversed(earlier)))
-    if (
-        same and last.steps - same[-1].steps >= LEAST_STEPS
-    ):  # enough is known of the number of workers of now
+    # If there are enough steps with the present number of workers, use only these.
+    if same and last.steps - same[-1].steps >= LEAST_STEPS:
         first = same[-1]
     else:
         first = earlier[0] if earlier else last
     sums = dict(vars(last.since(first)))
-    # The first one is of the first batch. What came before is told where it is most of the waiting, and not yet past.
+    # Snapshot 0 is taken at the first batch. The wait before it is reported only if it is most of
+    # the waiting and still a considerable share of the time.
     start_s = last.start_s if has_begun and first is snapshots[0] else 0.0
     if start_s <= sums["wait_s"] or start_s < _STARTS * (sums["seconds"] + start_s):
         start_s = 0.0
@@ -493,7 +538,7 @@ def window_of(snapshots: Sequence[Snapshot], seconds: float) -> Window:
 
 
 def _paces(snapshots: Sequence[Snapshot]) -> list[Pace]:
-    """Return how fast each number of workers was when it was there last, of those that there were lately."""
+    """Return the latest pace of each number of workers in these snapshots."""
     paces = {}
     for (workers, _), group in itertools.groupby(
         snapshots, lambda each: (each.workers, each.by_worker.keys())

@@ -1,6 +1,9 @@
-"""The user's function and source as bytes: how they leave the trainer, and how other processes load them.
+"""Serialization of the user's functions and source: pickled in the main process, and loaded in
+others.
 
-Runs in: the trainer (`ship` and what it needs), the supervisor, readers and workers without a fork (`loaded`). In come
-function and source as they are, out goes a shipment: a pickle, and arrays that stand in memory once.
-It may import `sources`, `cache` and what is below. Open first: `ship`.
+Runs in: the main process (`ship` and its helpers), and the supervisor, readers and workers without
+a fork (`loaded`). Input: function and source as objects. Output: a shipment, which is a pickle, and
+arrays that are in memory only once.
+
+It may import `sources`, `cache` and the rooms below. Open first: `ship`.
 """

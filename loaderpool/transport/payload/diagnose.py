@@ -1,4 +1,4 @@
-"""What is said of a payload that cannot be pickled: which variable it is, and what to do."""
+"""Error messages for a payload that cannot be pickled or loaded: the variable, and a fix."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ from loaderpool.transport.payload.pickler import (
 from loaderpool.transport.pickling import PayloadUnpickler, out_of_band
 
 _SOURCES = "loaderpool.sources."
-# Modules of `multiprocessing` with objects that a process can only get from the one that starts it.
+# Modules of `multiprocessing` whose objects a process can only inherit from its parent.
 _SHARED_IN = frozenset({"connection", "heap", "queues", "sharedctypes", "synchronize"})
-# A structure nested this deep has failed by its depth; its levels would not help to find it.
+# Deeper structures fail because of their depth. More levels would not help to find the variable.
 _MOST_STEPS = 12
 
 
 def describe_offender(payload: dict[str, object], error: Exception) -> str:
-    """Return the message: the payload's key, the path from there to the offending object, its type, the reason, advice.
+    """Return the message: the payload's key, the path to the object, its type, the reason, and
+    advice.
 
-    Runs in: the trainer, never on the good path: whole branches are pickled again, and code of the user's with them
-    (`__reduce__`, `__getstate__`). `error` is what pickling the payload raised.
+    Called in the main process, only after an error: it pickles whole branches again, and runs code
+    of the user's (`__reduce__`, `__getstate__`). `error` is the exception from pickling the
+    payload.
     """
     found = _search(payload, _unpicklable, error)
     what = (
@@ -47,12 +49,12 @@ def describe_offender(payload: dict[str, object], error: Exception) -> str:
 
 
 def describe_unloadable(parts: Mapping[str, Any], raised: str) -> str:
-    """Return which variable can be pickled but not loaded, and what to do; "" if none is found.
+    """Return the variable that can be pickled but not loaded, and a fix; "" if none is found.
 
-    Runs in: the trainer, never on the good path: whole branches are pickled and loaded again.
+    Called in the main process, only after an error: it pickles and loads whole branches again.
 
     Args:
-        parts: what was sent, by the names that the user knows.
+        parts: the parts of the payload, by the names that the user knows.
         raised: qualified name of the class of the exception that loading raised in another process.
     """
     from loaderpool.transport.reports import shown_name
@@ -66,9 +68,8 @@ def describe_unloadable(parts: Mapping[str, Any], raised: str) -> str:
 
         return why_so
 
-    others = {
-        name: part for name, part in parts.items() if name != "source"
-    }  # which takes long to look through
+    # The source comes last, because searching it takes long.
+    others = {name: part for name, part in parts.items() if name != "source"}
     with _silent_finalizers():
         found = _search({**others, **parts}, unloadable, None)
     if found.error is None:
@@ -77,25 +78,26 @@ def describe_unloadable(parts: Mapping[str, Any], raised: str) -> str:
 
 
 class _Offender(NamedTuple):
-    """A variable that cannot be sent: the way to it, and what stands there."""
+    """A variable that cannot be sent: the path to it, and the values on the path."""
 
     labels: list[str]  # "": a step that is not shown
     values: list[Any]
     error: Exception | None
 
     def __str__(self) -> str:
-        from loaderpool.transport.reports import shown_name  # which few payloads need
+        from loaderpool.transport.reports import shown_name  # imported here: few payloads need it
 
         where = " → ".join(filter(None, self.labels)) or "the payload"
         return f"{where}, of type {shown_name(type(self.value))}"
 
     @property
     def value(self) -> Any:
-        """The variable's value."""
+        """The value of the variable."""
         return self.values[-1]
 
 
-_Why = Callable[[Any], "Exception | None"]  # returns why a value cannot be sent by itself
+# returns the reason why a value cannot be sent on its own
+_Why = Callable[[Any], "Exception | None"]
 
 
 def _search(
@@ -103,13 +105,13 @@ def _search(
     make_why: Callable[[AbstractSet[int]], _Why],
     error: Exception | None,
 ) -> _Offender:
-    """Return the innermost part that cannot be sent by itself.
+    """Return the innermost part that cannot be sent on its own.
 
     Args:
         payload: parts by name.
-        make_why: gets the ids of the objects on the path to a value. They are left out of it: a part that refers back
-            to the whole is not the cause.
-        error: why the payload cannot be sent.
+        make_why: gets the ids of the objects on the path to a value, which are left out. A part
+            that refers back to the whole is not the cause.
+        error: reason why the payload cannot be sent.
     """
     labels: list[str] = []
     values: list[Any] = []
@@ -132,7 +134,9 @@ def _search(
 
 
 def _first_of_library(values: list[Any]) -> int:
-    """Return how many values of a path to show: parts inside of a library's object are not the user's to change."""
+    """Return the number of values of a path to show. The user cannot change parts inside a
+    library's object.
+    """
     count = len(values)
     for number in range(len(values), 0, -1):
         value = values[number - 1]
@@ -145,7 +149,10 @@ def _first_of_library(values: list[Any]) -> int:
 
 
 def _unpicklable(on_path: AbstractSet[int]) -> _Why:
-    """Return what finds out why a value cannot be pickled. Nothing is kept of it and no array is copied."""
+    """Return a function that finds the reason why a value cannot be pickled.
+
+    It stores no pickle, and copies no array.
+    """
     pickler = _Pickler(_NullFile(), lambda _: None, on_path)
 
     def why(value: Any) -> Exception | None:
@@ -157,7 +164,10 @@ def _unpicklable(on_path: AbstractSet[int]) -> _Why:
 
 
 def _unloadable(on_path: AbstractSet[int]) -> _Why:
-    """Return what finds out why a value cannot be loaded; None also if it cannot be pickled."""
+    """Return a function that finds the reason why a value cannot be loaded.
+
+    The function returns None if the value cannot be pickled.
+    """
 
     def why(value: Any) -> Exception | None:
         buffers: list[memoryview] = []
@@ -172,7 +182,7 @@ def _unloadable(on_path: AbstractSet[int]) -> _Why:
 
 @contextlib.contextmanager
 def _silent_finalizers() -> Iterator[None]:
-    """Let finalizers of objects that were loaded in part fail in silence."""
+    """Silence errors in finalizers of objects that were loaded only in part."""
     before = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:
@@ -195,7 +205,7 @@ def _raised(call: Callable[[], object]) -> Exception | None:
 
 
 class _Pickler(PayloadPickler):
-    """Leaves out the objects with some ids."""
+    """Leaves out the objects with certain ids."""
 
     def __init__(
         self, file: Any, keep: Callable[[memoryview], object], left_out: AbstractSet[int]
@@ -210,17 +220,20 @@ class _Pickler(PayloadPickler):
 
 class _Unpickler(PayloadUnpickler):
     def persistent_load(self, pid: Any) -> None:
-        """Stand None in place of an object that was left out."""
+        """Return None in place of an object that was left out."""
 
 
 class _NullFile:
-    """A file for picklers that keeps nothing."""
+    """A file for picklers that stores nothing."""
 
     write = len
 
 
 def _parts(obj: Any) -> list[tuple[str, Any]]:
-    """What an object is pickled from, by what each part is called; nothing where that is the affair of its own code."""
+    """Return the parts that an object is pickled from, each with a label.
+
+    The list is empty if the object's own code decides how to pickle it.
+    """
     kind = type(obj)
     if isinstance(obj, np.ndarray):
         items = obj.ravel().tolist() if obj.dtype.hasobject else []
@@ -249,20 +262,29 @@ def _advice(found: _Offender) -> str:
     if isinstance(error, InMemoryError):
         return CURE
     if _is_too_deep(error):
-        return "Store the data in a flat list or in arrays, with indices instead of references between objects."
+        return (
+            "Store the data in a flat list or in arrays, with indices instead of references "
+            "between objects."
+        )
     if isinstance(offender, types.GeneratorType):
         return (
-            "A generator cannot be copied. Pass the generator function to Loader.from_generator, or pass a list of "
-            "its items."
+            "A generator cannot be copied. Pass the generator function to Loader.from_generator, "
+            "or pass a list of its items."
         )
     if "tqdm" in packages:
-        return "Remove the progress bar, and show progress in the training loop: for batch in tqdm(loader)."
+        return (
+            "Remove the progress bar, and show progress in the training loop: for batch in "
+            "tqdm(loader)."
+        )
     if path[:1] == ["make_generator"]:
-        return "Open or create it in make_generator, so that each replica of the generator has its own."
+        return (
+            "Open or create it in make_generator, so that each replica of the generator has its "
+            "own."
+        )
     if type(offender).__module__ == "h5py.h5r":
         return (
-            "An HDF5 reference belongs to its open file. Pass the name of the dataset and the indices of the region, "
-            "and open the file in setup=, which runs once in each worker."
+            "An HDF5 reference belongs to its open file. Pass the name of the dataset and the "
+            "indices of the region, and open the file in setup=, which runs once in each worker."
         )
     if "h5py" in packages:
         opened = next(
@@ -270,21 +292,23 @@ def _advice(found: _Offender) -> str:
             offender,
         )
         return (
-            f"An open HDF5 file cannot be sent to the workers. As the source, pass loaderpool.HDF5("
-            f"{hdf5_arguments(opened)}), which each worker opens itself. In a function, open the file in setup=, which "
-            "runs once in each worker."
+            "An open HDF5 file cannot be sent to the workers. As the source, pass "
+            f"loaderpool.HDF5({hdf5_arguments(opened)}), which each worker opens itself. In a "
+            "function, open the file in setup=, which runs once in each worker."
         )
     if packages & {"netCDF4", "h5netcdf"}:
         return (
-            "Open the file in setup=, which runs once in each worker. Or pass xarray.open_dataset(path)[name], which "
-            "each worker opens itself."
+            "Open the file in setup=, which runs once in each worker. Or pass "
+            "xarray.open_dataset(path)[name], which each worker opens itself."
         )
     if _is_shared(offender):
         return (
-            "Only processes that multiprocessing starts can share it. To share locks, queues and values with workers, "
-            "create them with manager = multiprocessing.Manager(), as manager.Lock() or manager.Value('i', 0). Put "
-            "shared arrays into a multiprocessing.shared_memory.SharedMemory or a numpy.memmap. A value that changes "
-            "between epochs can be a plain attribute, because each epoch uses your objects as they are when it begins."
+            "Only processes that multiprocessing starts can share it. To share locks, queues and "
+            "values with workers, create them with manager = multiprocessing.Manager(), as "
+            "manager.Lock() or manager.Value('i', 0). Put shared arrays into a "
+            "multiprocessing.shared_memory.SharedMemory or a numpy.memmap. A value that changes "
+            "between epochs can be a plain attribute, because each epoch uses your objects as they "
+            "are when it begins."
         )
     if path[-1:] and path[-1].startswith("attribute ._authkey "):
         return "Capture its proxies, such as values = manager.dict(), and not the manager itself."
@@ -294,23 +318,25 @@ def _advice(found: _Offender) -> str:
         and hasattr(type(offender), "__getattr__")
     ):
         return (
-            "Its __getattr__ probably reads an attribute that is not set before it is loaded. Raise AttributeError "
-            "there for names that begin with _, or create the object in setup=, which runs once in each worker."
+            "Its __getattr__ probably reads an attribute that is not set before it is loaded. "
+            "Raise AttributeError there for names that begin with _, or create the object in "
+            "setup=, which runs once in each worker."
         )
     return "Open or create it in setup=, which runs once in each worker, or inside the function."
 
 
 def _is_too_deep(error: BaseException | None) -> bool:
-    """Return whether objects are nested too deeply for cloudpickle, which puts the RecursionError into another one."""
+    """Return True if objects are nested too deeply. cloudpickle raises another error from the
+    RecursionError.
+    """
     return error is not None and isinstance(error.__cause__, RecursionError)
 
 
 def _is_shared(offender: Any) -> bool:
-    """Return whether it is an object of `multiprocessing` that its children share and their forks inherit."""
+    """Return True for an object of `multiprocessing` that child processes inherit and share."""
     kind = type(offender)
-    wrapper = type(
-        getattr(offender, "_wrapper", None)
-    )  # of a RawValue, the type of which is one of ctypes
+    # A RawValue has a type of ctypes.
+    wrapper = type(getattr(offender, "_wrapper", None))
     return any(
         is_multiprocessing(each) and each.__module__.partition(".")[2] in _SHARED_IN
         for each in (kind, wrapper)

@@ -1,9 +1,9 @@
-"""Find random generators in what functions and objects hold, and in the user's modules that code uses.
+"""Search for random generators in functions and objects, and in the user's modules that code uses.
 
-Each generator has a path: the names of attributes, items and variables that lead to it from an
-argument ("source/items/rng") or from a variable of a module ("project.augment:RNG"). It is the same
-in each process that has the payload, so it connects the generators of two processes that do not
-travel. Nothing of the user's is called.
+Each generator has a path. It consists of the names of attributes, items and variables that lead to
+the generator from an argument ("source/items/rng") or from a variable of a module
+("project.augment:RNG"). All processes with the payload have the same paths. They use these to match
+generators that are not pickled. No code of the user's is called.
 """
 
 from __future__ import annotations
@@ -25,49 +25,48 @@ from loaderpool.plan.generators import is_generator, is_generator_kind, number_o
 from loaderpool.system.process import is_library
 from loaderpool.system.walk import CONTAINERS, WRAPPERS, attributes_of
 
-_ITEMS_PER_ENTERED = 5  # most are numbers and text, which are not entered
+_ITEMS_PER_ENTERED = 5  # most items are numbers and text, which are not entered
 _PLAIN = frozenset({
     str, bytes, bytearray, int, float, complex, bool, type(None), range, slice, types.CodeType,
     type(NotImplemented), type(...), np.dtype,
 })  # fmt: skip
-# They lead to all that runs, or to whole libraries.
+# Types that lead to all running code, or to whole libraries.
 _NEVER_ENTERED = (
-    types.ModuleType, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType,
-    types.TracebackType,
+    types.ModuleType, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType,
+    types.FrameType, types.TracebackType,
 )  # fmt: skip
 _KEYS = (str, int, bytes)
-_WATCHED = (
-    set,
-    frozenset,
-    collections.deque,
-)  # another thread may not change them while they are iterated over
+# Containers that no other thread may change during an iteration.
+_WATCHED = (set, frozenset, collections.deque)
 _OF_EACH_CLASS = frozenset(
     {"__dict__", "__weakref__", "__doc__", "__module__", "_abc_impl", "__slotnames__"}
 )
-_MEMBERS = ("__wrapped__", "__func__", "fget", "fset", "fdel", "func")  # of properties and wrappers
-_IS_HEAP_TYPE = 1 << 9  # a flag that is not set in most types of C code
+# attributes of properties and wrappers
+_MEMBERS = ("__wrapped__", "__func__", "fget", "fset", "fdel", "func")
+_IS_HEAP_TYPE = 1 << 9  # type flag; most types of C code do not have it
 _POINTER_BYTES = 8
 
-_Path = tuple[Any, Any]  # the path of what holds the value, and the value's name in it
+_Path = tuple[Any, Any]  # path of the holder of a value, and the value's name in it
 _Parts = Iterable[tuple[Any, Any]]  # names and values
 
 
 class Search:
-    """One search, made when this is constructed.
+    """One search, which the constructor runs.
 
-    Functions and classes are searched if they are the user's, other objects always. Each variable of a
-    module is searched on its own, so that its generators have the same paths whatever else holds them.
+    Functions and classes are searched if they are the user's; other objects always. Each variable
+    of a module is searched on its own. So the paths of its generators do not depend on other
+    objects that hold them.
 
     Attributes:
-        found: the generators by their paths, nearest first.
-        entered: number of values that were looked into.
-        is_complete: the search ended before it came to the limit.
+        found: the generators by path, nearest first.
+        entered: number of values that were entered.
+        is_complete: True if the search ended before its limit.
         missing: modules that functions import when they run, and that are not imported yet.
 
     Args:
         roots: the functions, the source and the hook, by name.
-        most_entered: values that are looked into at most.
-        most_items: items of a container that are looked at; None: in proportion to `most_entered`.
+        most_entered: limit of values that are entered.
+        most_items: limit of items of one container; None: proportional to `most_entered`.
     """
 
     def __init__(
@@ -80,9 +79,10 @@ class Search:
         self._readers: dict[type, Callable[[Any], _Parts] | None] = {}
         self._are_libraries: dict[str, bool] = {}
         self._are_generators: dict[type, bool] = {}
-        self._classes: set[type] = set()  # of libraries; their attributes are noted
+        self._classes: set[type] = set()  # classes of libraries whose attributes were noted
         self._homes = collections.deque[tuple[str, Any]]()
-        self._seen: dict[tuple[str, int], Any] = {}  # homes; holds them, so that no id comes twice
+        # searched objects; kept alive, so that no id is reused
+        self._seen: dict[tuple[str, int], Any] = {}
         self._search((None, name, value) for name, value in roots.items())
         while self._homes and self.entered < most_entered:
             path, value = self._homes.popleft()
@@ -94,7 +94,11 @@ class Search:
         self.is_complete = self.entered < most_entered
 
     def _search(self, roots: Iterable[tuple[Any, Any, Any]]) -> None:
-        """Search breadth first. Args: the path of what holds a value, the value's name in it, the value."""
+        """Search breadth first.
+
+        Args:
+            roots: tuples of the path of the value's holder, the value's name in it, and the value.
+        """
         waiting = collections.deque(roots)
         entered: dict[int, Any] = {}
         while waiting and self.entered < self._most:
@@ -125,7 +129,7 @@ class Search:
         names: list[str] = []
         at: Any = path
         while isinstance(at, tuple):
-            # Other keys may be of the user's classes, whose code is not called.
+            # Other keys may be instances of the user's classes, whose code must not be called.
             names.append(str(at[1]) if type(at[1]) in _KEYS else type(at[1]).__name__)
             at = at[0]
         if at is not None:
@@ -137,10 +141,12 @@ class Search:
             full = f"{text}#{number}"
         self.found[full] = generator
 
-    # ---- one kind of value each ----
+    # ---- contents of a value, by type ----
 
     def _reader_of(self, kind: type) -> Callable[[Any], _Parts] | None:
-        """Return a function that yields what a value of this kind holds; None: it is not looked into."""
+        """Return a function that yields the contents of a value of this type; None: it is not
+        entered.
+        """
         if is_generator_kind(kind) or issubclass(kind, _NEVER_ENTERED):
             return None
         if issubclass(kind, (type, types.FunctionType)):
@@ -165,7 +171,7 @@ class Search:
             if container is not None:
                 yield from self._items(container, value)
             yield from attributes(value)
-            if is_of_c:  # what C code keeps has no names
+            if is_of_c:  # objects held by C code have no names
                 yield from enumerate(gc.get_referents(value))
             elif issubclass(kind, collections.defaultdict):
                 yield "default_factory", value.default_factory
@@ -185,7 +191,10 @@ class Search:
     # ---- code, and the modules that it uses ----
 
     def _note_code(self, code: Any) -> _Parts:
-        """Have a function or class of the user's searched later, on its own; of a library's class, its generators."""
+        """Queue a function or class of the user's for a search of its own.
+
+        For a class of a library, only its generators are noted.
+        """
         if not self._is_library(code.__module__):
             self._note(f"{code.__module__}:{code.__qualname__}", code)
         elif issubclass(type(code), type):
@@ -193,7 +202,9 @@ class Search:
         return ()
 
     def _note_shared(self, cls: type) -> None:
-        """Note generators that are attributes of a library's class, and so shared by all its instances."""
+        """Note generators that are attributes of a library's class, because all its instances share
+        them.
+        """
         for each in cls.__mro__:
             if each not in self._classes:
                 self._classes.add(each)
@@ -256,13 +267,14 @@ class Search:
             self._note_variables(modules, dict.fromkeys((*names, *texts)))
 
     def _note_variables(self, modules: list[types.ModuleType], names: Iterable[str]) -> None:
-        """Have variables of the user's modules, and of modules that these lead to, searched later."""
+        """Queue variables of the user's modules, and of modules that these refer to, for a search
+        of their own.
+        """
         seen = set[int]()
         while modules:
             module = modules.pop()
-            variables = object.__getattribute__(
-                module, "__dict__"
-            )  # getattr makes a lazy module load
+            # Not getattr, which would load a lazy module.
+            variables = object.__getattribute__(module, "__dict__")
             home = variables.get("__name__")
             if id(module) in seen or self._is_library(home):
                 continue
@@ -276,13 +288,13 @@ class Search:
 
 
 def module_of(path: str) -> str:
-    """Return the module in which a path begins; "": it begins with an argument."""
+    """Return the module at the start of a path; "": the path starts with an argument."""
     module, colon, _ = path.partition("/")[0].partition(":")
     return module if colon else ""
 
 
 def _is_of_c(kind: type) -> bool:
-    """Return whether C code may keep objects in instances."""
+    """Return True if C code may keep objects in instances of this class."""
     if any(not base.__flags__ & _IS_HEAP_TYPE for base in kind.__mro__ if base is not object):
         return True
     slots = sum(
@@ -296,7 +308,7 @@ def _is_of_c(kind: type) -> bool:
 
 
 def _reader_of_attributes(kind: type) -> Callable[[Any], _Parts]:
-    """Return a function like `attributes_of` that has looked up once what the class tells."""
+    """Return a function like `attributes_of` that has looked up the class's slots once."""
     slots = [
         (name, member.__get__)
         for cls in kind.__mro__
@@ -338,7 +350,9 @@ def _captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _collect_names(code: types.CodeType, names: list[str], texts: list[str]) -> None:
-    """Collect the names that code uses, and texts in it that may be names, as for `getattr`."""
+    """Collect the names that code uses, and its text constants that may be names, as for
+    `getattr`.
+    """
     names += code.co_names
     for constant in code.co_consts:
         if type(constant) is str and constant.isidentifier():
@@ -348,7 +362,9 @@ def _collect_names(code: types.CodeType, names: list[str], texts: list[str]) -> 
 
 
 def _imported_by(code: types.CodeType, package: str) -> Iterator[str]:
-    """Yield the names of modules that a function imports when it runs; some may be names of variables."""
+    """Yield names of modules that a function imports when it runs. Some may be names of variables
+    instead.
+    """
     for level, name, members in _imports_in(code):
         base = ".".join(package.split(".")[: -(level - 1) or None]) if level else ""
         full = ".".join(filter(None, (base, name)))
@@ -359,7 +375,9 @@ _IMPORT = dis.opmap["IMPORT_NAME"]
 
 
 def _imports_in(code: types.CodeType) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-    """Yield the level, the module and the names of each import in a function and in those inside it."""
+    """Yield the level, the module and the names of each import in a function and its inner
+    functions.
+    """
     if _IMPORT in code.co_code[::2]:
         loaded: list[Any] = [0, None]
         for each in dis.get_instructions(code):

@@ -1,8 +1,8 @@
-"""Random generators that a loader's functions and objects hold: under which key each is seeded.
+"""Random generators in a loader's functions and objects, and the key that each is seeded by.
 
-The pickler meets those that travel. Those of modules that workers import, and those that objects make
-again when they are unpickled, are found by a search, here and where the payload is loaded. With
-`workers=0` the search finds all of them.
+The pickler finds generators that are pickled. A search finds those in modules that workers import,
+and those that objects create again when they are unpickled. The search runs in the main process and
+where the payload is loaded. With `workers=0` it finds all generators.
 
 Runs in: the main process (`Registry`), the processes that load a payload (`arrive`).
 """
@@ -31,44 +31,45 @@ from loaderpool.system.process import is_library
 from loaderpool.transport.payload.generator_search import Search, module_of
 from loaderpool.transport.payload.record import Pair, WorkerPayload
 
-# Values that a search looks into where a pickler meets the generators that travel. More: making a loader takes
-# longer. Fewer: of large payloads, generators that objects make again are not found.
+# Values that a search enters, if a pickler finds the pickled generators. Smaller: in large
+# payloads, generators that objects create again are not found. Larger: a loader is created more
+# slowly.
 _MOST_ENTERED = 20_000
-# The same with `workers=0`. More: a second and more for each loader. Fewer: payloads are not searched to their end.
+# Values that a search enters with `workers=0`. Smaller: payloads are searched only in part. Larger:
+# each loader takes a second or more.
 MOST_ENTERED_HERE = 1_000_000
-# The same when an epoch begins, and items of each list. More: it takes longer than 1 or 2 ms.
+# Values that a search enters at the start of an epoch, and items of each list. Smaller: fewer
+# new generators are found. Larger: the search takes more than 1 or 2 ms.
 _MOST_AGAIN, _MOST_ITEMS_AGAIN = 1_000, 50
 
 
 class Travelling(NamedTuple):
-    """The generators of one pickle."""
+    """Generators of one pickle."""
 
-    pairs: list[Pair]  # those in it, with their keys
-    others: dict[str, bytes]  # keys of generators that do not travel, by their paths
-    keys: tuple[bytes, ...]  # of all that may be others in the next epoch
+    pairs: list[Pair]  # generators in it, with their keys
+    others: dict[str, bytes]  # keys of generators that are not pickled, by path
+    keys: tuple[bytes, ...]  # keys of all generators that may change in the next epoch
 
 
 class Registry:
-    """The generators of one loader, each with the key that it had when it was first seen.
+    """The generators of one loader. Each keeps the key of its state when it was first seen.
 
-    Runs in: the main process. A key stays as long as its generator is used, whatever is drawn from it.
+    Runs in: the main process. The key stays while the generator is used, even after draws.
 
     Args:
         roots: the functions, the source and the hook, by name.
-        most_entered: values that are looked into.
+        most_entered: limit of values that the search enters.
     """
 
     def __init__(self, roots: Mapping[str, Any], most_entered: int = _MOST_ENTERED) -> None:
         self._roots = roots
-        self._known: dict[int, Pair] = {}  # by id; holds the generators, not their owners
-        self._own: dict[
-            int, tuple[bytes, str]
-        ] = {}  # by id: the keys before a saved state was loaded, and the seeds
-        self._travelled: dict[
-            frozenset[str], list[Any]
-        ] = {}  # by the parts of the payload beside them
+        self._known: dict[int, Pair] = {}  # by id; refers to the generators, not to their owners
+        # by id: the key before a saved state was loaded, and the seed
+        self._own: dict[int, tuple[bytes, str]] = {}
+        # pickled generators, by the names of the payload's parts in that pickle
+        self._travelled: dict[frozenset[str], list[Any]] = {}
         self._most_entered = most_entered
-        self._found: dict[str, Any] = {}  # by their paths
+        self._found: dict[str, Any] = {}  # by path
         self._search()
 
     def _search(self) -> None:
@@ -91,7 +92,7 @@ class Registry:
         self._forget()
 
     def _look_up(self, generators: Iterable[Any]) -> None:
-        """Give generators that were not seen before the keys of their present states."""
+        """Give new generators the keys of their present states."""
         for generator in generators:
             if id(generator) not in self._known:
                 self._add(generator, key_of(generator))
@@ -110,10 +111,10 @@ class Registry:
         self._own = {number: self._own[number] for number in self._known}
 
     def look_again(self, made: Iterable[Pair] = ()) -> bool:
-        """Search for generators that are new since the last time; return whether any has come or gone.
+        """Search for new generators. Return True if any were added or removed.
 
         Args:
-            made: those that the hook `setup` has made in this process.
+            made: generators that the `setup` hook has made in this process.
         """
         before = self.pairs
         for generator, key in made:
@@ -122,11 +123,11 @@ class Registry:
         return [*map(id, before)] != [*map(id, self.pairs)]
 
     def travel(self, names: frozenset[str], generators: list[Any]) -> Travelling:
-        """Note the generators in a pickle.
+        """Note the generators in a pickle, and return their keys.
 
         Args:
-            names: of the parts of the payload that are in it, the same in each epoch.
-            generators: in the order in which the pickler has met them.
+            names: names of the payload's parts in the pickle, the same in each epoch.
+            generators: in the order in which the pickler found them.
         """
         before = {id(generator): generator for generator in self._travelled.get(names, ())}
         is_first = names not in self._travelled
@@ -139,7 +140,7 @@ class Registry:
             self._search_again()
         pairs = [self._known[id(generator)] for generator in generators]
         others = {path: self._known[id(generator)][1] for path, generator in self._found.items()}
-        # Beside the items of a stream, the functions travel in another pickle.
+        # With a stream, its items and the functions are in separate pickles.
         made = [
             path
             for path in self._made_on_loading()
@@ -159,15 +160,15 @@ class Registry:
 
     @property
     def pairs(self) -> list[Pair]:
-        """The generators of this process with their keys."""
+        """Generators of this process, with their keys."""
         return list(self._known.values())
 
     def adopt(self, saved: Sequence[Sequence[str]]) -> bool:
-        """Take over the keys of a saved state; return whether that changed any.
+        """Use the keys of a saved state. Return True if any key changed.
 
-        A generator without a seed has another state in each process. With the key of the first one, a
-        training that is resumed draws the same numbers. A generator with another seed keeps its own
-        key, and so does one whose own key is in the saved state.
+        A generator without a seed has a different state in each process. With the key of the first
+        process, a resumed training draws the same numbers. A generator with a different seed keeps
+        its own key. A generator whose own key is in the saved state keeps it, too.
         """
         known = {path: (bytes.fromhex(key), seed) for path, key, seed in saved}
         keys = {key for key, _ in known.values()}
@@ -179,14 +180,16 @@ class Registry:
         return self.pairs != before
 
     def saved(self) -> list[list[str]]:
-        """Return paths, keys and seeds as a saved state has them."""
+        """Return paths, keys and seeds for a saved state."""
         return [
             [path, self._known[id(generator)][1].hex(), self._own[id(generator)][1]]
             for path, generator in self._named()
         ]
 
     def _named(self) -> Iterator[tuple[str, Any]]:
-        """Yield each generator once, with its path or, if the search did not come to it, its number."""
+        """Yield each generator once, with its path. If the search did not find it, its number
+        replaces the path.
+        """
         paths = {id(generator): path for path, generator in reversed(self._found.items())}
         for number, (generator, _) in enumerate(self.pairs):
             yield paths.get(id(generator), f"#{number}"), generator
@@ -195,13 +198,16 @@ class Registry:
         return len(self._known)
 
     def notes(self) -> tuple[str, ...]:
-        """Return a note if the search has ended early."""
-        note = f"random generators are seeded if they are among the first {self._most_entered:,} objects"
+        """Return a note if the search stopped at its limit."""
+        note = (
+            f"random generators are seeded if they are among the first {self._most_entered:,} "
+            "objects"
+        )
         return () if self.is_complete else (f"{note} of the function and the source",)
 
     def names(self) -> list[str]:
-        """Return the names of generators, as far as a walk comes to them: for a warning."""
-        from loaderpool.system.walk import walk  # which few loaders need
+        """Return the names of generators for a warning, as far as a walk finds them."""
+        from loaderpool.system.walk import walk  # imported here: few loaders need it
 
         def enters(value: Any) -> bool:
             is_code = issubclass(type(value), (type, types.FunctionType))
@@ -212,21 +218,21 @@ class Registry:
             if is_generator(found.value) and number_of_global(found.value) is None:
                 names.setdefault(id(found.value), " → ".join(found.path))
         for path, generator in self._found.items():
-            if module_of(path):  # a walk enters no module
+            if module_of(path):  # a walk does not enter modules
                 names.setdefault(id(generator), path.replace(":", ".", 1).replace("/", "."))
         return list(names.values())
 
 
-# ---- where a payload is loaded ----
+# ---- processes that load a payload ----
 
 
 def arrive(payload: WorkerPayload, travelled: Iterable[Pair], keys: Mapping[str, bytes]) -> None:
-    """Put the generators of a payload, and how others of it are found, into it.
+    """Set the generators of a payload that was loaded, and the keys of generators found later.
 
     Args:
-        payload: as it was unpickled.
-        travelled: the generators in its pickle with their keys.
-        keys: those of other generators that the main process has found, by their paths.
+        payload: the unpickled payload.
+        travelled: generators in its pickle, with their keys.
+        keys: keys of other generators that the main process has found, by path.
     """
     pairs = list(travelled)
     search = Search(payload.roots(), _MOST_ENTERED)
@@ -243,17 +249,19 @@ def arrive(payload: WorkerPayload, travelled: Iterable[Pair], keys: Mapping[str,
 
 
 def made_by_setup(payload: WorkerPayload, known: Iterable[Pair]) -> Iterator[Pair]:
-    """Yield the generators that are not known yet, because the hook `setup` has made them in this process."""
+    """Yield the generators that are still unknown, because the `setup` hook has made them in this
+    process.
+    """
     return _untravelled(Search(payload.roots(), _MOST_ENTERED), known, payload.keys)
 
 
 def _untravelled(
     search: Search, known: Iterable[Pair], keys: Mapping[str, bytes]
 ) -> Iterator[Pair]:
-    """Yield the generators that were made in this process.
+    """Yield the generators that were made in this process, with their keys.
 
-    Their states tell nothing, for each process makes its own. So each has the key that the main process
-    gave to the one of its path, or a key that follows from the path.
+    Each process makes its own, so their states are of no use for a key. The key is the one that the
+    main process has for the same path. If there is none, it is derived from the path.
     """
     seen = {id(generator) for generator, _ in known}
     for path, generator in search.found.items():
@@ -268,20 +276,25 @@ def _untravelled(
 def with_imports(
     modules: Sequence[str], setup: Callable[[], Any] | None
 ) -> Callable[[], Any] | None:
-    """Return a hook that first imports modules whose generators are to be seeded."""
+    """Return a hook that first imports modules whose generators are to be seeded, and then calls
+    `setup`.
+    """
     return functools.partial(_set_up, modules, setup) if modules else setup
 
 
 def _set_up(modules: Sequence[str], setup: Callable[[], Any] | None) -> None:
     for name in modules:
-        with FailuresIgnored():  # the function will meet it, if it comes to its import
+        with FailuresIgnored():  # the function raises the same error if it imports the module
             importlib.import_module(name)
     if setup is not None:
         setup()
 
 
 def seeder(pairs: list[Pair], config: LoaderConfig) -> CapturedGenerators | None:
-    """Return what seeds generators for each sample; None: there are none, or too many, or threads share them."""
+    """Return an object that seeds these generators for each sample.
+
+    None: there are no generators, or too many, or threads share them.
+    """
     is_wanted = config.seed_globals is not False and config.threads == 1
     if not pairs or not is_wanted or len(pairs) > MOST_GENERATORS:
         return None

@@ -1,8 +1,8 @@
-"""A glance at what a loader's functions and objects hold: what has changed of it, as far as 0.1 ms can tell.
+"""`Glance`: finds changes in a loader's functions and objects, as far as possible in 0.1 ms.
 
-Compared are variables of functions, attributes of objects and classes, lengths and some items of lists and dicts, and
-some elements of arrays: those first to which few steps lead. Nothing is kept alive for it, and nothing of the user's is
-called. Runs in: the trainer.
+It compares variables of functions, attributes of objects and classes, lengths and some items of
+lists and dicts, and some elements of arrays. Values that are few steps away come first. It keeps
+nothing alive, and calls no code of the user's. Called in the main process.
 """
 
 from __future__ import annotations
@@ -35,49 +35,54 @@ from loaderpool.transport.payload.kept import kept_by_calls
 from loaderpool.transport.payload.large_data import CALLED
 from loaderpool.transport.payload.pickler import FrameworkImports
 
-# Values that are compared. Fewer: a change may be missed. More: an epoch's start takes longer than 0.1 ms.
+# Values that are compared. Smaller: a change may be missed. Larger: the start of an epoch takes
+# more than 0.1 ms.
 _MOST_VALUES = 100
-# Items of a container, and elements of an array, evenly spread. More: fewer others are compared.
+# Items of a container, and elements of an array, evenly spaced. Smaller: a change may be missed.
+# Larger: fewer other values are compared.
 _MOST_ITEMS = 12
-# Steps from an argument to objects of packages that are looked into. More: what they keep for themselves is in the way.
+# Steps from an argument to objects of packages that are read. Larger: the packages' internal values
+# use up the limit.
 _NEAR = 2
-_MOST_ATTRIBUTES = 500  # of an object; more are data
+_MOST_ATTRIBUTES = 500  # attributes of an object; an object with more is treated as data
 _QUICK = frozenset({int, float, bool, type(None)})
 _SIMPLE: tuple[type, ...] = (str, bytes, complex, range, np.number, np.bool_, np.dtype, PurePath)
-# A longer text is compared by its identity alone: a copy of it is not held for this.
+# Longer texts are compared only by identity, because no copy of them is kept.
 _MOST_TEXT = 1000
 _MOST_SHOWN = 40  # characters of a value in a warning
-_MOST_CHANGES = 5  # that one warning names
+_MOST_CHANGES = 5  # changes in one warning
 _STORES = frozenset({"STORE_GLOBAL", "STORE_DEREF", "DELETE_GLOBAL"})
 _NOT_THE_AUTHORS = frozenset({
-    "__dict__", "__weakref__", "__module__", "__doc__", "_abc_impl", "__slotnames__", "__annotations_cache__",
+    "__dict__", "__weakref__", "__module__", "__doc__", "_abc_impl", "__slotnames__",
+    "__annotations_cache__",
 })  # fmt: skip
 _OLD = "These values changed after the loader was created; its workers still use the old ones"
-_WHOLE = "()"  # the key of how much a value holds, in place of an item's
+_WHOLE = "()"  # key for the size of a value, in place of an item's key
 _Read = Callable[[Any], dict[Any, Any]]
 
 
 class _Holder(NamedTuple):
-    """A value that is looked into, and what it held."""
+    """A value whose contents are read, and its contents at the time."""
 
-    parent: int  # the number of the holder that has it; -1: it is an argument
-    key: Any  # under which it is there
+    parent: int  # number of the holder of this value; -1: it is an argument
+    key: Any  # key in the parent
     kind: type
-    name: str  # as code writes it
-    read: _Read  # returns what it holds, by keys
-    size: int  # how many it held
-    tokens: dict[Any, Any]  # of these, as far as there was time
+    name: str  # name, as in code
+    read: _Read  # returns the contents by key
+    size: int  # number of values in it
+    tokens: dict[Any, Any]  # tokens of its values, as many as the limit allows
 
 
 class Glance:
-    """The contents of the functions and objects of one loader at a moment.
+    """Contents of the functions and objects of one loader at a given time.
 
     Args:
         parts: the functions and the source, by argument.
         without: the frameworks of their shipment.
 
     Attributes:
-        counts_kept: what library objects keep of their last call counts (`kept`).
+        counts_kept: True if a change in results of a library object's last call counts (see
+            `kept`).
     """
 
     def __init__(self, parts: Mapping[str, Any], without: AbstractSet[str]) -> None:
@@ -91,12 +96,13 @@ class Glance:
         self.renew()
 
     def renew(self) -> None:
-        """Compare with what they hold now, from now on."""
+        """Read the present contents. Later calls of `changes` compare with these."""
         self._holders: list[_Holder] = []
-        self._stored = set[str]()  # variables that functions assign themselves, as for a cache
+        # variables that functions assign themselves, for example as a cache
+        self._stored = set[str]()
         entered, left = set[int](), _MOST_VALUES
         waiting = [(-1, name, name, part, 0) for name, part in self._parts.items()]
-        for parent, key, name, value, depth in waiting:  # which grows meanwhile
+        for parent, key, name, value, depth in waiting:  # the list grows in the loop
             read = None if id(value) in entered else self._reader_of(value, depth)
             if read is None or not left:
                 continue
@@ -119,15 +125,14 @@ class Glance:
             )
 
     def changes(self) -> dict[str, str]:
-        """Return the names of what holds something else by now, and what has become of each."""
+        """Return the names of changed values, each with a description of the change."""
         found = dict[str, str]()
         seen: list[dict[Any, Any]] = []
         for holder in self._holders:
             parent = self._parts if holder.parent < 0 else seen[holder.parent]
             value = parent.get(holder.key)
-            held = (
-                holder.read(value) if type(value) is holder.kind else {}
-            )  # else its holder has another one
+            # If the type differs, the parent reports the change.
+            held = holder.read(value) if type(value) is holder.kind else {}
             seen.append(held)
             tokens = {each: _token(held[each]) for each in holder.tokens if each in held}
             if held and (tokens != holder.tokens or len(held) != holder.size):
@@ -142,7 +147,7 @@ class Glance:
         if before.get(_WHOLE) != tokens.get(_WHOLE) or (
             len(held) != holder.size and not new and tokens == before
         ):
-            yield holder.name, "has other contents"  # of which others are compared now
+            yield holder.name, "has other contents"  # another sample of its items is compared now
             return
         for key in (*before, *new):
             if key in self._stored and holder.kind is types.FunctionType:
@@ -154,26 +159,26 @@ class Glance:
                 )
 
     def defined_again(self) -> dict[str, str]:
-        """Return the arguments that are functions whose names stand for other ones now, and these names."""
+        """Return the arguments whose functions were defined again, with the functions' names."""
         found = dict[str, str]()
         for argument, part in self._parts.items():
             if type(part) is types.FunctionType and part.__module__ == "__main__":
                 now = part.__globals__.get(part.__qualname__)
                 is_other = type(now) is types.FunctionType and now.__code__ != part.__code__
-                if is_other and now not in _used:  # functions of two loaders may have one name
+                if is_other and now not in _used:  # two loaders may have functions of the same name
                     found[argument] = part.__qualname__
         return found
 
     def warn(self, changes: Mapping[str, str], preface: str = _OLD, advice: str = "") -> None:
-        """Warn, in the line of the user's that has led here, of what has changed; of each once.
+        """Warn about changes, once for each. The warning refers to the user's line that led here.
 
         Args:
-            changes: as `changes` returns them. Functions that were defined again are added.
+            changes: result of `changes`. Functions that were defined again are added.
             preface: the first line.
             advice: the last line; empty: how to use the new values.
 
         Raises:
-            LoaderpoolWarning: where a filter makes an error of it.
+            LoaderpoolWarning: a warnings filter makes it an error.
         """
         again = self.defined_again()
         named = {**changes, **dict.fromkeys(again.values(), "was defined again")}
@@ -186,11 +191,16 @@ class Glance:
         shown = "\n  ".join([*lines[:_MOST_CHANGES], *more])
         fix = ", ".join(f"{argument}={name}" for argument, name in again.items() if name in named)
         warn(
-            f"{preface}:\n  {shown}\n{advice or f'To use the new values everywhere: loader = loader.replace({fix})'}"
+            f"{preface}:\n"
+            f"  {shown}\n"
+            f"{advice or f'To use the new values everywhere: loader = loader.replace({fix})'}"
         )
 
     def _reader_of(self, value: Any, depth: int) -> _Read | None:
-        """Return what reads what a value holds; None: it is not looked into. `depth`: steps from an argument to it."""
+        """Return a function that reads the contents of a value; None: they are not read.
+
+        `depth` is the number of steps from an argument to the value.
+        """
         kind = type(value)
         if kind in _QUICK or issubclass(kind, (*_SIMPLE, types.ModuleType)):
             return None
@@ -208,29 +218,27 @@ class Glance:
             return None if issubclass(kind, np.memmap) else _of_array
         if kind.__module__ == "torch" and hasattr(kind, "_version"):
             return _of_tensor
-        is_near = depth <= _NEAR and is_installed(
-            kind.__module__
-        )  # a library's dataset, or what it holds
+        # A library's dataset, or an object in it.
+        is_near = depth <= _NEAR and is_installed(kind.__module__)
         if is_near or is_users(value) or issubclass(kind, (dict, *CONTAINERS)):
             return _reader_of_object(kind, self.counts_kept)
         return None
 
     def _travels(self, code: Any) -> bool:
-        """Return whether a function or class is the user's, and is sent itself, not its name."""
+        """Return True if a function or class is the user's and is pickled by value."""
         by_name = is_found_by_name(code) and not (
             code.__module__ and self._imports.of(code.__module__)
         )
         return is_users(code) and not by_name
 
 
-_used: weakref.WeakSet[types.FunctionType] = (
-    weakref.WeakSet()
-)  # functions that were given to loaders
+# functions that were passed to loaders
+_used: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
 _NOTHING: Any = object()
 
 
 def _stored_by(code: types.CodeType) -> Iterator[str]:
-    """Yield the variables to which code, or a function inside it, gives another value."""
+    """Yield the variables that code, or a function inside it, assigns."""
     yield from (each.argval for each in dis.get_instructions(code) if each.opname in _STORES)
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
@@ -238,13 +246,15 @@ def _stored_by(code: types.CodeType) -> Iterator[str]:
 
 
 def _token(value: Any) -> Any:
-    """Return what a value is compared by: itself, if it is simple; a function's code; else its identity.
+    """Return a token to compare a value by.
 
-    An object at the very place of one that is gone is taken for it; then what it holds tells.
+    The token is the value itself if that is simple, a function's code, or the identity of any other
+    object. A new object at the address of a deleted one looks the same; its contents then show the
+    change.
     """
     kind = type(value)
     if kind in _QUICK:
-        return kind, value  # True is not 1
+        return kind, value  # True differs from 1
     if kind is str or kind is bytes:
         return value if len(value) <= _MOST_TEXT else (kind, id(value))
     if kind is types.FunctionType:
@@ -255,7 +265,7 @@ def _token(value: Any) -> Any:
 
 
 def _become(before: Any, now: Any) -> str:
-    """Return what has become of a value with this token."""
+    """Return a description of the change from a value with the token `before` to `now`."""
     if now is _NOTHING:
         return "was deleted"
     if before is _NOTHING:
@@ -273,13 +283,13 @@ def _is_ours(kind: type) -> bool:
 
 
 class _Item(NamedTuple):
-    """The key of an item, or its number; other keys are names of attributes and variables."""
+    """Key or index of an item. All other keys are names of attributes and variables."""
 
     key: Any
 
 
 def _name_of(holder: Any, name: str, key: Any) -> str:
-    """Return how code names what a holder of this name has under a key."""
+    """Return the name, as in code, of the value under a key of this holder."""
     kind = type(holder)
     if isinstance(key, _Item):
         return f"{name}[{key.key!r:.80}]"
@@ -290,11 +300,11 @@ def _name_of(holder: Any, name: str, key: Any) -> str:
     if issubclass(kind, functools.partial) and key in holder.keywords:
         return str(key)
     if issubclass(kind, (types.MethodType, functools.partial)) or _is_ours(kind):
-        return name  # what the user never sees
+        return name  # users never see these attributes
     return f"{name}.{key}"
 
 
-# ---- what a value holds, by keys
+# ---- contents of a value, by key ----
 
 
 def _of_function(function: types.FunctionType) -> dict[Any, Any]:
@@ -348,11 +358,13 @@ def _of_array(array: Any) -> dict[Any, Any]:
 
 
 def _of_tensor(tensor: Any) -> dict[Any, Any]:
-    return {_WHOLE: tensor._version}  # which each write to it counts up
+    return {_WHOLE: tensor._version}  # each write to the tensor increments it
 
 
 def _of_items(kind: type, value: Any) -> dict[Any, Any]:
-    """Items by what a container is made of: a class of the user's may tell something else."""
+    """Return some items of a container, by its built-in methods. A class of the user's may override
+    these.
+    """
     if issubclass(kind, dict):
         items = enumerate(itertools.islice(dict.items(value), _MOST_ITEMS))
         named = ((key if type(key) in _KEYS else at, each) for at, (key, each) in items)
@@ -380,7 +392,7 @@ def _reader_of_object(kind: type, counts_kept: bool) -> _Read:
         if has_slots:
             held.update(attributes_of(value))
         else:
-            with contextlib.suppress(AttributeError):  # it has none
+            with contextlib.suppress(AttributeError):  # it has no attributes
                 attributes = object.__getattribute__(value, "__dict__")
                 held.update(attributes if len(attributes) <= _MOST_ATTRIBUTES else {})
         for name in left_out:

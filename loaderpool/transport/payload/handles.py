@@ -1,9 +1,10 @@
-"""Handles that the user's code has left open in the supervisor, and which of them forked workers can have.
+"""Handles that the user's code has left open in the supervisor, and their treatment in forked
+workers.
 
 | handle | in a forked worker |
 |---|---|
-| file that can be read | is opened again, so that each worker has a position of its own |
-| file that is only written, or written at its end | is shared: lines of all workers follow each other |
+| readable file | opened again, so that each worker has its own position |
+| file that is only written, or written at its end | shared: all workers append lines |
 | file that is read and written; file that cannot be opened again | workers are not forked |
 | SQLite database | workers are not forked |
 | connection, pipe from another process | workers are not forked |
@@ -29,8 +30,8 @@ from loaderpool.system.open_files import OpenFile
 _SQLITE_HEAD = b"SQLite format 3\0"
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
-# Servers that any library may have a connection to, in parts of their sockets' paths: logs, and who users and hosts
-# are. Their clients in the C library connect anew in a fork, and a log line is one message.
+# Parts of socket paths of servers that any library may be connected to: logs, and user and host
+# names. Their clients in the C library connect again after a fork, and a log line is one message.
 _HARMLESS_PEERS = (
     "/dev/log",
     "/systemd/",
@@ -40,36 +41,39 @@ _HARMLESS_PEERS = (
     "/winbindd/",
     "/avahi-daemon/",
 )
-# Their proxies keep a connection for each thread, and have a hook that closes it after a fork.
+# Packages whose proxies keep a connection for each thread, and have a hook that closes it after a
+# fork.
 _MULTIPROCESSING = ("multiprocessing", "multiprocess")
 
 
 class OpenHandles:
-    """The handles of this process. Runs in: the supervisor.
+    """The open handles of this process. Runs in: the supervisor.
 
     Attributes:
-        files: those that each fork has to open again, as `obstacles` has found them.
+        files: files that each fork has to open again. Set by `obstacles`.
     """
 
     def __init__(self) -> None:
         self.files: list[OpenFile] = []
-        self._databases: dict[str, None] = {}  # paths, in the order found
-        self._reopened: set[tuple[Any, ...]] = set()  # tried once, as 500 tries take 6 ms
+        self._databases: dict[str, None] = {}  # paths, in the order in which they were found
+        # files that were tried once: 500 tries take 6 ms
+        self._reopened: set[tuple[Any, ...]] = set()
 
     def note_load(self, private: Collection[int]) -> None:
-        """Look through the objects that loading a payload has made. To be called before `gc.freeze` hides them.
+        """Check the objects that loading a payload has created.
 
-        What file objects have not written yet is written, or each worker would write it once more.
+        Call it before `gc.freeze` hides them. It also flushes file objects, because otherwise each
+        worker would write their buffers again.
         """
         files = open_files.find(open_files.descriptors(private))
         written = {file.descriptor for file in files if file.is_written}
         connection = getattr(sys.modules.get("sqlite3"), "Connection", None)
         if connection is not None and not any(map(_is_database, files)):
             connection = None
-        if not written and connection is None:  # the objects of torch alone take 50 ms
+        if not written and connection is None:  # torch's objects alone would take 50 ms
             return
         for each in gc.get_objects():
-            # Not by `isinstance`: some objects import more when they are asked for their class.
+            # Not by `isinstance`: some objects import more when their class is read.
             if type(each) in _WRITERS:
                 with FailuresIgnored():  # it is closed
                     if each.fileno() in written:
@@ -78,9 +82,9 @@ class OpenHandles:
                 self._databases.update(dict.fromkeys(_paths_of(each)))
 
     def obstacles(self, private: Collection[int]) -> dict[str, str]:
-        """Return the handles with which this process must not be forked, and note the files to be opened again.
+        """Return the handles with which this process must not be forked, and set `files`.
 
-        The keys name them. The values are as `open_files.links` has them.
+        The keys name the handles. The values are paths as in `open_files.links`.
         """
         numbers = open_files.descriptors(private)
         self.files = [file for file in open_files.find(numbers) if file.is_read]
@@ -88,7 +92,8 @@ class OpenHandles:
         for file in self.files:
             if why := self._why_not_reopened(file):
                 path = open_files.path_of(file.descriptor)
-                if not path.startswith((*self._databases,)):  # as their logs do
+                # log files of a database start with its path
+                if not path.startswith((*self._databases,)):
                     found[f"the file {path}, which {why}"] = path
         return {**found, **_connections(numbers)}
 
@@ -103,7 +108,10 @@ class OpenHandles:
 
 
 def _is_shared_on_purpose(file: OpenFile) -> bool:
-    """Return whether a file that is read and written is memory or a lock, which no code reads by its position."""
+    """Return True if a file that is read and written is a memory file, mapped to memory, or locked.
+
+    No code reads such files by position.
+    """
     path = open_files.path_of(file.descriptor)
     return (
         path.startswith("/memfd:")
@@ -119,13 +127,15 @@ def _is_database(file: OpenFile) -> bool:
 
 
 def _paths_of(connection: Any) -> list[str]:
-    """Return the paths of an SQLite connection's databases; none if it is closed, or in memory alone."""
+    """Return the paths of an SQLite connection's databases; empty if it is closed, or only in
+    memory.
+    """
     sqlite3: Any = sys.modules["sqlite3"]
     try:
         # Not by the connection's own methods, whose rows can have any form.
         rows = sqlite3.Cursor(connection).execute("PRAGMA database_list").fetchall()
         return [os.fsdecode(path) for _, _, path in rows if path]
-    except Exception as error:  # its text_factory can be anything, too
+    except Exception as error:  # its text_factory may raise anything
         if is_of_a_handler(error):
             raise
         return (
@@ -137,16 +147,18 @@ def _paths_of(connection: Any) -> list[str]:
 
 
 def forget_connections() -> None:
-    """Drop the connections of `multiprocessing`'s proxies, which then connect again. Runs in: a fork, first thing.
+    """Drop the connections of `multiprocessing`'s proxies, which then connect again. Called first
+    in a fork.
 
-    Its own hook for forks would also count the fork as one more user of each object, for ever.
+    The proxies' own hook for forks would also count the fork as one more user of each object,
+    forever.
     """
     for local in _locals_of_proxies():
         local.__dict__.clear()
 
 
 def _locals_of_proxies() -> Iterator[Any]:
-    """Yield the thread-local objects that keep the connections of proxies, one for each manager."""
+    """Yield the thread-local objects with the connections of proxies, one for each manager."""
     for package in _MULTIPROCESSING:
         proxy = getattr(sys.modules.get(f"{package}.managers"), "BaseProxy", None)
         for local, *_ in list(getattr(proxy, "_address_to_local", {}).values()):
@@ -170,12 +182,15 @@ def _harmless_descriptors() -> set[int]:
 
 
 def _connections(numbers: Iterable[int]) -> dict[str, str]:
-    """Name the connections to other processes: of two workers that read one, each would get a part of the data."""
+    """Return names and paths of the connections to other processes.
+
+    They are unsafe, because two workers that read one connection would each get a part of the data.
+    """
     found: dict[int, str] = {}
-    pipes: dict[int, int] = {}  # ends that are read, by inode
-    written = set()  # inodes
+    pipes: dict[int, int] = {}  # read ends, by inode
+    written = set()  # inodes of write ends
     for number in numbers:
-        with contextlib.suppress(OSError):  # closed since, or no connection
+        with contextlib.suppress(OSError):  # closed since, or not a connection
             status = os.fstat(number)
             if stat.S_ISSOCK(status.st_mode):
                 if peer := _peer(number):
@@ -186,7 +201,8 @@ def _connections(numbers: Iterable[int]) -> dict[str, str]:
                 else:
                     pipes[status.st_ino] = number
     for inode, number in pipes.items():
-        if inode not in written and not _has_ended(number):  # else both ends are this process's
+        # otherwise both ends are in this process
+        if inode not in written and not _has_ended(number):
             found[number] = "a pipe from another process"
     harmless = _harmless_descriptors() if found else set()
     return {
@@ -195,7 +211,10 @@ def _connections(numbers: Iterable[int]) -> dict[str, str]:
 
 
 def _peer(number: int) -> str:
-    """Return the other end of a stream connection; "": it is none, or one that forked workers may have."""
+    """Return the other end of a stream connection.
+
+    "": it is not a stream connection, or forked workers may share it.
+    """
     is_blocking = os.get_blocking(number)
     connection = socket.SocketType(fileno=number)  # proxies and test tools replace `socket.socket`
     try:
@@ -212,14 +231,13 @@ def _peer(number: int) -> str:
     if isinstance(peer, tuple):
         host, port, *_ = peer
         return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
-    path = os.fsdecode(peer).replace(
-        "\0", "@"
-    )  # "": of a pair, as event loops have one for themselves
+    # "": a socket pair, which event loops have for themselves.
+    path = os.fsdecode(peer).replace("\0", "@")
     return "" if any(part in path for part in _HARMLESS_PEERS) else path
 
 
 def _has_ended(pipe: int) -> bool:
-    """Return whether a pipe is empty and stays so."""
+    """Return True if a pipe is empty and has no writer any more."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     return [event for _, event in poll.poll(0)] == [select.POLLHUP]

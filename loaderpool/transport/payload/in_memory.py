@@ -1,7 +1,7 @@
-"""Objects whose data is in this process's memory and is not in their pickle.
+"""Objects whose data is in this process's memory and not in their pickle.
 
-In another process most read as zeros, as empty or as missing files, and some crash it. So the
-pickler refuses them, before anything is sent.
+In another process, most of them read as zeros, as empty or as missing files, and some crash it. So
+the pickler refuses them, before anything is sent.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from typing import Any
 
 from loaderpool.system.interrupts import is_of_a_handler
 
-# By package and class, also for derived classes: bytes that the pickle of such an object has if its
-# data is in memory. Without any, its data always is. Modules are left out: libraries move classes.
+# Marks by package and class; derived classes count, too. A mark is a byte string in the pickle of
+# an object whose data is in memory. A class without marks always has its data in memory. Module
+# names are left out, because libraries move classes.
 _STORES: Mapping[tuple[str, str], tuple[bytes, ...]] = {
     ("deeplake", "DatasetView"): (b"mem://",),
     ("fsspec", "AbstractFileSystem"): (
         b"fsspec.implementations.memory",
         b"memory://",
-        b"_protocol\x94\x8c\x06memory",  # an option target_protocol="memory", or remote_protocol
+        # options target_protocol="memory" and remote_protocol="memory"
+        b"_protocol\x94\x8c\x06memory",
     ),
     ("fsspec", "MemoryFileSystem"): (),
     ("icechunk", "IcechunkStore"): (b"in_memory_object_store",),
@@ -30,7 +32,7 @@ _STORES: Mapping[tuple[str, str], tuple[bytes, ...]] = {
     ("lance", "LanceFragment"): (b"memory://",),
     ("obstore", "MemoryStore"): (),
     ("rasterio", "MemoryFile"): (),
-    # Entries of its settings: it is in memory; it is in a file, which is emptied when it is loaded.
+    # Settings of an index: one in memory, and one in a file that is emptied when it is loaded.
     ("rtree", "Index"): (b"\x07storage\x94K\x00", b"\x09overwrite\x94\x88"),
     ("tensorstore", "KvStore"): (b"memory_key_value_store",),
     ("tensorstore", "TensorStore"): (b"memory_key_value_store",),
@@ -47,14 +49,14 @@ CURE = (
 
 
 class InMemoryError(TypeError):
-    """The data of an object is in this process's memory, and its pickle has the name alone."""
+    """The data of an object is in this process's memory, and its pickle is only a name."""
 
     def __init__(self) -> None:
         super().__init__("its data is in the memory of this process, and its pickle is only a name")
 
 
 def marks_of(kind: type) -> tuple[bytes, ...] | None:
-    """Return the marks of a class in `_STORES`; None if it is no such store."""
+    """Return the marks of a class in `_STORES`; None if it is not a store."""
     for base in kind.__mro__:
         marks = _STORES.get((str(base.__module__).partition(".")[0], base.__name__))
         if marks is not None:
@@ -65,13 +67,14 @@ def marks_of(kind: type) -> tuple[bytes, ...] | None:
 def refuse(obj: Any, marks: tuple[bytes, ...]) -> None:
     """Raise `InMemoryError` if a store is in memory.
 
-    It is pickled by itself first. That is some hundred bytes, but for arrays in a `TensorStore`.
+    The store is first pickled on its own. This takes a few hundred bytes, except for arrays in a
+    `TensorStore`.
     """
     try:
         pickled = pickle.dumps(obj, 5) if marks else b""
     except Exception as error:
         if is_of_a_handler(error):
             raise
-        return  # the pickler that asks will raise the same
+        return  # the calling pickler will raise the same error
     if not marks or any(mark in pickled for mark in marks):
         raise InMemoryError

@@ -1,7 +1,8 @@
-"""Attributes in which objects of libraries keep something of their last call, such as the parameters that it drew.
+"""Attributes in which library objects keep results of their last call, such as the parameters that
+it drew.
 
-They are found in bytecode: methods of a library assign them in each call, and no other method does. Nothing is run.
-Runs in: the trainer.
+They are found in bytecode: methods of a library assign them in each call, and other methods do not.
+No code is run. Called in the main process.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ _MAKERS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__"})
 
 _IS_ITEM = ("LOAD_ATTR", "LOAD_CONST")
 
-# By attribute: the keys of its items that calls assign; None: the attribute itself.
+# Attribute -> keys of its items that calls assign. None: calls assign the attribute itself.
 Kept = Mapping[str, "frozenset[Any] | None"]
 
 _known: weakref.WeakKeyDictionary[type, Kept] = weakref.WeakKeyDictionary()
 
 
 def kept_by_calls(cls: Any) -> Kept:
-    """Return the attributes that only calls of a class's instances assign, if a library has written these methods."""
+    """Return the attributes of a class that only calls of its instances assign, in methods of a
+    library.
+    """
     if not isinstance(cls, type):
         return {}
     if cls not in _known:
@@ -37,7 +40,9 @@ def kept_by_calls(cls: Any) -> Kept:
 
 
 def counted_in_passes(cls: type) -> list[str]:
-    """Return the attributes whose values iterating an object makes of those of the pass before, such as a count."""
+    """Return the attributes that an iteration derives from their previous values, such as a
+    count.
+    """
     uses = [
         (name, _uses_of(each.__code__)) for base in cls.__mro__ for name, each in _functions(base)
     ]
@@ -52,13 +57,13 @@ def counted_in_passes(cls: type) -> list[str]:
 
 
 class _Uses(NamedTuple):
-    """The attributes of its object that a method uses."""
+    """Attributes of its object that a method uses."""
 
     loads: set[str]
     stores: set[str]
-    items: set[tuple[str, Any]]  # whose items it assigns, and the keys
-    is_from: set[str]  # what it assigns after it has read it, such as a count of calls
-    fresh: set[str]  # what it assigns before it reads it
+    items: set[tuple[str, Any]]  # attributes whose items it assigns, and the keys
+    is_from: set[str]  # attributes that it assigns after reading them, such as a count of calls
+    fresh: set[str]  # attributes that it assigns before reading them
 
 
 def _find(cls: type) -> Kept:
@@ -121,8 +126,8 @@ def _is_of_library(function: types.FunctionType) -> bool:
 def _uses_of(code: types.CodeType) -> _Uses:
     uses = _Uses(set(), set(), set(), set(), set())
     own = code.co_varnames[0] if code.co_argcount else ""
-    read, now = set[str](), set[str]()  # by earlier statements, by this one
-    before: list[tuple[str, Any]] = [("", None)] * 3  # the instructions just before
+    read, now = set[str](), set[str]()  # read by earlier statements, and by this one
+    before: list[tuple[str, Any]] = [("", None)] * 3  # the three instructions before this one
     for each in dis.get_instructions(code):
         if each.opname == "EXTENDED_ARG":
             continue
@@ -133,10 +138,8 @@ def _uses_of(code: types.CodeType) -> _Uses:
         elif each.opname == "STORE_ATTR" and is_own:
             uses.stores.add(each.argval)
             (uses.is_from if each.argval in read | now else uses.fresh).add(each.argval)
-        elif each.opname == "STORE_ATTR" and before[-1][0] in (
-            "SWAP",
-            "ROT_TWO",
-        ):  # `self.count += 1`
+        elif each.opname == "STORE_ATTR" and before[-1][0] in ("SWAP", "ROT_TWO"):
+            # `self.count += 1`
             uses.is_from.add(each.argval)
         elif each.opname == "STORE_SUBSCR" and _loads(before[-3], own):  # `self.last["p"] = p`
             uses.items.update(
@@ -145,7 +148,7 @@ def _uses_of(code: types.CodeType) -> _Uses:
                 else []
             )
         if each.opname.startswith("RETURN"):
-            now.clear()  # nothing that comes after was made of it
+            now.clear()  # no later assignment uses these values
         elif each.opname.startswith("STORE_") or each.opname == "POP_TOP":
             read |= now
             now.clear()
@@ -154,7 +157,9 @@ def _uses_of(code: types.CodeType) -> _Uses:
 
 
 def _loads(instruction: tuple[str, Any], name: str) -> bool:
-    """Return whether an instruction ends with loading a local variable; newer Pythons load two at once."""
+    """Return True if an instruction ends by loading this local variable. Newer Pythons load two at
+    once.
+    """
     opname, value = instruction
     return ("LOAD_FAST" in opname or opname == "LOAD_DEREF") and name == (
         value[-1] if type(value) is tuple else value

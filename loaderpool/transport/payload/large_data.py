@@ -1,4 +1,7 @@
-"""Large lists and dicts of which each worker would have a copy. Runs in: the trainer; calls nothing of the user's."""
+"""Warnings about large lists and dicts that would be copied to each worker.
+
+Called in the main process. Calls no code of the user's.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,20 @@ from typing import Any
 from loaderpool.system.process import is_library
 from loaderpool.system.walk import Found, is_users, walk
 
-CALLED = frozenset(
-    {"fn", "augment", "batch_fn", "setup", "make_generator"}
-)  # of a payload, in the workers
-# Elements of a list or dict. Fewer: a warning where a copy in each worker is a few MB; more: none where it is much.
+# functions of a payload that workers call
+CALLED = frozenset({"fn", "augment", "batch_fn", "setup", "make_generator"})
+# Elements of a list or dict that cause a warning. Smaller: warnings for copies of a few MB per
+# worker. Larger: no warning for large copies.
 _MANY = 200_000
 
 
 def large_data(
     parts: Mapping[str, Any], sources: AbstractSet[int], is_by_value: Callable[[Any], bool]
 ) -> tuple[str, ...]:
-    """A warning for each large list, tuple or dict that functions and objects hold, with the line that mends it.
+    """Return a warning for each large list, tuple or dict that functions and objects hold, with a
+    line that fixes it.
 
-    Not for `sources`, ids of lists whose items the loader itself reads.
+    `sources` are ids of lists whose items the loader itself reads. These get no warning.
     """
 
     def enters(value: Any) -> bool:
@@ -46,14 +50,17 @@ def large_data(
             else:
                 line = f"{name} = lp.share({name})"
             told[id(value)] = (
-                f"{' → '.join(found.path)} is a {type(value).__name__} of {len(value):,} elements, and each worker "
-                f"gets its own copy of it. To share one copy: {line}"
+                f"{' → '.join(found.path)} is a {type(value).__name__} of {len(value):,} elements, "
+                f"and each worker gets its own copy of it. To share one copy: {line}"
             )
     return tuple(filter(None, told.values()))
 
 
 def _line_of_object(found: Found) -> str:
-    """Return the line that shares an attribute or item of an object, with the name of the object where it is made."""
+    """Return the line that shares an attribute or item of an object.
+
+    It uses the object's variable name, which is searched in the frames of the user's code.
+    """
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
         if not is_library(str(frame.f_globals.get("__name__"))):

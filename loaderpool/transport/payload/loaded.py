@@ -1,6 +1,6 @@
-"""Payloads: read out of the arena once by the supervisor, shared with all workers by fork.
+"""Payloads: read from the arena once by the supervisor, and shared with all workers by fork.
 
-Or, where it must not fork (`ForkCheck`), read by each worker.
+If the supervisor must not fork (see `ForkCheck`), each worker reads them.
 """
 
 from __future__ import annotations
@@ -25,23 +25,26 @@ from loaderpool.transport.pickling import receive
 if TYPE_CHECKING:
     from loaderpool.cache.setting import CachePlan
 
-# A thread that was joined is in the kernel's list for a moment more. Shorter would take it for one that stays, longer
-# delays the first worker where there is one.
+# Seconds to wait until the kernel no longer lists a thread that was joined. Smaller: the thread
+# seems to stay. Larger: if a thread does stay, the first worker starts later.
 _GRACE_S = 0.25
 _LOOK_S = 0.005
 
-# Threads that are ready for a fork, by name (of which the kernel keeps 15 characters). That of jemalloc, which pyarrow
-# (and pandas beside it) and polars start on import: around a fork it holds all its locks, and the child begins without
-# it (`background_thread_postfork_child`). And polars' "polars-ooc-cleaner", which waits on a channel for names of files
-# to delete: a child's channel never blocks, and what it spilled is deleted by the next process that imports polars.
-# polars' own pool begins with its first operation; after that a child that uses polars waits for ever.
+# Threads that are safe to fork with, by name (of which the kernel keeps 15 characters). pyarrow
+# (and so pandas) and polars start jemalloc's thread on import. Around a fork it holds all its
+# locks, and the child starts without it (`background_thread_postfork_child`). The thread
+# "polars-ooc-cleaner" of polars waits on a channel for names of files to delete. A child's channel
+# never blocks, and the child's spilled files are deleted by the next process that imports polars.
+# polars starts its own pool with its first operation; after that, a child that uses polars waits
+# forever.
 _READY_FOR_FORK = frozenset({"jemalloc_bg_thd", "polars-ooc-clea"})
 
 
 def describe_load_error(error: BaseException, place: str = "the supervisor") -> str:
-    """Return what in the payload could not be loaded, the likely cause, and what to do.
+    """Return the part of the payload that could not be loaded, the likely cause, and a fix.
 
-    Runs in: the process in which loading it raised `error`, for that one's search path is named; `place` is what it is.
+    Called in the process in which loading raised `error`, because the message has its search path.
+    `place` describes that process.
     """
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
@@ -49,37 +52,43 @@ def describe_load_error(error: BaseException, place: str = "the supervisor") -> 
             f", send it by RayPool(actor_options={{'runtime_env': {{'py_modules': [{package}]}}}})"
         )
         return (
-            f"The module {error.name!r}, which the function or the source needs, cannot be imported in {place}. Put it "
-            f"in a directory on sys.path{send * bool(process.node())}, or define the function in the script itself. "
-            f"There, sys.path is {sys.path!r}."
+            f"The module {error.name!r}, which the function or the source needs, cannot be "
+            f"imported in {place}. Put it in a directory on sys.path{send * bool(process.node())}, "
+            f"or define the function in the script itself. There, sys.path is {sys.path!r}."
         )
     if type(error).__name__ == "AuthenticationError":
         return (
-            f"A proxy of a multiprocessing manager has another authentication key than {place}. Set "
-            "multiprocessing.current_process().authkey to the manager's key in the main process before you create the "
-            "loader."
+            f"A proxy of a multiprocessing manager has another authentication key than {place}. "
+            "Set multiprocessing.current_process().authkey to the manager's key in the main "
+            "process before you create the loader."
         )
     return (
-        f"Loading the function and the source in {place} raised {type(error).__name__}. Modules are imported again "
-        "there, without the changes that the script made. The traceback shows the line."
+        f"Loading the function and the source in {place} raised {type(error).__name__}. Modules "
+        "are imported again there, without the changes that the script made. The traceback shows "
+        "the line."
     )
 
 
 class Payloads:
-    """The loaders' payloads by number: `loaded` is what workers inherit. It owns `files`, of each the data files."""
+    """The loaders' payloads, by number.
+
+    Attributes:
+        loaded: the payloads, which workers inherit.
+        files: descriptors of each loader's data files. Ownership: closed by `unload`.
+    """
 
     def __init__(self, arena: Arena, files: dict[int, list[int]]) -> None:
         self._arena, self.files = arena, files
         self.loaded: dict[int, WorkerPayload] = {}
-        self.settings: dict[int, LoaderSettings] = {}  # of loaders, also where none is loaded
-        self.places: dict[
-            int, tuple[int, int]
-        ] = {}  # of each one's shipment, for a process that has to load it itself
+        # settings of all loaders, even if their payload is not loaded
+        self.settings: dict[int, LoaderSettings] = {}
+        # arena offset and size of each shipment's table, for processes that load it themselves
+        self.places: dict[int, tuple[int, int]] = {}
 
     def load(self, loader: int, offset: int, nbytes: int) -> None:
-        """Unpickle a payload; whatever the user's modules raise on import is raised.
+        """Unpickle a payload. Exceptions from importing the user's modules are raised.
 
-        Its arrays lie on the arena's own pages, of which reads are shared and writes are not.
+        Its arrays are mapped from the arena: reads share the pages, and writes are private.
         """
         pickled, buffers, cache, files, generators = self.read(loader, offset, nbytes)
         travelled: list[tuple[Any, bytes]] = []
@@ -90,17 +99,18 @@ class Payloads:
             **receive(pickled, buffers, [generator for generator, _ in travelled], loader)
         )
         if generators:
-            from loaderpool.transport.payload.generators import arrive  # most loaders have none
+            # imported here: most loaders have none
+            from loaderpool.transport.payload.generators import arrive
 
             arrive(payload, travelled, others)
         if payload.needs_numpy_random:
             import numpy.random  # noqa: F401  # 12 ms: once here, instead of in each worker
         if cache is not None:
-            # Most loaders have none, and their start is shorter for it.
+            # Imported here, because most loaders have no cache, and start faster without it.
             from loaderpool.cache.setting import MEMORY
             from loaderpool.cache.store import SharedCache, counters_in
 
-            # Of one in memory the file comes after those of the arrays.
+            # The file of a cache in memory comes after those of the arrays.
             file = (
                 machine.above_standard(os.dup(self.files[loader][files]))
                 if cache.where == MEMORY
@@ -114,16 +124,16 @@ class Payloads:
     def read(
         self, loader: int, offset: int, nbytes: int
     ) -> tuple[bytes, list[memoryview], CachePlan | None, int, bytes]:
-        """Return a payload's pickle, the bytes of its arrays, its cache, how many data files hold some of them, and
-        its random generators.
+        """Return the contents of a payload's table: its pickle, the bytes of its arrays, its cache,
+        the number of data files with arrays, and its random generators.
         """
         table = receive(self._arena.map[offset : offset + nbytes])
         (start, length), ranges, places, sizes, cache, generators, bequests = table
-        inherit(
-            bequests
-        )  # before the pickle is loaded: a proxy in it connects to its manager at once
+        # Before the pickle is loaded, because a proxy in it connects to its manager at once.
+        inherit(bequests)
         pickled = self._arena.map[start : start + length]
-        # Few mappings, without descriptors of their own: a source may be thousands of arrays.
+        # A source may be thousands of arrays, so there are few mappings, and no descriptor for each
+        # array.
         parts = [(self._arena.descriptor, *each) for each in ranges]
         parts += ((self.files[loader][number], 0, size) for number, size in enumerate(sizes))
         views = [self._view(*part) if part[2] else memoryview(b"") for part in parts]
@@ -131,13 +141,13 @@ class Payloads:
         return pickled, arrays, cache, len(sizes), generators
 
     def _view(self, descriptor: int, start: int, nbytes: int) -> memoryview:
-        """Return a part of a file, so that writes to it stay this process's own."""
-        if descriptor < 0:  # Windows has none of the arena's
+        """Return a part of a file. Writes to it stay private to this process."""
+        if descriptor < 0:  # on Windows the arena has no descriptor
             return memoryview(bytearray(self._arena.map[start : start + nbytes]))
         return memoryview(map_memory_file(descriptor, nbytes, start, is_private=True)).cast("B")
 
     def unload(self, loader: int) -> None:
-        """Forget a payload."""
+        """Forget a payload, and close its data files."""
         self.loaded.pop(loader, None)
         self.settings.pop(loader, None)
         self.places.pop(loader, None)
@@ -146,31 +156,38 @@ class Payloads:
 
 
 class ForkCheck:
-    """Finds what a supervisor's process has that no fork survives. Runs in: there, after it has loaded a payload.
+    """Finds the state of the supervisor that makes a fork unsafe.
 
-    A fork copies one thread, and every lock as it is: one that another thread holds stays locked for ever in the
-    worker. Of an open HDF5 file, all forked processes move one place, and get the inherited file where they open the
-    path again. A fork that uses an inherited SQLite connection can damage the database
-    (https://www.sqlite.org/howtocorrupt.html, "Carrying an open database connection across a fork()"). So where the
-    user's modules have such things once they are imported, workers are not forked (`core.processes`).
+    Called in the supervisor, after a payload was loaded.
+
+    A fork copies only one thread, but all locks with their states. A lock that another thread holds
+    stays locked in the worker forever. All forked processes share one position in an open HDF5
+    file. If they open its path again, they get the inherited file. A fork that uses an inherited
+    SQLite connection can damage the database (https://www.sqlite.org/howtocorrupt.html, "Carrying
+    an open database connection across a fork()"). So if importing the user's modules creates such
+    objects, workers are not forked (`core.processes`).
 
     Attributes:
-        handles: files and connections; `handles.files` are those that a fork has to open again.
+        handles: open files and connections. `handles.files` are those that a fork has to open
+            again.
     """
 
     def __init__(self) -> None:
         self.handles = OpenHandles()
         self._found: tuple[str, ...] = ()
-        self._causes: dict[
-            int | str, str
-        ] = {}  # the user's module that was being imported when each sign appeared
+        # user's module that was being imported when each sign appeared
+        self._causes: dict[int | str, str] = {}
         self._links: dict[int, str] = {}
-        self._importing, self._pid = [""], os.getpid()  # modules, the innermost last
+        # names of the modules being imported, the innermost last
+        self._importing, self._pid = [""], os.getpid()
         modules.note_import = self._note_import
 
     def _note_import(self, module: str) -> None:
-        """Note what the module that was being imported has brought; `module` begins, or, if "", the last one ends."""
-        if os.getpid() != self._pid:  # a worker, which nothing is forked from
+        """Note the signs that appeared while a module was being imported.
+
+        `module` starts to be imported; "": the innermost import ends.
+        """
+        if os.getpid() != self._pid:  # a worker, from which nothing is forked
             return
         with contextlib.suppress(OSError):  # there is no /proc
             self._links |= (new := open_files.links(but=self._links))
@@ -188,7 +205,9 @@ class ForkCheck:
             self._importing.pop()
 
     def obstacles(self, private: Collection[int]) -> Sequence[str]:
-        """Return what this process must not be forked with; empty: it may be. What was there once may come again.
+        """Return the obstacles to forking this process; empty: forking is safe.
+
+        Obstacles stay once they were found, because they may appear again.
 
         Args:
             private: the supervisor's own descriptors.
@@ -209,13 +228,16 @@ class ForkCheck:
 
 
 def _threads() -> list[int]:
-    """Return the ids of the threads beside the main one that a fork must not copy."""
+    """Return the ids of threads, without the main one, that make a fork unsafe."""
     ids = machine.thread_ids()
     return [each for each in ids if machine.thread_name(each) not in _READY_FOR_FORK]
 
 
 def _described(threads: Sequence[int]) -> dict[str, int]:
-    """Return how the warning names these threads, once for all unnamed ones of a library, with the first one's id."""
+    """Return names of these threads for the warning, with their ids.
+
+    All unnamed threads of a library have one entry, with the id of the first.
+    """
     of_python = {thread.native_id: thread for thread in threading.enumerate()}
     own_name = machine.thread_name(os.getpid())
     described: dict[str, int] = {}
@@ -225,7 +247,7 @@ def _described(threads: Sequence[int]) -> dict[str, int]:
         library = _library_of_python(thread) if thread else _library_of_native(each)
         if importers := _importers(library):
             library += f" (imported by {', '.join(importers)})"
-        if library and name == own_name:  # a thread of C that was given no name has this process's
+        if library and name == own_name:  # an unnamed thread of C code has the name of its process
             described.setdefault(f"a thread of {library}", each)
         else:
             described.setdefault(f"thread {name!r}" + (f" of {library}" if library else ""), each)
@@ -233,10 +255,10 @@ def _described(threads: Sequence[int]) -> dict[str, int]:
 
 
 def _library_of_python(thread: threading.Thread) -> str:
-    """Return the installed package whose function a thread of Python runs, "" if it is none."""
+    """Return the installed package whose function a Python thread runs; "" if there is none."""
     frame = sys._current_frames().get(thread.ident or 0)
     package = ""
-    while frame is not None:  # from the innermost frame to the thread's first one
+    while frame is not None:  # from the innermost frame to the outermost
         module = frame.f_globals.get("__name__", "")
         if process.is_installed(module):
             package = module.partition(".")[0]
@@ -244,12 +266,12 @@ def _library_of_python(thread: threading.Thread) -> str:
     return package
 
 
-# Code that any thread may wait in.
+# Files with code in which any thread may wait.
 _RUNTIME_FILES = ("ld-", "libc.", "libc-", "libpthread", "libpython", "libstdc++", "python")
 
 
 def _library_of_native(thread: int) -> str:
-    """Return the installed package, or else the file, whose code a thread runs, "" if unknown."""
+    """Return the installed package, or else the file, whose code a thread runs; "" if unknown."""
     files = machine.files_on_stack(thread)
     for file in files:
         if package := process.package_of(file):
@@ -259,16 +281,16 @@ def _library_of_native(thread: int) -> str:
 
 
 def _importers(package: str) -> list[str]:
-    """Return two packages that import this one, none if the user's own modules import it.
+    """Return up to two packages that import this one; empty if the user's own modules import it.
 
-    blosc2 starts threads of numexpr, which its users may not know.
+    For example, blosc2 starts threads of numexpr, which its users may not know.
     """
     modules = sys.modules.copy()
     parts = {id(module) for name, module in modules.items() if f"{name}.".startswith(f"{package}.")}
     found: dict[str, None] = {}
     for name, module in modules.items():
         root = name.partition(".")[0]
-        # Not by `isinstance`: some modules are replaced by objects that import more if asked.
+        # Not by `isinstance`: some modules are replaced by objects that import more on access.
         if root == package or root in found or type(module) is not ModuleType:
             continue
         if any(id(value) in parts for value in list(vars(module).values())):
@@ -278,30 +300,29 @@ def _importers(package: str) -> list[str]:
     return list(found)[:2]
 
 
-# Whether a framework's runtime was started, by its name.
+# Framework -> function that returns True if its runtime was started.
 _RUNTIMES: dict[str, Callable[[Any], object]] = {
     "TensorFlow": lambda modules: (
         modules["tensorflow.python.eager.context"]._context._initialized is True
     ),
-    "JAX": lambda modules: (
-        modules["jax._src.xla_bridge"]._backends
-    ),  # filled by the first operation
+    # filled by the first operation
+    "JAX": lambda modules: modules["jax._src.xla_bridge"]._backends,
     "CUDA": lambda modules: modules["torch.cuda"].is_initialized() is True,
 }
 
 
 def _runtimes() -> Iterator[str]:
     for runtime, runs in _RUNTIMES.items():
-        with contextlib.suppress(Exception):  # it was not imported, or not to its end
+        with contextlib.suppress(Exception):  # it was not imported, or only in part
             if runs(sys.modules):
                 yield f"the runtime of {runtime}"
 
 
 def _hdf5_files() -> Iterator[str]:
     h5py: Any = sys.modules.get("h5py")
-    with contextlib.suppress(Exception):  # it is not there, or half imported
+    with contextlib.suppress(Exception):  # it was not imported, or only in part
         h5f = h5py.h5f
-        # A file is open as long as anything in it is, also when its own object is gone.
+        # A file is open while any object in it is, even if its own object is gone.
         kinds = h5f.OBJ_FILE | h5f.OBJ_DATASET | h5f.OBJ_GROUP | h5f.OBJ_ATTR
         paths = {
             h5f.get_name(handle).decode(errors="replace")
@@ -311,12 +332,13 @@ def _hdf5_files() -> Iterator[str]:
 
 
 def why_not_forked(obstacles: Sequence[str], node: str) -> str:
-    """Return a warning's text; `node` is empty on the main process' machine."""
+    """Return the text of a warning. `node` is empty on the main process' machine."""
     more = f" and {len(obstacles) - 3} more" if len(obstacles) > 3 else ""
     where = f" on node {node}" if node else ""
     return (
-        f"Workers{where} are started without fork() because of {', '.join(obstacles[:3])}{more} in the supervisor, "
-        "which imports your modules. This is safe, but start-up is slower and uses more memory. To use fork(), start "
-        "threads and open such files and connections in setup= instead of at import time or in __setstate__. Run no "
-        "operation of a framework at import time, and capture NumPy arrays instead of tensors."
+        f"Workers{where} are started without fork() because of {', '.join(obstacles[:3])}{more} in "
+        "the supervisor, which imports your modules. This is safe, but start-up is slower and uses "
+        "more memory. To use fork(), start threads and open such files and connections in setup= "
+        "instead of at import time or in __setstate__. Run no operation of a framework at import "
+        "time, and capture NumPy arrays instead of tensors."
     )

@@ -1,6 +1,6 @@
-"""The user's modules as the trainer has imported them, compared with the versions that the workers import.
+"""Comparison of the user's modules in the main process with the versions that the workers import.
 
-Runs in: the trainer. Nothing of the user's is called.
+Called in the main process. Calls no code of the user's.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from loaderpool.transport.payload.modules import KeptModule, ModuleStore, status
 from loaderpool.transport.payload.pickler import home_of
 
 _MOST_NAMED = 5  # modules in a warning
-# Modules that are looked into, nearest first, at 5 us each. More: loaders are made more slowly in a large project.
+# Modules that are checked, nearest first, at 5 us each. Smaller: fewer edited modules are found.
+# Larger: in a large project, loaders are created more slowly.
 _MOST_MODULES = 100
 
 
 def note_modules(homes: Iterable[str], store: ModuleStore) -> None:
-    """Put the user's modules into the store, for workers that are spawned: these cannot add what they import first."""
+    """Add the user's modules to the store, for spawned workers, which cannot add their imports."""
     for name, module in _users_modules(homes).items():
         if store.find(name) is None:
             with FailuresIgnored():  # it cannot be compiled now
@@ -36,16 +37,16 @@ def note_modules(homes: Iterable[str], store: ModuleStore) -> None:
 
 
 def version_warnings(homes: Iterable[str], store: ModuleStore) -> list[str]:
-    """Return warnings of modules of which this process has another version than the workers.
+    """Return warnings about modules whose version in this process differs from that in the workers.
 
-    Functions are compared, and no other values. A file that is older than this process, and that the pool has imported
-    as it is now, is not looked into.
+    Only functions are compared. A file is skipped if it is older than this process and the pool has
+    imported its present version.
 
     Args:
-        homes: Modules whose functions and classes travel by name.
-        store: Of the pool.
+        homes: Modules whose functions and classes are pickled by name.
+        store: The pool's store.
     """
-    newer: list[str] = []  # in the workers
+    newer: list[str] = []  # modules that are newer in the workers
     older: list[str] = []
     for name, module in _users_modules(homes).items():
         loader: Any = module.__spec__.loader  # type: ignore[union-attr]
@@ -60,14 +61,15 @@ def version_warnings(homes: Iterable[str], store: ModuleStore) -> list[str]:
     texts = []
     if newer:
         texts.append(
-            f"These files were edited after this process imported them, and the workers import the new version: "
-            f"{_shown(newer)}. To have one version, call importlib.reload() or restart Python, and create the loader "
-            "again"
+            "These files were edited after this process imported them, and the workers import the "
+            f"new version: {_shown(newer)}. To have one version, call importlib.reload() or "
+            "restart Python, and create the loader again"
         )
     if older:
         texts.append(
-            f"The workers of this pool have another version of these modules than this process: {_shown(older)}. They "
-            "keep the code that they imported first. To use the new version, create a new pool"
+            "The workers of this pool have another version of these modules than this process: "
+            f"{_shown(older)}. They keep the code that they imported first. To use the new "
+            "version, create a new pool"
         )
     return texts
 
@@ -78,7 +80,7 @@ def _shown(modules: list[str]) -> str:
 
 
 def _users_modules(homes: Iterable[str]) -> dict[str, types.ModuleType]:
-    """Return the user's modules of plain source files: these, and those that they refer to."""
+    """Return the user's modules that are plain source files: these, and modules they refer to."""
     found: dict[str, types.ModuleType] = {}
     waiting, seen = collections.deque(homes), {"__main__"}
     while waiting and len(found) < _MOST_MODULES:
@@ -95,7 +97,7 @@ def _users_modules(homes: Iterable[str]) -> dict[str, types.ModuleType]:
 
 
 def _differs(module: types.ModuleType, path: str, code: types.CodeType) -> bool:
-    """Return whether the module has a function that this code does not define."""
+    """Return True if the module has a function that this code does not define."""
 
     def enters(value: Any) -> bool:
         return (
@@ -121,7 +123,7 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _digest(code: types.CodeType) -> Any:
-    """Return what an edit changes: what the code does, and where it stands."""
+    """Return the parts of code that an edit changes: its instructions and its line."""
     constants = tuple(map(_constant, code.co_consts))
     return code.co_name, code.co_firstlineno, code.co_code, code.co_names, constants
 

@@ -1,10 +1,12 @@
-"""The code of the user's modules as a pool first imported it, for all of its processes that import it later.
+"""Code of the user's modules as a pool first imported it, for its processes that import them later.
 
-A supervisor that takes a dead one's place, a worker that is not forked, a stream's reader and an import inside the
-function read module files when they start. Without this, a file that is edited meanwhile would give a pass rows of the
-old and of the new code, and one that is half written would end the training.
+Such processes are a supervisor that replaces a dead one, a worker that is not forked, and a
+stream's reader. An import inside the function also comes later. They read module files when they
+start. Without the stored code, a file that is edited meanwhile would mix rows of old and new code
+in one epoch. A half-written file would end the training.
 
-Runs in: the trainer, which owns a `ModuleStore`, and each process that imports the user's code (`keep`).
+Runs in: the main process, which owns a `ModuleStore`, and each process that imports the user's code
+(`keep`).
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from typing import Any, NamedTuple
 
 from loaderpool.system import machine, process
 
-# Each frame is `_BEGIN`, its length, its content and `_END`. Frames of another version of Python are passed over.
+# A frame is `_BEGIN`, its length, its content and `_END`. Frames of another version of Python are
+# skipped.
 _BEGIN = f"loaderpool {sys.implementation.cache_tag} ".encode()
 _END = b"\nloaderpool\n"
 _LENGTH = struct.Struct("<Q")
-# Code of some 800 modules. Smaller: a large project is not kept as a whole. Larger: where libraries are installed among
-# the user's own modules, more of them is kept in memory, which takes time and serves nobody.
+# Code of about 800 modules. Smaller: a large project is not stored as a whole. Larger: if libraries
+# are installed among the user's own modules, storing more of them takes time and memory without any
+# benefit.
 _MOST_BYTES = 8 << 20
 
 
@@ -35,22 +39,22 @@ class KeptModule(NamedTuple):
 
     name: str
     path: str
-    folders: list[str] | None  # where a package's modules are searched for; None: it is no package
-    status: tuple[int, int]  # of the file: when it was written to, in ns, and its bytes
+    folders: list[str] | None  # search path of a package's modules; None: not a package
+    status: tuple[int, int]  # the file's modification time in ns, and its size in bytes
     code: bytes
 
 
 class ModuleStore:
-    """The modules that a pool's processes have imported, of each the first version.
+    """The first version of each module that a pool's processes have imported.
 
-    It is a memory file to which each process appends, so the kernel orders the writes and no lock is shared. A frame
-    that a process has not written to its end is passed over. Without memory files it is a buffer of this process.
+    It is a memory file to which each process appends. The kernel orders the writes, so no lock is
+    shared. Incomplete frames are skipped. Without memory files it is a buffer of this process.
 
     Attributes:
-        descriptor: Of the file; -1 if there is none.
+        descriptor: Descriptor of the file; -1 if there is none.
 
     Args:
-        descriptor: As `create` has made it, here or in another process.
+        descriptor: Descriptor from `create`, called in this process or another one.
         frames: Content of a store without a file.
     """
 
@@ -63,7 +67,11 @@ class ModuleStore:
 
     @classmethod
     def create(cls) -> ModuleStore:
-        """Return a new, empty store in a memory file. Raises OSError if no descriptor is left."""
+        """Return a new, empty store in a memory file.
+
+        Raises:
+            OSError: No descriptor is left.
+        """
         return cls(machine.create_log_file("modules"))
 
     def find(self, name: str) -> KeptModule | None:
@@ -78,18 +86,20 @@ class ModuleStore:
                 module = KeptModule(*marshal.loads(data[first : first + length]))
                 self._modules.setdefault(module.name, module)
                 at = end = first + length + len(_END)
-            else:  # another frame may begin within
+            else:  # another frame may begin inside
                 at += 1
         self._read_to = max(self._read_to, start + end)  # another thread may have been faster
         return self._modules.get(name)
 
     def add(self, module: KeptModule) -> KeptModule:
-        """Append a module; returns the first version, which another process may have appended a moment ago."""
+        """Append a module. Return its first version, which another process may just have
+        appended.
+        """
         content = marshal.dumps(tuple(module))
         if self._read_to + len(content) > _MOST_BYTES:
             return module
         self.extend(b"".join([_BEGIN, _LENGTH.pack(len(content)), content, _END]))
-        return self.find(module.name) or module  # or no memory is left, and it is not kept
+        return self.find(module.name) or module  # if no memory is left, it is not stored
 
     def frames(self, start: int = 0) -> bytes:
         """Return the content from an offset on."""
@@ -114,31 +124,40 @@ class ModuleStore:
         self._identity = None
 
     def _is_lost(self) -> bool:
-        """Return whether the file is closed: a function may have done it, and have a file of its own there."""
+        """Return True if the file is closed.
+
+        The user's code may have closed it, and its descriptor may now be another file.
+        """
         return self._identity is None or machine.file_identity(self.descriptor) != self._identity
 
 
-# ---- in the processes that import
+# ---- processes that import ----
 
 note_import: Callable[[str], None] | None = None
-"""Gets the name of a module of the user's before it is executed, and "" afterwards; `loaded.ForkCheck` sets it."""
+"""Called with the name of a user's module before it is executed, and with "" afterwards. Set by
+`loaded.ForkCheck`.
+"""
 
 
 def keep(store: ModuleStore) -> None:
-    """Import the user's modules from the store from now on, and add others as they are imported."""
+    """Import the user's modules from the store from now on, and add new ones as they are
+    imported.
+    """
     sys.meta_path.insert(0, _Finder(store))
 
 
 class _Finder:
-    """Has the finders behind it find a module, and replaces the loader if it is one of the user's source files."""
+    """Finds a module by the finders after it. For a source file of the user's, it replaces the
+    loader.
+    """
 
     def __init__(self, store: ModuleStore) -> None:
         self._store = store
-        self._searched = set[str]()  # a finder of the user's may ask all finders, as this one does
+        self._searched = set[str]()  # a finder of the user's may also call all finders
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if target is not None or name in self._searched or self not in sys.meta_path:
-            return None  # `importlib.reload`, which gives a target, shall read the file
+            return None  # `importlib.reload` passes a target, and must read the file
         self._searched.add(name)
         try:
             spec = next(self._found(name, path), None)
@@ -161,7 +180,10 @@ class _Finder:
                 yield spec
 
     def _missing(self, name: str) -> ModuleSpec | None:
-        """Return the spec of a module whose file is gone; on a node, other machines' files are none of its own."""
+        """Return the spec of a module whose file is gone.
+
+        A node has none, because the stored files are those of other machines.
+        """
         module = None if process.node() else self._store.find(name)
         if module is None:
             return None
@@ -174,7 +196,7 @@ class _Finder:
 
 
 class _KeptLoader(SourceFileLoader):
-    """Loads a source file with the code that the store has of it."""
+    """Loads a source file with the code from the store."""
 
     def __init__(self, name: str, path: str, store: ModuleStore, folders: list[str] | None) -> None:
         super().__init__(name, path)
@@ -183,7 +205,7 @@ class _KeptLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> Any:
         module = self._store.find(fullname)
         if module is None:
-            status = status_of(self.path)  # before it is read
+            status = status_of(self.path)  # before the file is read
             code = super().get_code(fullname)
             folders = None if self._folders is None else list(self._folders)
             own = KeptModule(fullname, self.path, folders, status, marshal.dumps(code))
@@ -206,13 +228,14 @@ class _KeptLoader(SourceFileLoader):
 
 
 # Python leaves frames of importlib out of tracebacks, but not those above a frame of another file.
+# So this function gets the file name of importlib.
 _KeptLoader.exec_module.__code__ = _KeptLoader.exec_module.__code__.replace(
     co_filename=SourceFileLoader.get_code.__code__.co_filename
 )
 
 
 def status_of(path: str) -> tuple[int, int]:
-    """Return when a file was written to, in ns, and its bytes; zeros: there is none."""
+    """Return a file's modification time in ns, and its size in bytes; zeros: there is no file."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,7 +1,8 @@
-"""Pickles items one by one into one block of bytes; what they refer to by name goes beside them, once.
+"""Packing: items are pickled one by one into one block of bytes. Classes, functions and modules are
+stored once, beside the block.
 
-So go the items of a source, and so does `share` put lists and dicts into shared memory. Runs in: the trainer.
-`sources.packed` is the other end.
+Used for the items of a source, and by `share` for lists and dicts in shared memory.
+`sources.packed` reads them. Called in the main process.
 """
 
 from __future__ import annotations
@@ -34,27 +35,31 @@ from loaderpool.transport.payload.pickler import (
 )
 from loaderpool.transport.pickling import out_of_band
 
-# Fewer bytes stay as they are, as fewer items do.
+# Lists of fewer bytes are not packed, and neither are lists of fewer items (`LEAST_ITEMS`).
 _LEAST_BYTES = 1 << 20
-# Items are first tried: as many of them, evenly spread. Smaller: items that hold one large thing together are found
-# out later, or not at all; larger: a longer start of lists that stay as they are. Some of them may be large.
+# Number of items, evenly spaced, that are packed as a trial. Smaller: it is found later, or never,
+# that items share a large object. Larger: slower start for lists that are not packed. The items may
+# be large, so their bytes are limited, too.
 _TRIED = 64
 _MOST_TRIED_BYTES = 16 << 20
-# Items that take more than so many times the place alone that they take beside others hold large things together,
-# which packing would repeat in each. Dicts with the same keys come to 1.5 to 3.
+# If separate pickles of the items take more than this many times their joint pickle, the items
+# share large objects, which packing would repeat in each. The ratio for dicts with the same keys is
+# 1.5 to 3.
 _MOST_REPEATED = 4
-# Items no larger than this are packed whatever they repeat: as objects they would take as much.
+# Items up to this size are packed even if they share objects, because as objects they would take as
+# much memory.
 _SMALL_BYTES = 256
 
 
 class ItemPacking:
-    """Packs what of a payload can be packed; of one attempt to pickle it.
+    """Packs the parts of a payload that can be packed. One instance per pickling attempt.
 
     Attributes:
-        met: ids of objects, told apart by identity alone, that the rest of the payload holds. Items that hold one of
-            them are not packed: they and the function would no longer mean the same object.
-        packed: how many items were packed.
-        sources: ids of the long lists that the source consists of, packed or not.
+        met: ids of objects in the rest of the payload that are compared by identity. Items that
+            hold one of them are not packed, because items and function would then have different
+            objects.
+        packed: number of packed items.
+        sources: ids of the long lists in the source, packed or not.
     """
 
     def __init__(self, met: AbstractSet[int]) -> None:
@@ -62,7 +67,10 @@ class ItemPacking:
         self.sources: set[int] = set()
 
     def prepare(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """The payload with stand-ins for what is to be packed, these last: when their turn comes, `met` is complete."""
+        """Return the payload with placeholders for lists that may be packed.
+
+        The source comes last, so that `met` is complete when a placeholder is pickled.
+        """
         others = {name: part for name, part in payload.items() if name != "source"}
         return {**others, "source": self._stand_in(payload["source"])}
 
@@ -79,7 +87,7 @@ class ItemPacking:
         return _ItemsStandIn(self, items)
 
     def pack(self, items: Sequence[Any]) -> PackedList | None:
-        """Return the items, packed; None where they had better travel as they are, or cannot be pickled so."""
+        """Return the packed items; None if packing saves nothing, or is impossible."""
         try:
             if not self._is_worth_it(items):
                 return None
@@ -90,20 +98,23 @@ class ItemPacking:
         return packed
 
     def _is_worth_it(self, items: Sequence[Any]) -> bool:
-        """Whether items are many bytes, of which they hold few together; found by trying some, alone and as one."""
+        """Return True if the items are many bytes and share little.
+
+        A few items are packed as a trial, one by one and together.
+        """
         tried = [items[at] for at in range(0, len(items), len(items) // _TRIED)]
         found = _ItemPickler(self.met, refuses_generators=True).pack(tried, _MOST_TRIED_BYTES)
         alone, tried = found.nbytes, tried[: len(found)]
         first, together = (_ItemPickler(self.met).pack([each]).nbytes for each in (tried[0], tried))
         is_much = alone * len(items) // len(tried) >= _LEAST_BYTES
-        # In the first, all is new.
+        # In the first item, all is new.
         return is_much and alone - first <= max(
             _MOST_REPEATED * (together - first), _SMALL_BYTES * len(tried)
         )
 
 
 class _ItemsStandIn:
-    """Stands for items in a payload until its pickling arrives here."""
+    """Placeholder for items in a payload. It packs them when it is pickled itself."""
 
     def __init__(self, packing: ItemPacking, items: Sequence[Any]) -> None:
         self._packing, self._items = packing, items
@@ -116,9 +127,10 @@ class _ItemsStandIn:
         return (same, (self._items,)) if packed is None else packed.__reduce__()
 
 
-# Things by number. More: each item has a class or function of its own, and there is nothing to gain.
+# Shared classes, functions and modules. More: each item has one of its own, and packing gains
+# nothing.
 _MOST_PARTS = 1000
-# How often the packed bytes are held against the memory that this process has.
+# Number of items between checks that the packed bytes are less than this process's memory.
 _LOOK_EVERY = 4096
 _keys = itertools.count(1)
 _FUNCTION_KINDS = frozenset({types.FunctionType, LruCacheWrapper})
@@ -127,7 +139,7 @@ _NO_OBJECT = (types.ModuleType, type(None))
 
 
 class _NotPackableError(Exception):
-    """What items are or hold makes another thing of them when each travels alone, or cannot be pickled."""
+    """The items cannot be pickled, or pickling them separately changes their meaning."""
 
 
 class _ItemFailedError(_NotPackableError):
@@ -139,29 +151,37 @@ class _ItemFailedError(_NotPackableError):
 
 
 class _ItemPickler(PayloadPickler):
-    """Pickles items one after the other; classes, functions and modules by number. `met`: see `ItemPacking`.
+    """Pickles items one after the other, with classes, functions and modules as numbers.
 
-    `refuses_generators`: an item with a random generator is not packable. It would be made again for each reading, with
-    the same numbers in each epoch.
+    Args:
+        met: see `ItemPacking`.
+        refuses_generators: True if items with a random generator cannot be packed. Each read would
+            create the generator again, with the same numbers in each epoch.
     """
 
     def __init__(self, met: AbstractSet[int], refuses_generators: bool = False) -> None:
-        # A plain dict: cloudpickle's chain of dicts, asked for each object, takes longer than all the rest.
+        # A plain dict: a look-up for each object in cloudpickle's chain of dicts takes longer than
+        # all the rest.
         self.dispatch_table: Any = dict(PayloadPickler.dispatch_table)
         self._file = io.BytesIO()
         super().__init__(self._file, buffer_callback=out_of_band(self._keep, OUT_OF_BAND_BYTES))
         self._others, self._refuses_generators = met, refuses_generators
-        self._usual: set[type] = set()  # kinds that are pickled as they are everywhere
-        self._key, self._parts = next(_keys), list[Any]()  # things by number
-        self._references: dict[int, tuple[Any, ...]] = {}  # how each is pickled, by its id
+        self._usual: set[type] = set()  # types that always use pickle's default
+        # key of this pickler; classes, functions and modules by number
+        self._key, self._parts = next(_keys), list[Any]()
+        # pickled reference to each of them, by id
+        self._references: dict[int, tuple[Any, ...]] = {}
         self._buffers: list[Any] = []
-        self._numbers: dict[tuple[int, int], int] = {}  # of buffers, by address and length
+        self._numbers: dict[tuple[int, int], int] = {}  # numbers of buffers, by address and length
         self._wanted: list[int] = []  # numbers of the buffers that items hold
 
     def pack(self, items: Sequence[Any], most_bytes: int | None = None) -> PackedList:
-        """Pickle the items, once; at least two of them, and then no more than come to `most_bytes`."""
+        """Pickle the items, once.
+
+        With `most_bytes`, it stops at that size, after at least two items.
+        """
         ends, wanted_ends = array.array("q", [0]), array.array("q", [0])
-        # Past cloudpickle's own `dump`, whose only addition is another error for a deep nesting.
+        # cloudpickle's own `dump` is skipped. It only adds another error for deep nesting.
         file, dump, wanted = self._file, functools.partial(pickle.Pickler.dump, self), self._wanted
         try:
             for item in items:
@@ -172,7 +192,8 @@ class _ItemPickler(PayloadPickler):
                 if most_bytes is not None and file.tell() > most_bytes and len(ends) > 2:
                     break
                 if not len(ends) % _LOOK_EVERY and file.tell() > capacity.resident_bytes():
-                    # More than all that this process has: they hold things together that the first look did not show.
+                    # More bytes than the memory of this process: the items share objects that the
+                    # trial did not show.
                     raise _NotPackableError
         except Exception as error:
             if isinstance(error, (_NotPackableError, MemoryError)) or is_of_a_handler(error):
@@ -188,7 +209,7 @@ class _ItemPickler(PayloadPickler):
         )
 
     def _keep(self, buffer: memoryview) -> None:
-        array_of = np.frombuffer(buffer, np.uint8)  # kept, so that its address stays its own
+        array_of = np.frombuffer(buffer, np.uint8)  # kept, so that its address is not reused
         key = array_of.__array_interface__["data"][0], array_of.nbytes
         number = self._numbers.setdefault(key, len(self._buffers))
         if number == len(self._buffers):
@@ -205,7 +226,7 @@ class _ItemPickler(PayloadPickler):
             return self._by_number(obj, kind)
         if self._refuses_generators and is_generator(obj):
             raise _NotPackableError
-        # A memmap's file would be opened again for each reading.
+        # Each read would open a memmap's file again.
         if id(obj) in self._others or issubclass(kind, np.memmap):
             raise _NotPackableError
         reduced = super().reducer_override(obj)
@@ -218,10 +239,9 @@ class _ItemPickler(PayloadPickler):
             if named is part or (
                 kind is types.BuiltinFunctionType and not isinstance(named.__self__, _NO_OBJECT)
             ):
-                return NotImplemented  # `some_list.append`: the list is the item's own
-            is_own = kind in _FUNCTION_KINDS and not is_global(
-                named
-            )  # what it captures may be the item's own, too
+                return NotImplemented  # `some_list.append`: the list belongs to the item
+            # Its captured variables may also belong to the item.
+            is_own = kind in _FUNCTION_KINDS and not is_global(named)
             if is_own or len(self._parts) == _MOST_PARTS:
                 raise _NotPackableError
             self._references[id(named)] = part, (self._key, len(self._parts))
@@ -250,11 +270,12 @@ def share(data: npt.ArrayLike) -> npt.NDArray[Any]: ...
 def share(data: Any) -> Any:
     """Copy an array, list or dict into shared memory. Loaders use the result without copying it.
 
-    An epoch uses the values that an array has when it begins. Each element of a list or dict is pickled; every access
-    returns a new object. See docs/guide/data/in-memory-data.md.
+    An epoch uses the values that an array has when it begins. Each element of a list or dict is
+    pickled; every access returns a new object. See docs/guide/data/in-memory-data.md.
 
     Args:
-        data: List, tuple or dict of objects that can be pickled, or an array, such as a `numpy.memmap`.
+        data: List, tuple or dict of objects that can be pickled, or an array, such as a
+            `numpy.memmap`.
 
     Returns:
         A `numpy.ndarray`, or a read-only sequence or mapping.
@@ -276,7 +297,8 @@ def share(data: Any) -> Any:
         return _packed(data)[0]
     if isinstance(data, dict):
         return PackedDict(*_packed(list(data), list(data.values())))
-    from loaderpool.memory.adoption import share_array  # which most processes do not need
+    # imported here: most processes do not need it
+    from loaderpool.memory.adoption import share_array
 
     return share_array(data)
 
@@ -306,11 +328,11 @@ def _pickled(items: Sequence[Any]) -> PackedList:
     except _ItemFailedError as failed:
         cause = failed.__cause__
         raise UnpicklableError(
-            f"element {failed.index}, of type {type(items[failed.index]).__qualname__}, cannot be shared: pickling it "
-            f"raised {type(cause).__name__}: {cause}"
+            f"element {failed.index}, of type {type(items[failed.index]).__qualname__}, cannot be "
+            f"shared: pickling it raised {type(cause).__name__}: {cause}"
         ) from cause
     except _NotPackableError:
         raise UnpicklableError(
-            "the elements cannot be pickled one by one: they hold functions with captured variables, a numpy.memmap, "
-            "or one large object that they share"
+            "the elements cannot be pickled one by one: they hold functions with captured "
+            "variables, a numpy.memmap, or one large object that they share"
         ) from None

@@ -1,9 +1,12 @@
-"""Function, source and hooks as one pickle, and of what cloudpickle refuses, copies whole, or looks for in `__main__`.
+"""`PayloadPickler`: pickles function, source and hooks as a whole.
 
-And it needs no TensorFlow, JAX or torch where it arrives, or the news that it cannot be so. The pickler meets all that
-the payload's code refers to, so it notices a reference to a framework itself. Then it gives up, and what imports only
-that one goes by reference: never some functions of a module by value and others not, which would give that module's
-globals two lives.
+It handles objects that cloudpickle refuses, copies whole, or looks up in `__main__`. Loading the
+pickle imports no TensorFlow, JAX or torch, unless the user's code refers to one of them.
+
+The pickler visits all objects that the payload's code refers to, so it notices such a reference
+itself. It then raises `FrameworkNeededError`, and `ship` retries. In the retry, modules that import
+only that framework are pickled by reference. All functions of a module are pickled in the same way,
+because otherwise the module's globals would exist twice.
 """
 
 from __future__ import annotations
@@ -33,44 +36,52 @@ from loaderpool.transport.pickling import VIEW_REFUSED, CodePickler, generator_a
 
 # ---- frameworks ----
 
-# The framework that each of these packages is, or always imports. One that is missing here costs the supervisor an
-# import (TensorFlow: 2 s, 490 MB; torch: 1 to 4 s, 230 MB; JAX: 0.5 s); one too many only makes functions of modules
-# that use it travel by value.
+# Package -> framework that it is, or always imports. A missing package costs the supervisor an
+# import (TensorFlow: 2 s, 490 MB; torch: 1 to 4 s, 230 MB; JAX: 0.5 s). With a superfluous one,
+# functions of modules that use it are pickled by value.
 FRAMEWORKS: Mapping[str, str] = {
     **dict.fromkeys(
-        ("keras", "keras_cv", "keras_hub", "keras_nlp", "keras_tuner", "tensorflow", "tensorflow_addons",
-         "tensorflow_hub", "tensorflow_io", "tensorflow_probability", "tensorflow_text", "tf_keras"),
+        ("keras", "keras_cv", "keras_hub", "keras_nlp", "keras_tuner", "tensorflow",
+         "tensorflow_addons", "tensorflow_hub", "tensorflow_io", "tensorflow_probability",
+         "tensorflow_text", "tf_keras"),
         "TensorFlow",
     ),
     **dict.fromkeys(("equinox", "flax", "haiku", "jax", "jaxlib", "optax"), "JAX"),
     **dict.fromkeys(
-        ("fastai", "kornia", "lightning", "pytorch_lightning", "timm", "torch", "torchaudio", "torchmetrics",
-         "torchvision"),
+        ("fastai", "kornia", "lightning", "pytorch_lightning", "timm", "torch", "torchaudio",
+         "torchmetrics", "torchvision"),
         "torch",
     ),
 }  # fmt: skip
 
-# The frameworks are built on NumPy, and the others import none on import: searching them would only cost time.
+# Packages that are not searched, to save time: the frameworks are built on NumPy, and the other
+# packages import no framework.
 _NEVER_IMPORTS_ONE = frozenset(
     {"__main__", "cloudpickle", "loaderpool", "ml_dtypes", "numpy", "scipy"}
 )
 
 
 def framework_of(module_name: object) -> str:
-    """Return the framework that a module is part of, or that its package always imports: "TensorFlow", say, or ""."""
+    """Return the framework, such as "TensorFlow", that contains a module or is always imported by
+    its package; otherwise "".
+    """
     return FRAMEWORKS.get(module_name.partition(".")[0], "") if isinstance(module_name, str) else ""
 
 
 def loaded_frameworks() -> frozenset[str]:
-    """Return the frameworks that this process has imported; no module of the user's can need another on import."""
+    """Return the frameworks that this process has imported. Importing the user's modules needs no
+    others.
+    """
     return frozenset(framework for name, framework in FRAMEWORKS.items() if name in sys.modules)
 
 
 def home_of(value: Any) -> str:
-    """Return the name of the module that must be imported to have `value`; runs no code of the value's."""
+    """Return the name of the module that must be imported to get `value`. Runs no code of the
+    value.
+    """
     kind = type(value)
     if issubclass(kind, types.ModuleType):
-        # Not getattr: it makes a lazy module, such as `from tensorflow import keras`, load.
+        # Not getattr, which would load a lazy module, such as `from tensorflow import keras`.
         attributes = object.__getattribute__(value, "__dict__")
         name = kind.__module__ if framework_of(kind.__module__) else attributes.get("__name__")
     elif issubclass(kind, (type, types.FunctionType, types.BuiltinFunctionType)):
@@ -81,13 +92,19 @@ def home_of(value: Any) -> str:
 
 
 class FrameworkImports:
-    """Which modules import one of these frameworks, found once. They may import more later: made for each use."""
+    """Search for modules that import one of these frameworks, with its results.
+
+    Modules may import more later, so create a new instance for each use.
+    """
 
     def __init__(self, frameworks: AbstractSet[str]) -> None:
         self._frameworks, self._known = frameworks, dict[str, bool]()
 
     def of(self, module_name: str) -> bool:
-        """Whether the module, or one of the user's modules that it imports, has such a framework among its globals."""
+        """Return True if the module has such a framework among its globals.
+
+        The user's modules that it imports count, too.
+        """
         if not self._frameworks:
             return False
         if module_name not in self._known:
@@ -103,17 +120,18 @@ class FrameworkImports:
                 return True
             module = sys.modules.get(name)
             if isinstance(module, types.ModuleType) and _is_followed(name, package):
-                found = {
-                    name.rpartition(".")[0],
-                    *_homes_of_globals(name, module),
-                }  # importing a.b imports a
+                # Importing a.b imports a.
+                found = {name.rpartition(".")[0], *_homes_of_globals(name, module)}
                 waiting += found - seen
                 seen |= found
         return False
 
 
 def _is_followed(name: str, package: str) -> bool:
-    """The user's own modules are searched; of installed packages only the one that the search began in."""
+    """Return True if the search enters a module.
+
+    It enters the user's own modules, and the package in which it started.
+    """
     top = name.partition(".")[0]
     if not top or top in FRAMEWORKS or top in sys.stdlib_module_names or top in _NEVER_IMPORTS_ONE:
         return False
@@ -133,18 +151,22 @@ def _homes_of_globals(name: str, module: types.ModuleType) -> Iterator[str]:
 
 
 def _imports_submodule(package: types.ModuleType, key: str) -> bool:
-    """Whether the package's own code imports its submodule `key`.
+    """Return True if the package's own code imports its submodule `key`.
 
-    Python sets a submodule as an attribute of its package, whatever code imported it. Without this distinction, an
-    empty `project/__init__.py` would seem to import TensorFlow as soon as the script has imported `project.model`.
+    Python sets a submodule as an attribute of its package, whatever code imported it. Without this
+    distinction, an empty `project/__init__.py` would seem to import TensorFlow as soon as the
+    script has imported `project.model`.
     """
     try:
         spec = package.__spec__
-        names = spec.loader.get_code(spec.name).co_names  # type: ignore[union-attr]  # either may be missing: below
+        # either may be missing: see below
+        names = spec.loader.get_code(spec.name).co_names  # type: ignore[union-attr]
     except Exception as error:
         if is_of_a_handler(error):
             raise
-        return True  # no code to look at; by value is never wrong, and the other answer could import TensorFlow
+        # There is no code to check. Pickling by value is always correct; the other result could
+        # import TensorFlow.
+        return True
     wanted = (key, f"{package.__name__}.{key}")
     return any(name == each or name.startswith(f"{each}.") for name in names for each in wanted)
 
@@ -153,10 +175,12 @@ _Item_co = TypeVar("_Item_co", covariant=True)
 
 
 class PyDatasetStandIn:
-    """What nearly all subclasses use of `keras.utils.PyDataset` (and of the older `Sequence`) works here too.
+    """Replacement for `keras.utils.PyDataset` (and the older `Sequence`) with all that nearly all
+    subclasses use.
 
-    Instances are made in the trainer by the real class, and only their `__dict__` comes. A class that uses more of its
-    base than is defined here is not shipped with this stand-in (see `PayloadPickler`).
+    The real class creates the instances in the main process, and only their `__dict__` is pickled.
+    A class that uses more of its base than is defined here is pickled without this replacement (see
+    `PayloadPickler`).
     """
 
     def __init__(
@@ -170,7 +194,7 @@ class PyDatasetStandIn:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
-        count: int = len(self)  # type: ignore[arg-type]  # which the subclass has
+        count: int = len(self)  # type: ignore[arg-type]  # the subclass has it
         return (self[index] for index in range(count))
 
     def on_epoch_begin(self) -> None:
@@ -181,13 +205,15 @@ class PyDatasetStandIn:
 
 
 class DatasetStandIn(Generic[_Item_co]):
-    """What a subclass may use of `torch.utils.data.Dataset` works here too, but for the sum of two of them."""
+    """Replacement for `torch.utils.data.Dataset`. It has all that subclasses use, except the sum of
+    two datasets.
+    """
 
     def __getitem__(self, index: Any) -> _Item_co:
         raise NotImplementedError("a Dataset needs __getitem__")
 
 
-# By the framework, as `FRAMEWORKS` names it, and the name of the class.
+# Keyed by the framework's name in `FRAMEWORKS` and the name of the class.
 _STAND_INS: dict[tuple[str, str], type] = {
     ("TensorFlow", "PyDataset"): PyDatasetStandIn,
     ("TensorFlow", "Sequence"): PyDatasetStandIn,
@@ -196,44 +222,54 @@ _STAND_INS: dict[tuple[str, str], type] = {
 
 
 def stand_in_of(framework: str, name: str) -> type | None:
-    """Return what a framework's class of this name is turned into; None: there is nothing for it."""
+    """Return the replacement for a framework's class of this name; None: there is none."""
     return _STAND_INS.get((framework, name))
 
 
-# Smaller: more buffers, each with an entry of the shipment's table and a view in the supervisor. Larger: more arrays
-# are copied into the pickle and once more out of it, to where workers share a page only until one writes beside them.
+# Smaller: more buffers, each with an entry in the shipment's table and a view in the supervisor.
+# Larger: more arrays are copied into the pickle and out of it, to pages that workers share only
+# until one of them writes to its neighbours.
 OUT_OF_BAND_BYTES = 64 * 1024
-# Fewer items are not packed (`packing`). An item that is takes 1 to 2 us longer to read; one that is not takes three to
-# six times its pickle in every worker that reads it.
+# Fewer items are not packed (see `packing`). A packed item takes 1 to 2 us longer to read. Any
+# other item takes three to six times the size of its pickle, in every worker that reads it.
 LEAST_ITEMS = 1000
 
 
 class FrameworkNeededError(Exception):
-    """The payload's own code or data refers to this framework, its argument; it never leaves `ship`."""
+    """The payload's own code or data refers to this framework (the argument). Never leaves
+    `ship`.
+    """
 
 
-# Of these what matters is where they come from; of all else, what they hold.
+# Kinds of objects of which only the home module is checked. For other objects, the contents are
+# checked.
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 _by_identity: Any = object.__eq__
 
 
 class PayloadPickler(CodePickler):
-    """cloudpickle, and also: a `numpy.memmap` goes by path, cached functions of `__main__` go, open files do not.
+    """cloudpickle's pickler, with more rules.
 
-    What it pickles is loaded without an import of these `frameworks`; else it raises FrameworkNeededError. Functions
-    and classes of modules that import one of them go by value, with just the globals they use; the base of a Keras
-    `PyDataset` or a `Dataset` of torch becomes one that stands in for it (`stand_in_of`).
+    A `numpy.memmap` is pickled by path. Cached functions of `__main__` are pickled. Open files are
+    refused.
+
+    Loading the pickle does not import `frameworks`; if that is impossible, pickling raises
+    FrameworkNeededError. Functions and classes of modules that import one of them are pickled by
+    value, with only the globals they use. A Keras `PyDataset` or a torch `Dataset` as a base class
+    is replaced (see `stand_in_of`).
 
     Args:
-        file: where the pickle is written.
+        file: file for the pickle.
         buffer_callback: as for `pickle`.
-        frameworks: those that the payload does without.
-        numbers_generators: random generators travel by number, in the order in which they are met.
-        imports: what is known of modules that import these frameworks.
+        frameworks: frameworks that loading must not import.
+        numbers_generators: True if random generators are pickled as numbers, in the order of their
+            pickling.
+        imports: earlier results about modules that import these frameworks.
 
     Attributes:
-        generators: those that travel by number. Their states are not in the pickle.
-        makes_on_loading: code of a class runs when its instances are unpickled. It may make other generators.
+        generators: the generators that are pickled as numbers. Their states are not in the pickle.
+        makes_on_loading: True if unpickling runs code of a class, which may create other
+            generators.
     """
 
     def __init__(
@@ -248,14 +284,13 @@ class PayloadPickler(CodePickler):
         self.generators = list[Any]()
         self.makes_on_loading = False
         self._numbers_generators = numbers_generators
-        self._are_generators: dict[type, bool] = {}  # by kind
+        self._are_generators: dict[type, bool] = {}  # keyed by type
         self._frameworks, self.imports = frameworks, imports or FrameworkImports(frameworks)
-        self.met: set[int] = set()  # ids of objects that are told apart by identity alone
-        # By class that was met, as `marks_of` gives them.
+        self.met: set[int] = set()  # ids of pickled objects that are compared by identity
+        # Results of `marks_of`, keyed by type.
         self._marks: dict[type, tuple[bytes, ...] | None] = {}
-        self.homes: set[str] = (
-            set()
-        )  # modules of functions and classes that go by name, and modules that go
+        # modules that are pickled, and modules of functions and classes pickled by name
+        self.homes: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -308,17 +343,16 @@ class PayloadPickler(CodePickler):
         if kind is types.CodeType:
             return _reduce_code(obj)
         if kind.__name__ == "Connection" and is_multiprocessing(kind):
-            raise TypeError(
-                "the number of its descriptor would be another file's"
-            )  # which pickle writes
+            # ^ The pickle would contain the descriptor's number.
+            raise TypeError("the number of its descriptor would be another file's")
         if type(kind).__name__ == "PyCArrayType" and not internals._should_pickle_by_reference(
             kind
         ):
             raise TypeError("a ctypes array cannot be pickled; convert it with numpy.array(...)")
         if obj is dataclasses.MISSING:
-            return (
-                "MISSING"  # by its name: as a copy it would be another one, and a field's default
-            )
+            # ^ Pickled by name, because a copy would be another object, and so count as a field's
+            # default.
+            return "MISSING"
         if kind is LruCacheWrapper:
             is_by_value = self.is_by_value(obj)
             return (
@@ -329,15 +363,15 @@ class PayloadPickler(CodePickler):
         if kind is functools.cached_property:
             return _cached_property, (obj.func, obj.attrname)  # up to Python 3.11 it holds a lock
         if kind is io.TextIOWrapper and obj not in (sys.stdout, sys.stderr):
-            # cloudpickle would read the whole file and send its text; binary files it refuses, and so do we both.
+            # cloudpickle would read the whole file and send its text. Binary files are refused by
+            # both.
             raise TypeError("cannot pickle an open text file")
         return super().reducer_override(obj)
 
     def _reduce_generator(self, generator: Any) -> Any:
         number = number_of_global(generator)
-        if (
-            number is not None
-        ):  # a copy would not be seeded with the global generators of the worker
+        # A copy would not be seeded with the global generators of the worker.
+        if number is not None:
             return global_generator, (number,)
         if not self._numbers_generators:
             return super().reducer_override(generator)
@@ -345,16 +379,23 @@ class PayloadPickler(CodePickler):
         return generator_at, (len(self.generators) - 1,)
 
     def is_by_value(self, named: Any) -> bool:
-        """Whether a function or class is to be sent itself, not its name."""
+        """Return True if a function or class is pickled by value, not by name."""
         return not is_found_by_name(named) or self.imports.of(named.__module__)
 
     def _refuse(self, home: str) -> None:
-        """What is of this module is used."""
+        """Raise `FrameworkNeededError` if this module belongs to a framework.
+
+        Called for the home module of each object in use.
+        """
         if framework_of(home) in self._frameworks:
             raise FrameworkNeededError(framework_of(home))
 
     def _refuse_module(self, name: str) -> None:
-        """This module is used as a whole, or imported by code as it runs: it is the real one, framework and all."""
+        """Raise `FrameworkNeededError` if this module imports a framework.
+
+        The module is used as a whole, or imported by code as it runs. So the worker needs the real
+        module, with the framework.
+        """
         if self.imports.of(name):
             raise FrameworkNeededError(
                 next(each for each in self._frameworks if FrameworkImports({each}).of(name))
@@ -378,10 +419,12 @@ class PayloadPickler(CodePickler):
         return stand_in_of(framework, obj.__name__) if framework in self._frameworks else None
 
     def _spell_out_annotations(self, state: Any) -> None:
-        """Annotations that name a framework's types become text: `def f(x) -> tf.Tensor` does not use TensorFlow."""
-        for part in (
-            state
-        ):  # cloudpickle's own: (attributes, slots) of a function, (namespace, {}) of a class
+        """Replace annotations with types of a framework by text.
+
+        A function `def f(x) -> tf.Tensor` does not use TensorFlow.
+        """
+        # In cloudpickle this is (attributes, slots) of a function, or (namespace, {}) of a class.
+        for part in state:
             if isinstance(part, dict) and (hints := part.get("__annotations__")):
                 found = {
                     name: repr(hint) if self._names_framework(hint) else hint
@@ -396,7 +439,8 @@ class PayloadPickler(CodePickler):
         )
 
 
-# Methods that decide how an object is unpickled, and packages whose objects make no generators then.
+# Methods that decide how an object is unpickled, and packages whose objects create no generators
+# when unpickled.
 _LOADING = ("__setstate__", "__reduce__", "__reduce_ex__")
 _MAKES_NONE = sys.stdlib_module_names | {"loaderpool", "numpy", "pandas", "torch"}
 
@@ -408,11 +452,11 @@ def _runs_code_on_loading(kind: type) -> bool:
 
 
 def is_multiprocessing(kind: type) -> bool:
-    """Return whether a class is of `multiprocessing`, or of `multiprocess`, its copy."""
+    """Return True if a class belongs to `multiprocessing`, or to its copy `multiprocess`."""
     return str(kind.__module__).partition(".")[0] in ("multiprocessing", "multiprocess")
 
 
-@functools.lru_cache(maxsize=1000)  # each epoch asks again
+@functools.lru_cache(maxsize=1000)  # called again in each epoch
 def _imported_inside(code: types.CodeType) -> tuple[str, ...]:
     here = [each.argval for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"]
     inside = (_imported_inside(each) for each in code.co_consts if isinstance(each, types.CodeType))
@@ -430,16 +474,19 @@ def _codes_of(cls: type) -> Iterator[types.CodeType]:
 
 
 def _reduce_code(code: types.CodeType) -> Any:
-    """Return code with its file, which tracebacks name, and in whose place cloudpickle 3.1.3 has <dynamic-code>."""
+    """Return the parts of a code object, with its file name for tracebacks.
+
+    cloudpickle 3.1.3 replaces the name by <dynamic-code>.
+    """
     make, arguments = internals._code_reduce(code)
     return make, (*arguments[:_FILE_NAME], "".join(code.co_filename), *arguments[_FILE_NAME + 1 :])
 
 
-_FILE_NAME = 10  # of the arguments of `types.CodeType`, from Python 3.10 to 3.15
+_FILE_NAME = 10  # index among the arguments of `types.CodeType`, from Python 3.10 to 3.15
 
 
-# Of itself a cached function is looked up by name where it arrives, which in `__main__` finds nothing. It is rebuilt
-# with an empty cache.
+# A cached function would be looked up by name when it is loaded, which fails for `__main__`. So it
+# is created again, with an empty cache.
 
 
 def _cached_function(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
@@ -455,7 +502,10 @@ def _cached_property(
 
 
 def _reduce_memmap(array: Any) -> Any:
-    """Pickle by path, so that a large file is neither read nor copied; by value where the path is not enough."""
+    """Pickle a memmap by path, so that a large file is neither read nor copied.
+
+    It is pickled by value if the path is not enough.
+    """
     root = array
     while isinstance(root.base, np.memmap):
         root = root.base
@@ -477,7 +527,7 @@ def _reduce_memmap(array: Any) -> Any:
 
 
 def _reduce_repeating(array: np.ndarray[Any, Any]) -> Any:
-    """Pickle windows over an array, or a broadcast one, as a view of that array.
+    """Pickle windows over an array, or a broadcast array, as a view of the base array.
 
     By value, windows of 24 rows would take 24 times the memory of the array.
     """
@@ -494,9 +544,8 @@ def _reduce_repeating(array: np.ndarray[Any, Any]) -> Any:
             with contextlib.suppress(ValueError, TypeError, BufferError):
                 _view_of(*arguments)
                 shown = _view_of, arguments
-        base = getattr(
-            base, "base", None
-        )  # NumPy puts an object of its own between windows and array
+        # NumPy puts an object between the windows and the array.
+        base = getattr(base, "base", None)
     return shown
 
 
@@ -513,9 +562,9 @@ def _view_of(
 
 
 def _is_file_of(root: Any) -> bool:
-    if root.filename is None or root.mode == "c":  # "c": what was written to it is not in the file
+    if root.filename is None or root.mode == "c":  # with "c", writes do not reach the file
         return False
     try:
         return bool(os.stat(root.filename).st_size >= root.offset + root.nbytes)
-    except OSError:  # deleted since: only the mapping has it
+    except OSError:  # deleted since: only the mapping has the data
         return False

@@ -1,4 +1,6 @@
-"""`WorkerPayload`: the user's functions and source, and the settings of their loader, as the workers have them."""
+"""`WorkerPayload`: the user's functions and source, and the settings of their loader, for the
+workers.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,12 @@ Pair = tuple[Any, bytes]
 
 
 class LoaderSettings(NamedTuple):
-    """The settings of a loader that a supervisor reads, also one that loads no payload."""
+    """Settings of a loader that a supervisor reads, even if it loads no payload."""
 
     config: LoaderConfig
     plan: Plan
     given_spec: ElementSpec | None  # the user's `element_spec`
-    unit: UnitKind  # what one call of the function makes
+    unit: UnitKind  # result of one call of the function
     loader: int  # number of the loader's first version
 
 
@@ -34,8 +36,8 @@ class LoaderSettings(NamedTuple):
 class WorkerPayload:
     """All that a worker needs to make a loader's batches.
 
-    `Loader` makes it, the main process pickles its `travelling` fields, and `loaded.Payloads` makes it again in the
-    supervisor. Workers inherit it.
+    `Loader` creates it. The main process pickles its `travelling` fields. `loaded.Payloads` creates
+    it again in the supervisor, and workers inherit it.
     """
 
     fn: Callable[..., Any] | None = None
@@ -46,22 +48,19 @@ class WorkerPayload:
     config: LoaderConfig
     plan: Plan
     given_spec: ElementSpec | None = None  # the user's `element_spec`
-    takes_rng: frozenset[str] = frozenset()  # names of the functions that have a parameter `rng`
+    takes_rng: frozenset[str] = frozenset()  # names of the functions with a parameter `rng`
     needs_numpy_random: bool = False
-    takes_out: bool = False  # the last function of a sample may write into the batch
+    takes_out: bool = False  # True if the last function of a sample may write into the batch
     loader: int = 0  # number of the loader's first version
 
-    # Set in the process that calls the functions.
-    cache: SharedCache | None = None  # keeps the results of `fn`
-    generators: list[Pair] = dataclasses.field(
-        default_factory=list
-    )  # random generators of functions and source
-    imports: list[str] = dataclasses.field(
-        default_factory=list
-    )  # modules to import before the first call
-    keys: Mapping[str, bytes] = dataclasses.field(
-        default_factory=dict
-    )  # of generators of these modules, by path
+    # Fields that are set in the process that calls the functions.
+    cache: SharedCache | None = None  # cache for the results of `fn`
+    # random generators of functions and source
+    generators: list[Pair] = dataclasses.field(default_factory=list)
+    # modules to import before the first call
+    imports: list[str] = dataclasses.field(default_factory=list)
+    # keys of generators in these modules, by path
+    keys: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
     def travelling(self, loader: int) -> dict[str, Any]:
         """Return the fields that are pickled, by name, for the loader of this number."""
@@ -74,7 +73,7 @@ class WorkerPayload:
             stream: The source, if workers get its items from another process.
         """
         source = self.source if stream is None else stream.items
-        parts = getattr(source, "payload_parts", None)  # of generators
+        parts = getattr(source, "payload_parts", None)  # defined by sources that are generators
         functions = {
             "fn": self.fn,
             "augment": self.augment,
@@ -85,14 +84,14 @@ class WorkerPayload:
 
     @property
     def cached_of(self) -> CachedOf:
-        """What the results in the loader's cache are made of."""
-        from loaderpool.cache.setting import CachedOf  # few loaders have a cache
+        """The objects that determine the results in the loader's cache."""
+        from loaderpool.cache.setting import CachedOf  # imported here: few loaders have a cache
 
         return CachedOf(self.fn, self.setup, self.source)
 
     @property
     def unit(self) -> UnitKind:
-        """What one call of the function makes."""
+        """Result of one call of the function."""
         return unit_of(self.config, self.batch_fn)
 
     @property

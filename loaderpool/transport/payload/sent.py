@@ -1,7 +1,8 @@
-"""A shipment in shared memory: its pickle, and where each of its arrays lies.
+"""A shipment in shared memory: its pickle, and the places of its arrays.
 
-Arrays stand in files already, or are adopted, or are copied into the arena. A later shipment of the same objects refers
-to those that have not changed. Runs in: the trainer, with the pool's lock held.
+Arrays are already in files, or are adopted, or are copied into the arena. A later shipment of the
+same objects refers to the unchanged arrays of an earlier one. Called in the main process, with the
+pool's lock held.
 """
 
 from __future__ import annotations
@@ -25,21 +26,24 @@ if TYPE_CHECKING:
     from loaderpool.cache.setting import CachePlan
     from loaderpool.memory.adoption import DataFile
 
-# Files of one shipment. More would not fit one message to the supervisor (253 descriptors), and each is a descriptor
-# here and there.
+# Files of one shipment. Larger: one message to the supervisor could not hold them (253
+# descriptors). Each is an open descriptor in both processes.
 _MOST_FILES = 64
-_TOGETHER_BYTES = 1 << 20  # arrays are compared in pieces, each of which needs an eighth beside
+# bytes that are compared at once; the comparison needs as much memory again
+_TOGETHER_BYTES = 1 << 20
 
 
 class CopiedArrays:
-    """An extent with copies of arrays, for as long as a shipment refers to it.
+    """Copies of arrays in an extent of the arena.
+
+    The extent is freed with the last shipment that refers to it.
 
     Args:
-        arena: where it is.
-        nbytes: of all copies.
+        arena: the arena.
+        nbytes: size of all copies.
 
     Raises:
-        MemoryLimitError: there is no room.
+        MemoryLimitError: too little memory is free.
     """
 
     def __init__(self, arena: Arena, nbytes: int) -> None:
@@ -48,42 +52,42 @@ class CopiedArrays:
         self._holders = 0
 
     def hold(self) -> None:
-        """Note that one more shipment refers to it."""
+        """Count one more shipment that refers to these copies. Pairs with `drop`."""
         self._holders += 1
 
     def drop(self) -> None:
-        """Note that a shipment is gone; with the last one the memory is given back."""
+        """Count one shipment less. After the last one, the memory is freed."""
         self._holders -= 1
         if not self._holders:
             self._arena.give_back(self.extent)
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """Return a part of it."""
+        """Return a part of the copies."""
         start = self.extent.offset + offset
         return memoryview(self._arena.map)[start : start + nbytes]
 
 
 @dataclass
 class Placement:
-    """The places of the arrays of one shipment. Ownership: holds the files, which must outlive the loader."""
+    """Places of the arrays of one shipment. Ownership: holds the files, which must outlive the
+    loader.
+    """
 
     files: list[DataFile] = field(default_factory=list)
-    places: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # by buffer: number of file, offset
-    copies: dict[int, tuple[CopiedArrays, int]] = field(
-        default_factory=dict
-    )  # by buffer: where, offset
-    shared_bytes: int = 0  # of arrays that stand in files
-    copied_because: tuple[str, ...] = ()  # why, a line for each reason
+    # by buffer: index in `files`, offset
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)
+    # by buffer: copies, offset
+    copies: dict[int, tuple[CopiedArrays, int]] = field(default_factory=dict)
+    shared_bytes: int = 0  # bytes of arrays in files
+    copied_because: tuple[str, ...] = ()  # reasons for copying, one line each
 
     @property
     def descriptors(self) -> list[int]:
-        """Descriptors of the files, in their order."""
+        """Descriptors of the files, in order."""
         return [file.descriptor for file in self.files]
 
     def add(self, number: int, file: DataFile, offset: int, nbytes: int) -> None:
-        """Note that a buffer stands in a file."""
+        """Note that a buffer is in a file."""
         if file not in self.files:
             self.files.append(file)
         self.places[number] = self.files.index(file), offset
@@ -93,15 +97,17 @@ class Placement:
 def place(
     shipment: Shipment, hands_over_files: bool = True, earlier: Sent | None = None
 ) -> Placement:
-    """Find or make files for the shipment's large arrays, which are adopted in place where that can be.
+    """Find or create files for the shipment's large arrays. Arrays are adopted in place if
+    possible.
 
-    All is copied where the pool does not hand over files. What an earlier shipment has stays there, and what it has not
-    is copied.
+    If the pool cannot send files to its workers, all arrays are copied. If there is an earlier
+    shipment, its arrays stay in place, and no other arrays are adopted.
     """
     found = Placement()
     if not shipment.buffers:
         return found
-    from loaderpool.memory.adoption import is_in_passing, place_of  # which few loaders need
+    # imported here: few loaders need it
+    from loaderpool.memory.adoption import is_in_passing, place_of
 
     if earlier is not None:
         _place_again(shipment, earlier, found)
@@ -116,9 +122,8 @@ def place(
             if len(found.files) == _MOST_FILES:
                 raise OSError(f"the loader shares {_MOST_FILES} other arrays")
             file, offset = place_of(buffer, adopts=earlier is None)
-        except (
-            OSError
-        ) as error:  # or no memory for files, or no descriptors: there may be some in the arena
+        except OSError as error:
+            # Files may be out of memory or descriptors while the arena has room.
             if not is_in_passing(buffer):
                 reasons[str(error)] += buffer.nbytes
             continue
@@ -129,7 +134,7 @@ def place(
 
 
 def _place_again(shipment: Shipment, earlier: Sent, found: Placement) -> None:
-    """Find the arrays that an earlier shipment has as they are now."""
+    """Find the arrays that are unchanged since an earlier shipment."""
     used: collections.Counter[CopiedArrays] = collections.Counter()
     for number, buffer in enumerate(shipment.buffers):
         if not earlier.holds(number, buffer):
@@ -141,30 +146,29 @@ def _place_again(shipment: Shipment, earlier: Sent, found: Placement) -> None:
         else:
             found.add(number, home, offset, nbytes)
     for copied, nbytes in used.items():
-        if (
-            2 * nbytes < copied.extent.nbytes
-        ):  # most of it is out of date: it is not kept for the rest
+        # Most of these copies are outdated, so they are not kept for the rest.
+        if 2 * nbytes < copied.extent.nbytes:
             found.copies = {
                 number: at for number, at in found.copies.items() if at[0] is not copied
             }
 
 
 class Sent:
-    """A shipment in shared memory, until `give_back`.
+    """A shipment in shared memory. `give_back` frees it.
 
     Attributes:
-        offset, nbytes: of its table in the arena (see `Payloads`).
-        placement: of its arrays.
-        homes: of each buffer: where it lies, its offset there, its length.
+        offset, nbytes: place of its table in the arena (see `Payloads`).
+        placement: places of its arrays.
+        homes: for each buffer: file or copies that contain it, offset, size.
 
     Args:
-        arena: where the pickle goes, and arrays that have no place.
-        shipment: what is sent.
-        placement: of its arrays, as far as they have one.
-        cache: for a process that does not unpickle it.
+        arena: memory for the pickle, and for arrays without a place.
+        shipment: the shipment.
+        placement: places of its arrays, for those that have one.
+        cache: the loader's cache, for a process that does not unpickle the payload.
 
     Raises:
-        MemoryLimitError: there is no room.
+        MemoryLimitError: too little memory is free.
     """
 
     def __init__(
@@ -206,7 +210,7 @@ class Sent:
         self.offset, self.nbytes = self._extents[-1].offset, len(table)
 
     def _copy(self, shipment: Shipment) -> None:
-        """Copy the arrays that have no place, and note where each one lies."""
+        """Copy the arrays that have no place, and set `homes`."""
         found = self.placement
         for copied in dict.fromkeys(copied for copied, _ in found.copies.values()):
             copied.hold()
@@ -236,7 +240,7 @@ class Sent:
             self.homes.append((home, offset, buffer.nbytes))
 
     def holds(self, number: int, buffer: memoryview) -> bool:
-        """Return whether an array has the same bytes as the one of this number."""
+        """Return True if an array has the same bytes as the array of this number."""
         if number >= len(self.homes):
             return False
         home, offset, nbytes = self.homes[number]
@@ -244,12 +248,14 @@ class Sent:
             return False
         if isinstance(home, CopiedArrays):
             return _are_equal(home.view(offset, nbytes), buffer)
-        from loaderpool.memory.adoption import address_of  # it is imported by now
+        from loaderpool.memory.adoption import address_of  # already imported by now
 
         return home.is_equal(address_of(buffer), nbytes, offset)
 
     def difference(self, shipment: Shipment) -> Difference | None:
-        """Return what differs in a shipment of the same payload; None: it means the same."""
+        """Return the difference to another shipment of the same payload; None: they have the same
+        meaning.
+        """
         difference, (arrays, generators) = None, self._pairs
         if hash(shipment.pickled) != self._known:
             start, nbytes = self._pickled
@@ -258,7 +264,7 @@ class Sent:
             )
             if difference is None:
                 self._pairs = arrays, generators
-                self._known = hash(shipment.pickled)  # which the next one will likely have, too
+                self._known = hash(shipment.pickled)  # the next pickle probably has this hash, too
             elif not difference.is_kept:
                 return difference
         if any(self._keys[before] != shipment.keys[now] for before, now in generators):
@@ -269,7 +275,7 @@ class Sent:
         )
 
     def give_back(self) -> None:
-        """Give back all memory, and close the files."""
+        """Free all memory, and close the files."""
         for extent in self._extents:
             self._arena.give_back(extent)
         for copied in self._copies:

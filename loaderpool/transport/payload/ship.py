@@ -1,7 +1,8 @@
-"""The user's function, source and hooks as bytes in the trainer; `loaded` makes objects of them again.
+"""The user's function, source and hooks as bytes. `loaded` loads them in other processes.
 
-The trainer may have a framework loaded; the supervisor is a clean interpreter, which finds the trainer's `sys.path` and
-working directory but never runs its `__main__` (docs/internals/architecture.md, "Getting there").
+The main process may have imported a framework. The supervisor is a clean interpreter. It gets the
+main process's `sys.path` and working directory, but never runs its `__main__`
+(docs/internals/architecture.md, "Getting there").
 """
 
 from __future__ import annotations
@@ -29,36 +30,36 @@ from loaderpool.transport.payload.pickler import (
 from loaderpool.transport.payload.record import Pair
 from loaderpool.transport.pickling import out_of_band
 
-_MOST_NAMED = 3  # generators for which a warning is shown
+_MOST_NAMED = 3  # generators that get a warning
 
 
 class Shipment(NamedTuple):
-    """A payload ready to travel. Ownership: `buffers` are views of the user's own arrays, which they keep alive."""
+    """A pickled payload. Ownership: `buffers` are views of the user's own arrays, and keep these
+    alive.
+    """
 
     pickled: bytes
-    buffers: tuple[
-        memoryview, ...
-    ]  # contiguous, `OUT_OF_BAND_BYTES` at least, in the order of the pickle
-    packed_items: int = 0  # items of the source that are packed (`packing`), in buffers, too
-    warnings: tuple[
-        Warning, ...
-    ] = ()  # for large lists and dicts, and generators of random numbers, that are copied
-    without: frozenset[str] = (
-        frozenset()
-    )  # frameworks: code of modules that import one is in the pickle by value
-    generators: bytes = (
-        b""  # a pickle of the random generators with their keys, and of others; empty: none
-    )
-    keys: tuple[bytes, ...] = ()  # of all generators that may be others in the next version
-    imports: FrameworkImports | None = None  # what was found out about modules
-    modules: frozenset[str] = frozenset()  # whose functions and classes are in the pickle by name
+    # contiguous, each at least `OUT_OF_BAND_BYTES`, in the order of the pickle
+    buffers: tuple[memoryview, ...]
+    packed_items: int = 0  # packed items of the source (see `packing`), which are in `buffers`, too
+    # warnings about large lists and dicts, and about random generators, that are copied
+    warnings: tuple[Warning, ...] = ()
+    # frameworks that loading does not import: modules that import them are pickled by value
+    without: frozenset[str] = frozenset()
+    # pickle of the random generators with their keys, and of other keys; empty: none
+    generators: bytes = b""
+    keys: tuple[bytes, ...] = ()  # keys of all generators that may change in the next version
+    # results of the search for framework imports in modules
+    imports: FrameworkImports | None = None
+    modules: frozenset[str] = frozenset()  # modules whose functions and classes are pickled by name
 
     @property
     def pickled_bytes(self) -> int:
-        """The number of bytes that pickling had to write: all but the user's own arrays."""
+        """Number of bytes that pickling has written: all except the user's own arrays."""
         if not self.packed_items:
             return len(self.pickled)
-        from loaderpool.memory.adoption import is_in_passing  # which few loaders need
+        # imported here: few loaders pack items
+        from loaderpool.memory.adoption import is_in_passing
 
         return len(self.pickled) + sum(
             buffer.nbytes for buffer in self.buffers if is_in_passing(buffer)
@@ -72,20 +73,24 @@ def ship(
     registry: Registry | None = None,
     like: Shipment | None = None,
 ) -> Shipment:
-    """Return the payload as one pickle, so that its parts still share what they share, such as globals.
+    """Pickle the payload as a whole, so that its parts still share their objects, such as globals.
 
-    Where its own code does not use a framework, loading it does not import that framework either, whatever the modules
-    that the code comes from import. Runs in: the trainer.
+    If the user's code does not use a framework, loading it does not import that framework, even if
+    the code's modules do. Called in the main process.
 
     Args:
-        payload: what the workers need, by name; the names are those that an error gives.
-        without: the frameworks to do without, where the code does not use them; None: all that are imported here. Of
-            what goes beside another shipment it is the other's, for else classes are not the same in both.
-        registry: gives random generators their keys. None: they travel as other objects do.
-        like: an earlier shipment of the same payload. What holds for it is not found out again, nor warned of.
+        payload: objects for the workers, by name. Errors use these names.
+        without: frameworks not to import, unless the code uses them. None: those of `like`, or else
+            all that are imported in this process. For a payload that accompanies another shipment,
+            pass `without` of that one, so that both have the same classes.
+        registry: assigns keys to random generators. None: generators are pickled like other
+            objects.
+        like: an earlier shipment of the same payload. Its findings are reused, and its warnings are
+            not repeated.
 
     Raises:
-        UnpicklableError: names the variable that cannot be pickled, and what to do; caused by what pickling raised.
+        UnpicklableError: names the variable that cannot be pickled, and a fix. Its cause is the
+            pickling error.
     """
     if without is None:
         without = loaded_frameworks() if like is None else like.without
@@ -99,24 +104,25 @@ def ship(
             if isinstance(error, MemoryError) or is_of_a_handler(error):
                 raise
             if not frameworks:
-                from loaderpool.transport.payload.diagnose import describe_offender  # seldom needed
+                # imported here: seldom needed
+                from loaderpool.transport.payload.diagnose import describe_offender
 
-                parts = named_parts(payload)  # the source last, for it takes long to look through
+                parts = named_parts(payload)  # the source last, because searching it takes long
                 others = {name: part for name, part in parts.items() if name != "source"}
                 raise UnpicklableError(describe_offender({**others, **parts}, error)) from error
-            frameworks = (
-                frozenset()
-            )  # a global that can be imported but not pickled, a lock say: all by reference then
+            # A global may be importable but not picklable, for example a lock. So pickle all by
+            # reference.
+            frameworks = frozenset()
 
 
 def named_parts(payload: dict[str, object]) -> dict[str, object]:
-    """Return the payload by the names that the user knows."""
-    parts = getattr(payload.get("source"), "payload_parts", None)  # of generators
+    """Return the parts of the payload by the names that the user knows."""
+    # defined by sources that are generators
+    parts = getattr(payload.get("source"), "payload_parts", None)
     if parts is None:
         return payload
-    if hasattr(
-        type(parts["make_generator"]), "user_parts"
-    ):  # of ours, around a source that is read in order
+    # A wrapper of loaderpool around a source that is read in order.
+    if hasattr(type(parts["make_generator"]), "user_parts"):
         parts = {"source": parts["make_generator"]}
     return {**{name: part for name, part in payload.items() if name != "source"}, **parts}
 
@@ -138,15 +144,15 @@ def _shipment(
         if not isinstance(source, (list, tuple, np.ndarray, Columns)) or len(source) < LEAST_ITEMS:
             pickler.dump(payload)
         else:
-            from loaderpool.transport.payload.packing import (
-                ItemPacking,
-            )  # which other sources do without
+            # imported here: other sources do not need it
+            from loaderpool.transport.payload.packing import ItemPacking
 
             packing = ItemPacking(pickler.met)
             pickler.dump(packing.prepare(payload))
             packed, sources = packing.packed, packing.sources
         told: tuple[Warning, ...] = ()
-        if like is None and any(name in payload for name in CALLED):  # else: what a reader is sent
+        # A payload for a reader has none of these.
+        if like is None and any(name in payload for name in CALLED):
             parts = named_parts(payload)
             large = large_data(parts, sources, pickler.is_by_value)
             told = tuple(map(LargeDataWarning, large))
@@ -164,18 +170,23 @@ def _shipment(
 def _pickled_generators(
     pairs: list[Pair], others: dict[str, bytes], frameworks: frozenset[str]
 ) -> bytes:
-    """Return a pickle of random generators with their keys, and of the keys of others by their paths."""
+    """Return a pickle of random generators with their keys, and of the keys of others by their
+    paths.
+    """
     with io.BytesIO() as file:
         PayloadPickler(file, lambda buffer: True, frameworks).dump((pairs, others))
         return file.getvalue()
 
 
 def _unseeded(registry: Registry, config: Any) -> Iterator[str]:
-    """Yield a warning if the random generators of a loader cannot be seeded for each sample."""
+    """Yield warnings if a loader's random generators cannot be seeded for each sample."""
     if not registry:
         return
     if config.seed_globals is False:
-        reason = "With seed_globals=False, each worker gets a copy of it, so workers repeat the same numbers."
+        reason = (
+            "With seed_globals=False, each worker gets a copy of it, so workers repeat the same "
+            "numbers."
+        )
         fix = "remove seed_globals=False"
     elif config.threads > 1:
         reason = (
@@ -183,13 +194,19 @@ def _unseeded(registry: Registry, config: Any) -> Iterator[str]:
         )
         fix = "set threads=1"
     elif len(registry) > MOST_GENERATORS:
-        reason = f"It is one of {len(registry):,}, and at most {MOST_GENERATORS} are seeded for each sample."
+        reason = (
+            f"It is one of {len(registry):,}, and at most {MOST_GENERATORS} are seeded for each "
+            "sample."
+        )
         fix = "use fewer of them"
     else:
         return
     names = registry.names()
     for name in names[:_MOST_NAMED]:
-        yield f"{name} is a random number generator. {reason} Add a parameter rng to the function and use it, or {fix}"
+        yield (
+            f"{name} is a random number generator. {reason} Add a parameter rng to the function "
+            f"and use it, or {fix}"
+        )
     if more := names[_MOST_NAMED : 2 * _MOST_NAMED]:
         others = ", and others" * (len(names) > 2 * _MOST_NAMED)
         yield f"More random number generators: {', '.join(more)}{others}. {reason}"

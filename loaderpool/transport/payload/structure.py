@@ -1,8 +1,9 @@
-"""Comparison of two pickles of the same variables by their structure, not their bytes.
+"""Comparison of two pickles of the same variables by structure instead of bytes.
 
-Pickles of equal objects differ: by which of two equal strings are one object, by the order of attributes and of sets,
-and by what objects have computed and kept. So both are unpickled to symbols: a call of a class or function is a
-`_Node` that has its arguments and its state, and nothing is imported or run. Runs in: the trainer.
+Pickles of equal objects can differ: in the sharing of equal strings, in the order of attributes and
+sets, and in values that objects have computed and cached. So both pickles are unpickled to symbols.
+A call of a class or function becomes a `_Node` with its arguments and state. Nothing is imported or
+run. Called in the main process.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from loaderpool.transport.payload.kept import Kept, kept_by_calls
 from loaderpool.transport.pickling import generator_at
 
 _ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
-# Containers with more items are compared by their marshaled bytes, if they hold atoms alone.
+# Containers with more items are compared by their marshaled bytes, if they hold only atoms.
 _MANY = 16
 _MAKES_CLASS = frozenset({"_make_skeleton_class", "_make_skeleton_enum"})
-# Functions of cloudpickle's that set the state of their first argument, and what does not count of it: modules that
-# were imported meanwhile, as NumPy does when `numpy.random` is first used; and what Python adds to a class.
+# Functions of cloudpickle that set the state of their first argument, and the attributes that are
+# ignored: modules that were imported meanwhile, as when `numpy.random` is first used, and
+# attributes that Python adds to a class.
 _SET_STATE = {
     "_function_setstate": frozenset({"_cloudpickle_submodules"}),
     "_class_setstate": frozenset({"__slotnames__", "__annotations_cache__"}),
@@ -44,19 +46,19 @@ Pairs = list[tuple[int, int]]
 class Difference(NamedTuple):
     """The first value that differs."""
 
-    name: str  # empty: it has none
-    is_kept: bool = (
-        False  # as does all else that differs, it is of the last call of an object (`kept`)
-    )
+    name: str  # name of the value; empty: it has none
+    # True if all differences are in results of an object's last call (see `kept`)
+    is_kept: bool = False
 
 
 class Outcome(NamedTuple):
-    """The outcome of a comparison of two pickles.
+    """Outcome of a comparison of two pickles.
 
     Attributes:
-        difference: the first value that differs; None: nothing does.
-        arrays: the numbers of arrays beside the two pickles that must be equal.
-        generators: the numbers of generators beside the two pickles that must be the same.
+        difference: the first value that differs; None: there is none.
+        arrays: pairs of numbers of arrays beside the two pickles. These arrays must be equal.
+        generators: pairs of numbers of generators beside the two pickles. These generators must be
+            the same.
     """
 
     difference: Difference | None
@@ -65,15 +67,15 @@ class Outcome(NamedTuple):
 
 
 def means_the_same(before: bytes, now: bytes) -> bool:
-    """Return whether two pickles have the same structure."""
+    """Return True if two pickles have the same structure."""
     return before == now or compare(before, now).difference is None
 
 
 def compare(before: bytes, now: bytes) -> Outcome:
-    """Compare the structure of two pickles. What is beside them is not compared."""
+    """Compare the structure of two pickles. Arrays and generators beside them are not compared."""
     try:
         old, new = _Symbols(before), _Symbols(now)
-    except Exception as error:  # what cannot be read so differs, as its bytes do
+    except Exception as error:  # unreadable pickles differ, because their bytes do
         if is_of_a_handler(error):
             raise
         return Outcome(Difference(""), [], [])
@@ -95,17 +97,17 @@ def name_of_array(pickled: bytes, number: int) -> str:
 
 
 class _Buffer(bytes):
-    """Stands for an array beside the pickle: its number."""
+    """Number of an array beside the pickle, in place of the array."""
 
 
 class _Node:
-    """A stand-in for the result of a class or function."""
+    """Symbol for the result of a class or function."""
 
-    symbols: _Symbols  # of the class
-    label: tuple[str, Any]  # of the class: module and name, or the node that made it
+    symbols: _Symbols  # symbols of the class
+    label: tuple[str, Any]  # label of the class: module and name, or the node that made it
     number: int
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
-    added: list[tuple[str, Any]]  # states and items, in their order
+    added: list[tuple[str, Any]]  # states and items, in order
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
         node = super().__new__(cls)
@@ -118,9 +120,8 @@ class _Node:
             return node
         cls.symbols.nodes.append(node)
         if module == internals.__name__ and name in _MAKES_CLASS:
-            return cls.symbols.new_class(
-                ("", node)
-            )  # instances are made of it, so it must be a class
+            # A class, because instances are made of it.
+            return cls.symbols.new_class(("", node))
         return node
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -139,7 +140,7 @@ class _Node:
 
 
 class _Symbols(pickle.Unpickler):
-    """A pickle as symbols: `value`, and all `nodes` in the order in which they are made."""
+    """A pickle as symbols: `value`, and all `nodes` in the order of their creation."""
 
     def __init__(self, pickled: bytes) -> None:
         super().__init__(
@@ -163,23 +164,25 @@ class _Symbols(pickle.Unpickler):
 
 
 class _Differs(Exception):
-    """Something differs. The argument, if there is one: the key of the attribute that does."""
+    """Two values differ. The optional argument is the key of the attribute."""
 
 
 class _Comparison:
-    """One comparison, from the pickles' values to all that these refer to; attributes that do not count are left out.
+    """One comparison of two pickles, from their values to all objects these refer to.
 
-    `_partners` are nodes, classes, lists, dicts and sets of the one pickle and of the other, by their ids.
+    Ignored attributes are left out. `_partners` are nodes, classes, lists, dicts and sets of the
+    first pickle, mapped to those of the second, by ids.
     """
 
     def __init__(self, old: _Symbols, new: _Symbols, counts_kept: bool = True) -> None:
         self._old, self._new, self._counts_kept = old, new, counts_kept
         self._partners: dict[int, int] = {}
-        self._taken: set[int] = set()  # of the other
-        self._waiting = collections.deque[tuple[_Node, _Node]]()  # partners that are to be compared
+        self._taken: set[int] = set()  # ids of partners in the second pickle
+        # partners that are still to be compared
+        self._waiting = collections.deque[tuple[_Node, _Node]]()
         self._left_out: tuple[list[Any], list[Any]] = [], []
-        self._ignored: dict[type, Kept] = {}  # attributes that do not count, by class
-        self._at: _Node | None = None  # the one that is compared
+        self._ignored: dict[type, Kept] = {}  # ignored attributes, by class
+        self._at: _Node | None = None  # node of the second pickle that is being compared
         self.arrays: Pairs = []
         self.generators: Pairs = []
 
@@ -187,7 +190,7 @@ class _Comparison:
         try:
             self._compare(self._old.value, self._new.value)
             self._compare_waiting()
-            # A function of someone else's that sets a state: nothing refers to its result.
+            # Calls of other functions that set a state: nothing refers to their results.
             self._compare_items(self._unmet(self._old, 0), self._unmet(self._new, 1))
             self._compare_waiting()
         except (_Differs, RecursionError) as error:
@@ -200,7 +203,7 @@ class _Comparison:
             self._compare_nodes(before, self._at)
 
     def _unmet(self, symbols: _Symbols, which: int) -> list[_Node]:
-        """Return nodes to which neither the value nor what was left out leads."""
+        """Return the nodes that cannot be reached from the value or from ignored attributes."""
         met = self._taken if which else self._partners
         nodes = [node for node in symbols.nodes if id(node) not in met]
         if nodes:
@@ -241,14 +244,16 @@ class _Comparison:
                 self._compare_states(first, second, _SET_STATE.get(what, frozenset()))
 
     def _counting(self, node: _Node, ignored: Kept, which: int) -> list[tuple[str, Any]]:
-        """Return the states and items of a node, without attributes that do not count, or states of these alone."""
+        """Return the states and items of a node that are compared.
+
+        Ignored attributes are removed, and states that have no others.
+        """
         if not ignored:
             return node.added
         found = list[tuple[str, Any]]()
         for kind, value in node.added:
-            parts = (
-                value if type(value) is tuple and len(value) == 2 else (value,)
-            )  # attributes, and slots
+            # One dict of attributes, or attributes and slots.
+            parts = value if type(value) is tuple and len(value) == 2 else (value,)
             if kind != "state" or not {dict, type(None)}.issuperset(map(type, parts)):
                 found.append((kind, value))
                 continue
@@ -265,7 +270,7 @@ class _Comparison:
             keys = ignored.get(key, frozenset())
             if keys and type(value) is dict:
                 rest[key] = {name: each for name, each in value.items() if name not in keys}
-                left_out += [value, rest[key]]  # held, so that no id comes twice
+                left_out += [value, rest[key]]  # kept alive, so that no id is reused
             elif keys is None:
                 left_out.append(value)
             else:
@@ -273,10 +278,11 @@ class _Comparison:
         return rest
 
     def _compare_states(self, before: Any, now: Any, ignored: frozenset[str]) -> None:
-        """Compare the states of two objects, functions or classes: the order of attributes does not count."""
-        if (
-            type(before) is tuple and type(now) is tuple and len(before) == len(now)
-        ):  # attributes, and slots
+        """Compare the states of two objects, functions or classes. The order of attributes is
+        ignored.
+        """
+        # Attributes and slots.
+        if type(before) is tuple and type(now) is tuple and len(before) == len(now):
             for one, other in zip(before, now, strict=True):
                 self._compare_states(one, other, ignored)
         elif type(before) is dict and type(now) is dict:
@@ -299,7 +305,7 @@ class _Comparison:
         self._compare_states(before, now, frozenset())
 
     def _compare(self, before: Any, now: Any) -> None:
-        if before is now:  # atoms and empty tuples, which two pickles share
+        if before is now:  # atoms and empty tuples are shared by both pickles
             return
         kind, is_node = type(before), isinstance(before, _Node)
         if (
@@ -308,7 +314,7 @@ class _Comparison:
             and not (is_node and isinstance(now, _Node))
         ):
             raise _Differs
-        if kind in (float, complex):  # nan is as good as nan, and 0.0 is not -0.0
+        if kind in (float, complex):  # nan equals nan, and 0.0 differs from -0.0
             if repr(before) != repr(now):
                 raise _Differs
         elif kind in _ATOMS:
@@ -316,10 +322,11 @@ class _Comparison:
                 raise _Differs
         elif kind is _Buffer:
             self.arrays.append((int(before), int(now)))
-        elif kind is tuple or kind is frozenset:  # which of two equal ones it is does not count
+        elif kind is tuple or kind is frozenset:  # the identity of equal ones is ignored
             self._compare_containers(before, now, kind)
         elif id(before) in self._partners or id(now) in self._taken:
-            if self._partners.get(id(before)) != id(now):  # two that were one, or are one now
+            # two objects that were one, or have become one
+            if self._partners.get(id(before)) != id(now):
                 raise _Differs
         else:
             self._partners[id(before)] = id(now)
@@ -328,7 +335,7 @@ class _Comparison:
                 self._waiting.append((before, now))
             elif not isinstance(before, type):
                 self._compare_containers(before, now, kind)
-            elif isinstance(now, type):  # symbols both
+            elif isinstance(now, type):  # both are symbols
                 self._compare(before.label, now.label)  # type: ignore[attr-defined]
             else:
                 raise _Differs
@@ -354,9 +361,8 @@ class _Comparison:
             and _ATOMS.issuperset(map(type, before))
             and _ATOMS.issuperset(map(type, now))
         ):
-            if marshal.dumps(before, 2) != marshal.dumps(
-                now, 2
-            ):  # this version writes each item by itself
+            # Version 2 of marshal writes each item separately, without references.
+            if marshal.dumps(before, 2) != marshal.dumps(now, 2):
                 raise _Differs
             return
         for one, other in zip(before, now, strict=True):
@@ -374,11 +380,10 @@ def _others_in(items: Any) -> set[tuple[type, Any]]:
 
 
 def _class_of(node: _Node) -> Any:
-    """Return the class that a node stands for an instance of, if there is one here."""
+    """Return the class of the instance that a node represents, if this process has it."""
     module, name = node.label
-    if isinstance(
-        name, _Node
-    ):  # a class that goes by value: its number is cloudpickle's last argument but one
+    # A class pickled by value. Its number is cloudpickle's last argument but one.
+    if isinstance(name, _Node):
         return internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(name.arguments[0][-2])
     found: Any = sys.modules.get(module)
     for part in name.split("."):
@@ -386,18 +391,18 @@ def _class_of(node: _Node) -> Any:
     return found
 
 
-# ---- names of what differs
+# ---- names of values that differ ----
 
 
 def _name_of(symbols: _Symbols, is_it: Any) -> str:
-    """Return how code names a value of a pickle; empty: it has no name."""
+    """Return the name of a value of a pickle, as in code; empty: it has none."""
     value = symbols.value
     roots = [*value.items()] if type(value) is dict else [("", value)]
     return next((name for name, each in _walk(roots) if is_it(each)), "")
 
 
 def _walk(roots: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield values and all that they refer to, each once, with its name; nearest first."""
+    """Yield values and all objects they refer to, each once, with its name; nearest first."""
     seen = set[int]()
     waiting = collections.deque(roots)
     while waiting:
@@ -437,9 +442,8 @@ def _of_attribute(node: _Node, name: str, key: Any, value: Any) -> Iterator[tupl
     if key == "__globals__":
         yield from value.items()
     elif key == "__closure__" and value:
-        yield from zip(
-            node.arguments[0][0].arguments[0][-2], value, strict=False
-        )  # the code's names for them
+        # the code's names for the cells
+        yield from zip(node.arguments[0][0].arguments[0][-2], value, strict=False)
     else:
         yield _joined(node, name, str(key)), value
 
@@ -448,7 +452,6 @@ def _joined(node: _Node, name: str, key: str) -> str:
     """Return the name of an attribute of an object, or of a variable of a function."""
     if node.label == _FUNCTION and not key.startswith("__"):
         return key
-    is_hidden = (
-        key[:2] in ("", "__") or str(node.label[0]).partition(".")[0] == "loaderpool"
-    )  # never seen by the user
+    # Users never see these names.
+    is_hidden = key[:2] in ("", "__") or str(node.label[0]).partition(".")[0] == "loaderpool"
     return name if is_hidden else f"{name}.{key}"

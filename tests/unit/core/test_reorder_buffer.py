@@ -17,7 +17,7 @@ def test_a_stream_without_end_keeps_nothing_of_the_epochs_behind_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "buffer", [OrderedBuffer(0), UnorderedBuffer(0, 10), LaneBuffer(2, in_order=True)]
+    "buffer", [OrderedBuffer(0), UnorderedBuffer(0, 10), LaneBuffer(0, 2, in_order=True)]
 )
 def test_it_tells_how_many_slots_wait_in_it(buffer: OrderedBuffer) -> None:
     for first in (2, 0, 1):
