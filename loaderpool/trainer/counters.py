@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from loaderpool.memory.recorder import RecordRing
     from loaderpool.transport.reports import Failure
 
-# A batch counts as ready if the wait for it took at most this part of its step, because checking
-# for a ready batch takes time as well. Smaller: ready batches count as late. Larger: short waits
-# are missed.
+# A batch counts as ready if the wait for it took at most 1/64 of its step. Checking for a ready
+# batch takes time as well. Smaller number: short waits are missed. Larger number: ready batches
+# count as late.
 _READY_SHARE = 64
 # Time between two calls of `on_mark`. Shorter: snapshots cost more. Longer: `explain` and
 # `workers="auto"` see less.

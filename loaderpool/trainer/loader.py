@@ -457,7 +457,7 @@ class Loader:
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write everything known about the loader to one HTML file, without data or paths.
 
-        The page has a timeline of the last 10 seconds. After `close()`, it has all but that.
+        The page has a timeline of the last 10 seconds. After `close()`, the timeline is missing.
 
         Args:
             path: File to write, replaced if it exists; `OSError` if that fails.

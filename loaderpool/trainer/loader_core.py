@@ -98,7 +98,7 @@ class LoaderCore:
         if not process.is_trainer():
             return
         gate_handlers()
-        # Errors of the start are raised here, in the line of the user's that makes the loader.
+        # If the start fails, the error is raised here, in the user's line that makes the loader.
         with InterruptsHeld(), contextlib.ExitStack() as undo:
             own_pool = None
             has_workers = _workers_are_allowed and (
@@ -169,9 +169,10 @@ class LoaderCore:
         return Observer(self.tracker, self.engine, calls_of, autotuned, key)
 
     def function_and_source(self) -> tuple[str, str, int]:
-        """Return texts that identify function and source, and the number of threads of a worker.
+        """Return the key of this loader's trials: function, source, and threads of a worker.
 
-        `Observer` keys the results of trials by them, which later loaders of the same work reuse.
+        `Observer` stores the results of trials under the key. Later loaders with the same key reuse
+        them.
         """
         return self.fingerprint["function"], self.fingerprint["source"], self.config.threads
 

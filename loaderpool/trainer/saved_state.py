@@ -305,7 +305,10 @@ def describe_source(source: Any) -> str:
 
 
 def _describe_function(function: Any) -> str:
-    """Return a function's name and a checksum of its code, without the functions that it calls."""
+    """Return a function's name and a checksum of its code.
+
+    The code of functions that it calls is not included.
+    """
     if function is None:
         return "none"
     inner = function
@@ -343,7 +346,10 @@ def _pieces(value: Any) -> Iterator[bytes]:
 
 
 def _code_pieces(code: types.CodeType) -> Iterator[bytes]:
-    """Yield the names and constants of code. Its bytecode differs between versions of Python."""
+    """Yield the names and constants of code, for a checksum.
+
+    Bytecode is left out, because it differs between versions of Python.
+    """
     yield repr((code.co_names, code.co_varnames, code.co_freevars)).encode()
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
