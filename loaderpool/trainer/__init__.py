@@ -1,6 +1,8 @@
-"""The user's end of a loader: `Loader`, `Pool`, their arguments, passes and saved states, and what they tell.
+"""`Loader` and `Pool`, the public classes, with their arguments, passes, saved states and counts.
 
-Runs in: the process that trains. `arguments` checks what `Loader` is given, `loader_core` starts the engine,
-`loader_iterator` hands out its batches, and the rooms below have explanations and traces. It may import everything
-below; only methods of `Loader` that forward reach up, into `adapters`. Open first: `loader`, then `epoch_tracker`.
+Runs in: the main process. `arguments` checks the arguments of `Loader`, `loader_core` starts the
+engine, and `loader_iterator` delivers its batches. `explain` and `tracing` explain the waiting. The
+room may import every room before it in docs/internals/architecture.md, "Rooms". The forwarding
+methods of `Loader` also import a later room, `adapters`. Open first: `loader`, then
+`epoch_tracker`.
 """

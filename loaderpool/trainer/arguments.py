@@ -1,4 +1,7 @@
-"""What a loader's arguments come to: each is checked, and what the workers need is put together."""
+"""Check the arguments of `Loader`, and build its plan and the payload for its workers.
+
+Runs in: the main process, on the thread that makes the loader.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +33,18 @@ if TYPE_CHECKING:
 
 
 def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
-    """Check the arguments of `Loader`, all of which are in `arguments` by name.
+    """Check all arguments of `Loader`, given by name. Called by `LoaderCore` as it is made.
 
     Raises:
-        SourceError: the source cannot be read by index.
+        ArgumentError: An argument is wrong, or two of them cannot be combined.
+        SourceError: The source can be neither indexed nor iterated, or its items are whole batches.
     """
     pool = shared_pool(arguments)
     config = LoaderConfig.checked(arguments if pool is None else {**arguments, "workers": "auto"})
     if pool is not None and config.limits.restarts != DEFAULT_RESTARTS:
         raise ArgumentError(
-            f"workers=pool and Limits(restarts={config.limits.restarts}) cannot be combined: pass restarts= to Pool"
+            f"workers=pool and Limits(restarts={config.limits.restarts}) cannot be combined: pass "
+            "restarts= to Pool"
         )
     cache: Cache | None = None
     if arguments["cache"] is not None:
@@ -65,35 +70,37 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
         if config.shuffle or config.shuffle_window:
             raise ArgumentError(
                 f"shuffle={config.shuffle_window or True} shuffles the batches of an epoch, but "
-                f"{type(source.target).__name__} (its num_batches is None, or it has no length) is endless. Shuffle in "
-                "its __getitem__, or give it a num_batches"
+                f"{type(source.target).__name__} (its num_batches is None, or it has no length) is "
+                "endless. Shuffle in its __getitem__, or give it a num_batches"
             )
         plan = _open_plan(config, is_endless=True)
     else:
         if config.shuffle_window:
             raise ArgumentError(
-                f"shuffle={config.shuffle_window} is a window for streams, but this source can be indexed. "
-                "Set shuffle=True to shuffle all items"
+                f"shuffle={config.shuffle_window} is a window for streams, but this source can be "
+                "indexed. Set shuffle=True to shuffle all items"
             )
         plan = _indexed_plan(len(source), config, arguments["buckets"])
         if plan.rows_vary and varying(source) is not None:
-            items = Sized(source, len(source))  # as a plain sequence: lengths are those of epoch 0
+            # Every epoch reads the items of epoch 0, because the lengths in the buckets are theirs.
+            items = Sized(source, len(source))
     if plan.is_open and isinstance(config.on_error.budget, float):
         raise ArgumentError(
-            "on_error[1] must be an integer for a stream, generators or an endless sequence, whose number of rows is "
-            f"unknown, got the fraction {config.on_error.budget}"
+            "on_error[1] must be an integer for a stream, generators or an endless sequence, whose "
+            f"number of rows is unknown, got the fraction {config.on_error.budget}"
         )
     if cache is not None and config.threads > 1:
         raise ArgumentError(
-            f"cache and threads={config.threads} cannot be combined, because each worker uses the cache on one thread. "
-            "Remove one of them; for more parallel reads, set a larger workers="
+            f"cache and threads={config.threads} cannot be combined, because each worker uses the "
+            "cache on one thread. Remove one of them; for more parallel reads, set a larger "
+            "workers="
         )
     fn, augment, batch_fn = arguments["fn"], arguments["augment"], arguments["batch_fn"]
     functions = {"fn": fn, "augment": augment, "batch_fn": batch_fn}
     takes_rng = frozenset(
         name for name, function in functions.items() if open_parameter(function, "rng") is not None
     )
-    # The last one that is called for each batch may write into it.
+    # Only the last function that is called for a sample may write into the batch.
     writer = augment if augment is not None else fn if cache is None else None
     payload = WorkerPayload(
         **functions,
@@ -103,7 +110,8 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
         plan=plan,
         given_spec=given_spec,
         takes_rng=takes_rng,
-        # Generators, too: to have a look at them again means to run them again.
+        # For generators always: to find out whether one uses `numpy.random`, it would have to run
+        # a second time.
         needs_numpy_random=bool(takes_rng)
         or config.seed_globals is True
         or isinstance(source, ReplicatedSource),
@@ -118,11 +126,15 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
 
 
 def _check_functions(arguments: dict[str, Any], is_cached: bool, config: LoaderConfig) -> None:
-    """Check the functions alone, together and against the settings; one without a readable signature passes."""
+    """Check the user's functions: each alone, together, and against the settings.
+
+    A function whose signature cannot be read is accepted.
+    """
     fn, augment, batch_fn = arguments["fn"], arguments["augment"], arguments["batch_fn"]
     if fn is not None and batch_fn is not None:
         raise ArgumentError(
-            "fn and batch_fn cannot be combined: fn returns a sample, batch_fn a whole batch. Pass one"
+            "fn and batch_fn cannot be combined: fn returns a sample, batch_fn a whole batch. Pass "
+            "one"
         )
     for name, example, *may_take in _CALLS:
         function = arguments[name]
@@ -151,13 +163,13 @@ def _check_functions(arguments: dict[str, Any], is_cached: bool, config: LoaderC
             )
         if augment is not None:
             raise ArgumentError(
-                "augment is called for each sample and cannot be combined with batch_fn. Augment the batch in batch_fn "
-                "(it can take rng too), or use fn"
+                "augment is called for each sample and cannot be combined with batch_fn. Augment "
+                "the batch in batch_fn (it can take rng too), or use fn"
             )
         if is_cached:
             raise ArgumentError(
-                "cache stores single samples and cannot be combined with batch_fn, whose batches differ in each epoch. "
-                "Use fn, or remove cache="
+                "cache stores single samples and cannot be combined with batch_fn, whose batches "
+                "differ in each epoch. Use fn, or remove cache="
             )
     if not is_cached:
         return
@@ -167,12 +179,14 @@ def _check_functions(arguments: dict[str, Any], is_cached: bool, config: LoaderC
         )
     if open_parameter(fn, "rng") is not None:
         raise ArgumentError(
-            "fn takes `rng`, but with cache= it is called only once per item, so all epochs would have the same random "
-            "numbers. Move the random part to augment=, which gets the result of fn in every epoch and can take `rng`"
+            "fn takes `rng`, but with cache= it is called only once per item, so all epochs would "
+            "have the same random numbers. Move the random part to augment=, which gets the result "
+            "of fn in every epoch and can take `rng`"
         )
 
 
-# How each function is called, and what it gets beside that if it has such parameters.
+# Name of each function, its positional arguments as an error shows them, and the optional
+# parameters that it gets if it has them.
 _CALLS = (
     ("fn", "item", "rng", "out"),
     ("batch_fn", "list_of_items", "rng"),
@@ -184,37 +198,49 @@ _CALLS = (
 def _check_unindexed(
     source: StreamSource | ReplicatedSource, cache: Cache | None, config: LoaderConfig
 ) -> None:
-    """Whether a stream or generators can be read in the order, and by the rules, that are asked for."""
+    """Raise if settings do not apply to a stream or to generators.
+
+    Raises:
+        ArgumentError: Buckets, a cache, a shuffle or threads do not work with this source.
+    """
     if config.buckets is not None:
         raise ArgumentError(
             f"buckets needs a source with __len__ and __getitem__, got {source.kind}"
         )
     if config.shuffle and isinstance(source, StreamSource):
         raise ArgumentError(
-            f"shuffle=True needs a source with __len__ and __getitem__, got a stream ({source.kind}). Set shuffle=n to "
-            "shuffle within a window of n items"
+            f"shuffle=True needs a source with __len__ and __getitem__, got a stream "
+            f"({source.kind}). Set shuffle=n to shuffle within a window of n items"
         )
     if config.shuffle and isinstance(source, ReplicatedSource) and source.shards is None:
         raise ArgumentError(
-            f"shuffle=True shuffles the order of shards, but {source.kind} has no shards. Pass shards=, or set "
-            "shuffle=n to shuffle within a window of n items"
+            f"shuffle=True shuffles the order of shards, but {source.kind} has no shards. Pass "
+            "shards=, or set shuffle=n to shuffle within a window of n items"
         )
     if cache is not None:
         raise ArgumentError(
-            "cache needs a source with __len__ and __getitem__, got a stream or generator. Pass a source that can be "
-            "indexed, such as a list of files, or remove cache="
+            "cache needs a source with __len__ and __getitem__, got a stream or generator. Pass a "
+            "source that can be indexed, such as a list of files, or remove cache="
         )
     if isinstance(source, ReplicatedSource) and config.threads > 1:
         raise ArgumentError(
-            f"threads={config.threads} is not supported with {source.kind}, which runs on one thread in each worker. "
-            "Remove threads=, and set workers= to the number of generators that run at the same time"
+            f"threads={config.threads} is not supported with {source.kind}, which runs on one "
+            "thread in each worker. Remove threads=, and set workers= to the number of generators "
+            "that run at the same time"
         )
 
 
 def _generators(
     source: ReplicatedSource, config: LoaderConfig, pool: Pool | None
 ) -> tuple[LoaderConfig, Plan, LaneItems]:
-    """How generators are read, by no more workers than run at once where their number is ours to choose."""
+    """Build the plan and the items for generators, and return them with the settings.
+
+    If the number of workers was not given, the settings have at most as many workers as there are
+    lanes.
+
+    Raises:
+        ArgumentError: Workers cannot read the source, or no batch is left of its stated items.
+    """
     from loaderpool.worker.lanes import LaneItems, stated_batches
 
     is_chosen = pool is None and not isinstance(config.workers, Auto)
@@ -222,8 +248,8 @@ def _generators(
     lanes = source.lanes(workers, is_chosen, config.shard.num_shards)
     if source.only_here is not None and (pool is not None or config.workers != 0):
         raise ArgumentError(
-            f"source: {source.only_here} is in the memory of this process, from which workers cannot read. Set "
-            "workers=0, or write the data to a file"
+            f"source: {source.only_here} is in the memory of this process, from which workers "
+            "cannot read. Set workers=0, or write the data to a file"
         )
     if pool is None and not is_chosen:
         config = config._replace(workers=min(workers, lanes))
@@ -233,7 +259,8 @@ def _generators(
         if not plan.stated_batches:
             reason = "drop_remainder=True leaves no batches, or " * config.drop_remainder
             raise ArgumentError(
-                f"{reason}shard_lengths states no items for this loader: {sum(source.shard_lengths)}"
+                f"{reason}shard_lengths states no items for this loader: "
+                f"{sum(source.shard_lengths)}"
             )
     shuffle = source.shards is not None and (config.shuffle or window > 0)
     made = source.make_generator, source.takes, source.shards
@@ -260,10 +287,8 @@ def _indexed_plan(size: int, config: LoaderConfig, given: Buckets | None) -> Pla
         plan: Plan = Plan(order, **settings)
         rows = f"batch_size={config.batch_size}"
     else:
-        from loaderpool.plan.buckets import (
-            BucketPlan,
-            ItemBuckets,
-        )  # which `import loaderpool` shall not wait for
+        # Imported here, so that `import loaderpool` does not wait for it.
+        from loaderpool.plan.buckets import BucketPlan, ItemBuckets
 
         lengths, sizes = _lengths(given.by, size), config.buckets.batch_sizes
         buckets = ItemBuckets.of(lengths, config.buckets.boundaries)
@@ -271,22 +296,28 @@ def _indexed_plan(size: int, config: LoaderConfig, given: Buckets | None) -> Pla
         rows = f"no bucket fills a batch of batch_sizes={list(sizes)}"
     if not plan.batches_per_epoch:
         raise ArgumentError(
-            f"drop_remainder=True leaves no batches: {size} items, {rows}, num_shards={config.shard.num_shards}"
+            f"drop_remainder=True leaves no batches: {size} items, {rows}, "
+            f"num_shards={config.shard.num_shards}"
         )
     return plan
 
 
 def _lengths(by: Any, size: int) -> npt.NDArray[Any]:
-    """Return the lengths of all items, which the user gave."""
+    """Return `Buckets.by` as an integer array, with one length per item of the source.
+
+    Raises:
+        ArgumentError: It has another shape or dtype, or a negative length.
+    """
     try:
         lengths: npt.NDArray[Any] = np.asarray(by)
-    except ValueError:  # a list of lists of different length, say
+    except ValueError:
+        # For example, a list of lists of different lengths. The check below refuses it.
         lengths = np.empty((), object)
     if lengths.shape != (size,) or (size and lengths.dtype.kind not in "iu"):
         got = f"{lengths.dtype}{list(lengths.shape)}" if lengths.ndim else brief(by)
         raise ArgumentError(
-            f"Buckets.by must have the lengths of the {size:,} items of source, as a list or an integer array of one "
-            f"axis, got {got}"
+            f"Buckets.by must have the lengths of the {size:,} items of source, as a list or an "
+            f"integer array of one axis, got {got}"
         )
     if size and lengths.min() < 0:
         raise ArgumentError(

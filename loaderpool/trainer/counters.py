@@ -1,4 +1,7 @@
-"""`Counters`: batches, steps and waits of a loader's consumers, over all passes."""
+"""`Counters`: counts of a loader's batches, training steps and waits, over all passes.
+
+Runs in: the main process. The thread that takes batches writes; any thread reads.
+"""
 
 from __future__ import annotations
 
@@ -13,59 +16,84 @@ if TYPE_CHECKING:
     from loaderpool.memory.recorder import RecordRing
     from loaderpool.transport.reports import Failure
 
-# A wait below this part of its step is that of a batch that was there: looking for it takes a moment, too.
+# A batch counts as ready if the wait for it took at most 1/64 of its step. Checking for a ready
+# batch takes time as well. Smaller number: short waits are missed. Larger number: ready batches
+# count as late.
 _READY_SHARE = 64
-# How often what others count, too, is noted beside.
+# Time between two calls of `on_mark`. Shorter: snapshots cost more. Longer: `explain` and
+# `workers="auto"` see less.
 _MARK_NS = 2_000_000_000
-# Each of the first steps is noted: those that compile are to be told from others. As `FIRST_STEPS` of `window`.
+# Each of this number of first steps calls `on_mark`, because steps that compile must be told apart.
+# The same as `explain.window.FIRST_STEPS`.
 _FIRST_STEPS = 3
-_LATEST_INDICES = 1000
+_LATEST_INDICES = 1000  # source indices kept of skipped, and of replaced samples
 
 
 class Counters:
-    """What was handed to consumers, over all passes. A step is from one hand-over to the next, in one pass.
+    """Counts of the deliveries to a loader's consumers, over all passes.
 
-    Who is told may be taken away by any thread at any time, as a loader is closed: so it is looked up once.
+    A step lasts from one delivery of a pass to the next. `Pass.next_delivery` calls `note` for each
+    delivery, and `Pass.take` counts its batches as the consumer takes them.
+
+    Attributes:
+        asked_ns: Time since which a consumer waits for a delivery; 0: none waits.
+        recorder: Ring for records of deliveries; None before the first snapshot.
+        on_mark: Called by `note` with its time: at each of the first three steps, then every two
+            seconds at most. Any thread may set it to None.
+        passes: Passes with at least one delivery.
+        batches: Batches taken by consumers.
+        samples: Rows of these batches.
+        nbytes: Bytes of these batches.
+        errors: Samples that `on_error` skipped or replaced.
+        first_ns: Time of the first delivery; 0 before it.
+        last_ns: Time of the latest delivery.
+        first_samples: Rows of the first delivery, which arrived before any time was measured.
+        padded: Elements of the padded components that were delivered.
+        padding: Number of these elements that are padding.
+        skipped: Latest source indices that `on_error` skipped.
+        replaced: Latest source indices that `on_error` replaced.
 
     Args:
-        makes_here: batches are made in the consumer's process while they are asked for: that is waited for.
+        makes_here: The engine makes batches in this process when they are requested. All of that
+            time counts as waiting.
     """
 
     def __init__(self, makes_here: bool) -> None:
         self._makes_here = makes_here
-        self.asked_ns = 0  # since when a batch is waited for; 0: none is
+        self.asked_ns = 0
         self.recorder: RecordRing | None = None
-        # Called with the time at a hand-over, after the first three steps every two seconds at most.
         self.on_mark: Callable[[int], None] | None = None
         self._steps = self._steps_ns = self._wait_ns = self._ready_steps = self._ready_steps_ns = 0
         self._epochs = self._epoch_starts_ns = self._start_ns = 0
-        self._step_ns = self._batches = (
-            0  # when the latest batches were handed over, and how many; 0: a pass begins
-        )
+        # Time of the pass's latest delivery, and its number of batches. Time 0: a pass starts.
+        self._step_ns = self._batches = 0
         self._mark_ns = 0
         self.passes = self.batches = self.samples = self.nbytes = self.errors = 0
         self.first_ns = self.last_ns = 0
-        self.first_samples = 0  # of the first delivery: they came before the clock ran
-        self.padded = self.padding = (
-            0  # elements of padded components that were delivered; those that are padding
-        )
+        self.first_samples = 0
+        self.padded = self.padding = 0
         self.skipped: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
         self.replaced: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
 
     def begin_pass(self) -> None:
-        """The next hand-over is a pass's first."""
+        """Note that the next delivery is the first one of a pass."""
         self.passes += 1
         self._step_ns = 0
 
     def note(self, delivery: Delivery) -> None:
-        """Batches are handed over, and consumed one by one until the next wait. Who takes them apart counts them."""
+        """Count a step and its wait, as a delivery reaches its consumer.
+
+        The batches of the delivery are not counted here, but when the consumer takes them. Called
+        by the thread that takes batches.
+        """
         now_ns, waited_ns, last_ns, asked_ns = (
             clock.monotonic_ns(),
             delivery.waited_ns,
             self._step_ns,
             self.asked_ns,
         )
-        if self._makes_here or not last_ns:  # a pass's beginning is waited for, too
+        # At the start of a pass, the wait includes the time in which its run is opened.
+        if self._makes_here or not last_ns:
             waited_ns = now_ns - asked_ns
         self.asked_ns = 0
         if last_ns:
@@ -85,6 +113,7 @@ class Counters:
         self._step_ns, self._batches = now_ns, delivery.count
         if now_ns > self._mark_ns:
             self._mark_ns = now_ns + _MARK_NS if self._steps >= _FIRST_STEPS else now_ns
+            # Read once, because another thread that closes the loader may set it to None.
             if (on_mark := self.on_mark) is not None:
                 on_mark(now_ns)
         recorder, origin = self.recorder, delivery.origin
@@ -97,7 +126,11 @@ class Counters:
                 self.padding += each.padding
 
     def sums(self, now_ns: int) -> dict[str, Any]:
-        """Return what a `Snapshot` has of steps; a wait that lasts counts up to this time. Runs in: any thread."""
+        """Return the fields of a `Snapshot` that count steps. Called by any thread.
+
+        Args:
+            now_ns: Time up to which a wait in progress counts.
+        """
         waited_ns = now_ns - asked_ns if (asked_ns := self.asked_ns) and self._step_ns else 0
         return {
             "steps": self._steps,
@@ -111,7 +144,12 @@ class Counters:
         }
 
     def note_failures(self, failures: Iterable[Failure], action: str) -> None:
-        """Note the samples that failed in a batch, and that `on_error` skips or replaces."""
+        """Count the failed samples of a batch.
+
+        Args:
+            failures: Failures in the batch.
+            action: `on_error`: "skip" or "replace".
+        """
         indices = self.skipped if action == "skip" else self.replaced
         for failure in failures:
             failed = failed_indices(failure)
@@ -120,5 +158,5 @@ class Counters:
 
 
 def failed_indices(failure: Failure) -> tuple[int, ...]:
-    """Return the source indices of the samples that failed: one, or those of a batch that one call makes."""
+    """Return the source indices of a failure: of one sample, or of a whole batch from one call."""
     return failure.indices if failure.index is None else (failure.index,)

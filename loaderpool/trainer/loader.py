@@ -1,4 +1,7 @@
-"""`Loader`: a source, a function and a plan, whose batches a pool of workers makes."""
+"""`Loader`: the public class. Its methods forward to `LoaderCore` and to the adapters.
+
+Runs in: the main process.
+"""
 
 from __future__ import annotations
 
@@ -30,40 +33,54 @@ if TYPE_CHECKING:
 class Loader:
     """Load batches with a Python function in parallel worker processes.
 
-    Batches are bit-identical for any number of workers. Iterating yields NumPy arrays; one iteration is one epoch. Pass
-    `for_keras()` to Keras' `fit`. In your own training loop, use `tensors()`, `as_torch()` or `as_jax()`. Workers use
-    `fn` and `source` as they are when the loader is made.
+    Batches are bit-identical for any number of workers. Iterating yields NumPy arrays; one
+    iteration is one epoch. Pass `for_keras()` to Keras' `fit`. In your own training loop, use
+    `tensors()`, `as_torch()` or `as_jax()`. Workers use `fn` and `source` as they are when the
+    loader is made.
 
     Args:
-        source: Items to load: a list, `range(n)`, array, table or other object with `__len__` and `__getitem__`. A
-            tuple, dict or other mapping of arrays is read row by row. Any other iterable is a stream, read once per
-            epoch.
-        fn: Function `fn(item)` that returns a sample: an array, number, string, or a tuple or mapping of these. A
-            parameter `rng` gets a `numpy.random.Generator` seeded for the sample; `out` gets arrays to fill. This
-            applies if the parameter has no default or the default is None. Default: items are samples.
+        source: Items to load: a list, `range(n)`, array, table or other object with `__len__` and
+            `__getitem__`. A tuple, dict or other mapping of arrays is read row by row. Any other
+            iterable is a stream, read once per epoch.
+        fn: Function `fn(item)` that returns a sample: an array, number, string, or a tuple or
+            mapping of these. A parameter `rng` gets a `numpy.random.Generator` seeded for the
+            sample; `out` gets arrays to fill. This applies if the parameter has no default or the
+            default is None. Default: items are samples.
         batch_size: Samples per batch. `None`: each result of `fn` is one batch. Default: 32.
-        batch_fn: Function `batch_fn(items)` that returns a whole batch; use it instead of `fn`. It may have `rng`.
-        workers: Number of worker processes; 0: the main process loads. `"auto"`: as many as training needs; `(2, 8)`:
-            the same, from 2 to 8. Or a `Pool` that loaders share. Default: `"auto"`.
-        shuffle: Set to `True` to reshuffle all items every epoch. For a stream: size of the shuffle window, in items.
+        batch_fn: Function `batch_fn(items)` that returns a whole batch; use it instead of `fn`. It
+            may have `rng`.
+        workers: Number of worker processes; 0: the main process loads. `"auto"`: as many as
+            training needs; `(2, 8)`: the same, from 2 to 8. Or a `Pool` that loaders share.
+            Default: `"auto"`.
+        shuffle: Set to `True` to reshuffle all items every epoch. For a stream: size of the shuffle
+            window, in items.
         seed: Seed of the order and of all random numbers, at least 0. Default: 0.
         drop_remainder: Set to `True` to drop the last batch if it is smaller. Default: `False`.
-        deterministic: Set to `False` to get batches as soon as they are finished, in any order. Default: `True`.
-        shard: This process's `Shard` of each epoch. `"auto"`: the one that the current `keras.distribution`,
-            `tf.distribute` strategy or `torch.distributed` group assigns. Default: the whole epoch.
-        element_spec: Structure of `ArraySpec` or `tf.TensorSpec` of a batch. Default: found from the first samples.
-        pad: Padding to the longest sample of the batch: `True` for zeros or empty strings, a fill value, or one value
-            for each component. Default: `False`.
-        ragged: Set to `True` to get a `RaggedArray` for components whose first axis varies. Default: `False`.
-        on_error: Action if `fn` raises: `"raise"`, `"skip"` (drop the row) or `"replace"` (use the batch's next
-            valid row). `("skip", n)` allows at most `n` errors per epoch, a count or a fraction. Default: `"raise"`.
-        setup: Function called once in each worker before its first sample, for example to open a connection.
-        augment: Function `augment(sample)` called in every epoch, after `fn` or the cache. It may have `rng` and `out`.
-        cache: Storage for the results of `fn`, which must not be random: `"memory"`, a directory, or a `Cache`.
+        deterministic: Set to `False` to get batches as soon as they are finished, in any order.
+            Default: `True`.
+        shard: This process's `Shard` of each epoch. `"auto"`: the one that the current
+            `keras.distribution`, `tf.distribute` strategy or `torch.distributed` group assigns.
+            Default: the whole epoch.
+        element_spec: Structure of `ArraySpec` or `tf.TensorSpec` of a batch. Default: found from
+            the first samples.
+        pad: Padding to the longest sample of the batch: `True` for zeros or empty strings, a fill
+            value, or one value for each component. Default: `False`.
+        ragged: Set to `True` to get a `RaggedArray` for components whose first axis varies.
+            Default: `False`.
+        on_error: Action if `fn` raises: `"raise"`, `"skip"` (drop the row) or `"replace"` (use the
+            batch's next valid row). `("skip", n)` allows at most `n` errors per epoch, a count or a
+            fraction. Default: `"raise"`.
+        setup: Function called once in each worker before its first sample, for example to open a
+            connection.
+        augment: Function `augment(sample)` called in every epoch, after `fn` or the cache. It may
+            have `rng` and `out`.
+        cache: Storage for the results of `fn`, which must not be random: `"memory"`, a directory,
+            or a `Cache`.
         buckets: `Buckets`, to build each batch from items of similar length.
-        threads: Concurrent calls in each worker, 1 to 256, for a thread-safe function that waits for I/O. Not with
-            `cache` or generators. Default: 1.
-        seed_globals: Set to `True` to seed `random`, `numpy.random` and torch per sample. Default: `"auto"`, if used.
+        threads: Concurrent calls in each worker, 1 to 256, for a thread-safe function that waits
+            for I/O. Not with `cache` or generators. Default: 1.
+        seed_globals: Set to `True` to seed `random`, `numpy.random` and torch per sample. Default:
+            `"auto"`, if used.
         limits: `Limits` of memory, time per sample, and worker restarts.
 
     Raises:
@@ -145,17 +162,24 @@ class Loader:
 
     @property
     def last_error(self) -> BaseException | None:
-        """Copy of the exception that ended the latest failed iteration, or `None`. `tf.data` reports only its text."""
+        """Copy of the exception that ended the latest failed iteration, or `None`.
+
+        `tf.data` reports only its text.
+        """
         return self._core.tracker.last_error
 
     def __len__(self) -> int:
-        """Return the number of batches per epoch. Raises `TypeError` if it is unknown, as for a stream."""
+        """Return the number of batches per epoch.
+
+        Raises `TypeError` if it is unknown, as for a stream.
+        """
         return self._core.batches_per_epoch()
 
     def __bool__(self) -> bool:
-        return True  # without this `if loader:` would ask for its length, which may be unknown
+        # Without this, `if loader:` would call `__len__`, which raises if the length is unknown.
+        return True
 
-    if not TYPE_CHECKING:  # a type checker knows which names there are
+    if not TYPE_CHECKING:  # so that a type checker still reports unknown names
         __getitem__ = Unsupported("a Loader has no batches by index")
         __next__ = Unsupported("a Loader is not an iterator")
 
@@ -178,12 +202,15 @@ class Loader:
         workers: int | Literal["auto"] | tuple[int, int | None] | Pool | None = None,
         **settings: Any,
     ) -> Loader:
-        """Create a loader for a `keras.utils.PyDataset` or `Sequence`, or any object whose item `i` is batch `i`.
+        """Create a loader for a `keras.utils.PyDataset` or `Sequence`, or a similar object.
+
+        Any object whose item `i` is batch `i` works.
 
         Args:
-            sequence: Object to read; without a length it is endless. Its `on_epoch_begin` and `on_epoch_end` run in the
-                main process, and the next epoch uses what they change.
-            workers: As in `Loader`. Default: `sequence.workers`, or `"auto"` if that is 1 or missing.
+            sequence: Object to read; without a length it is endless. Its `on_epoch_begin` and
+                `on_epoch_end` run in the main process, and the next epoch uses what they change.
+            workers: As in `Loader`. Default: `sequence.workers`, or `"auto"` if that is 1 or
+                missing.
             **settings: Other arguments of `Loader`.
 
         Example:
@@ -214,28 +241,35 @@ class Loader:
         shard_lengths: int | Sequence[int] | None = None,
         **settings: Any,
     ) -> Loader:
-        """Create a loader for a generator function that runs once for each shard, or as replicas that share the work.
+        """Create a loader for a generator function.
 
-        With `shards`, batches are bit-identical for any number of workers. See docs/guide/data/generators.md.
+        The function runs once for each shard, or as replicas that share the work. With `shards`,
+        batches are bit-identical for any number of workers. See docs/guide/data/generators.md.
 
         Args:
-            make_generator: Function called as `make_generator()` or `make_generator(shard)` in each epoch. A parameter
-                `worker` gets a `WorkerInfo`, and `rng` a generator, if it has no default or the default is None.
-            workers: As in `Loader`. Without `shards`, each runs a replica if the function has `worker` or `rng`.
-            shards: Sequence of files, ranges or other picklable objects. `shuffle=True` reorders them every epoch.
+            make_generator: Function called as `make_generator()` or `make_generator(shard)` in each
+                epoch. A parameter `worker` gets a `WorkerInfo`, and `rng` a generator, if it has no
+                default or the default is None.
+            workers: As in `Loader`. Without `shards`, each runs a replica if the function has
+                `worker` or `rng`.
+            shards: Sequence of files, ranges or other picklable objects. `shuffle=True` reorders
+                them every epoch.
             cycle_length: Number of shards read at once, at least 1. Default: 16.
-            shard_lengths: Number of items of each shard, or one number for all; it gives the loader a length. A shard
-                with fewer or more items is a `SourceError`, after the batches before it. Default: unknown.
-            copies: Number of replicas, on which the batches depend; not with `shards`. Default: as `workers` says.
-            **settings: Other arguments of `Loader`. `shuffle=n` shuffles each generator's items in a window of `n`.
+            shard_lengths: Number of items of each shard, or one number for all; it gives the loader
+                a length. A shard with fewer or more items is a `SourceError`, after the batches
+                before it. Default: unknown.
+            copies: Number of replicas, on which the batches depend; not with `shards`. Default: as
+                `workers` says.
+            **settings: Other arguments of `Loader`. `shuffle=n` shuffles each generator's items in
+                a window of `n`.
 
         Example:
             >>> import loaderpool as lp
-            >>> def numbers(shard):
+            >>> def read(shard):
             ...     yield from shard
 
             >>> shards = [range(50), range(50, 100)]
-            >>> with lp.Loader.from_generator(numbers, shards=shards, batch_size=10, workers=2) as loader:
+            >>> with lp.Loader.from_generator(read, shards=shards, workers=2) as loader:
             ...     print(sum(map(len, loader)))
             100
         """
@@ -249,12 +283,14 @@ class Loader:
         return cls(source, workers=workers, **settings)
 
     def replace(self, **changes: Any) -> Loader:
-        """Return a new loader with these arguments changed. An iterator that was read needs a new `source`."""
+        """Return a new loader with these arguments changed.
+
+        An iterator that was read needs a new `source`.
+        """
         arguments = self._core.arguments
         stream = self._core.stream
-        is_read = stream is not None and (
-            stream.was_opened or self._core.pool is not None
-        )  # a pool's at once
+        # A pool starts to read its stream as soon as the loader is made.
+        is_read = stream is not None and (stream.was_opened or self._core.pool is not None)
         if stream is not None and stream.is_one_shot and is_read and "source" not in changes:
             raise SourceError(
                 f"source is a {stream.kind}, which can be read only once, and this loader has read "
@@ -265,25 +301,32 @@ class Loader:
         return type(self)(**{**arguments, **changes, "_hooks": hooks and hooks.anew()})
 
     def state_dict(self, batches_taken: int | None = None) -> dict[str, Any]:
-        """Return the current position as a JSON-serializable dict. Pass it to `load_state_dict` to resume.
+        """Return the current position as a JSON-serializable dict.
+
+        Pass it to `load_state_dict` to resume.
 
         Args:
-            batches_taken: Batches used since the latest iteration began; required with `as_dataset`, because `tf.data`
-                prefetches. Default: those that the only active iterator delivered.
+            batches_taken: Batches used since the latest iteration began; required with
+                `as_dataset`, because `tf.data` prefetches. Default: those that the only active
+                iterator delivered.
 
         Raises:
-            StateError: If the position is ambiguous, the source is an iterator, or a Sequence's hooks change the data.
+            StateError: If the position is ambiguous, the source is an iterator, or a Sequence's
+                hooks change the data.
         """
         from loaderpool.trainer.saved_state import find_position
 
         return self._core.state_at(find_position(self._core.tracker, batches_taken))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a saved position: the next iteration yields the remaining batches of that epoch.
+        """Resume from a saved position.
+
+        The next iteration yields the remaining batches of that epoch.
 
         Args:
-            state: Result of `state_dict` of a loader with the same source, function, seed and batch settings. The
-                number of workers may differ. So may `shard`, except for generators or `deterministic=False`.
+            state: Result of `state_dict` of a loader with the same source, function, seed and batch
+                settings. The number of workers may differ. So may `shard`, except for generators or
+                `deterministic=False`.
 
         Raises:
             StateError: If it belongs to another loader, or is damaged.
@@ -296,7 +339,7 @@ class Loader:
         if core.engine is not None and core.engine.generators.adopt(generators_of(state)):
             core.engine.reseed()
 
-    # ---- batches for frameworks: each method forwards to its adapter when it is called
+    # ---- batches for frameworks: each method imports its adapter, and forwards to it
 
     @known_names_only
     def as_dataset(
@@ -305,11 +348,15 @@ class Loader:
         prefetch: int = 2,
         device: str | None = None,
     ) -> tf.data.Dataset:
-        """Return a `tf.data.Dataset` of the batches, without a copy except for strings and very small batches.
+        """Return a `tf.data.Dataset` of the batches.
+
+        Batches are not copied, except for strings and very small batches.
 
         Args:
-            epochs: Epochs in one iteration over the dataset; `None`: endless, for `steps_per_epoch`. Default: 1.
-            prefetch: Number of batches that `tf.data` prefetches, or `tf.data.AUTOTUNE`. Default: 2.
+            epochs: Epochs in one iteration over the dataset; `None`: endless, for
+                `steps_per_epoch`. Default: 1.
+            prefetch: Number of batches that `tf.data` prefetches, or `tf.data.AUTOTUNE`. Default:
+                2.
             device: Device to prefetch to, such as `"/GPU:0"`. Default: `None`, no device.
         """
         from loaderpool.adapters.tensorflow import as_dataset
@@ -326,7 +373,8 @@ class Loader:
         """Return a dataset for a `tf.distribute` strategy. Several processes need `shard="auto"`.
 
         Args:
-            strategy: Strategy such as `MirroredStrategy`. The loader's `batch_size` is then per replica.
+            strategy: Strategy such as `MirroredStrategy`. The loader's `batch_size` is then per
+                replica.
             epochs: As in `as_dataset`.
             prefetch: As in `as_dataset`.
         """
@@ -338,11 +386,15 @@ class Loader:
     def for_keras(
         self, epochs: int | None = 1, class_weight: Mapping[int, float] | None = None
     ) -> Any:
-        """Return what `fit`, `evaluate` and `predict` of Keras 3.7 or later accept, on TensorFlow, JAX or PyTorch.
+        """Return an object for `fit`, `evaluate` and `predict` of Keras 3.7 or later.
+
+        It works on TensorFlow, JAX and PyTorch.
 
         Args:
-            epochs: Epochs of the loader in each epoch of Keras; `None`: endless, for `steps_per_epoch`. Default: 1.
-            class_weight: Weight of each class, for batches `(x, y)`; use it instead of `fit(class_weight=...)`.
+            epochs: Epochs of the loader in each epoch of Keras; `None`: endless, for
+                `steps_per_epoch`. Default: 1.
+            class_weight: Weight of each class, for batches `(x, y)`; use it instead of
+                `fit(class_weight=...)`.
         """
         from loaderpool.adapters.keras_fit import LoaderAdapter
 
@@ -350,7 +402,9 @@ class Loader:
 
     @known_names_only
     def tensors(self, device: str | None = None, prefetch: int = 2) -> Any:
-        """Return the batches as eager TensorFlow tensors, without `tf.data`, and without a copy except for strings.
+        """Return the batches as eager TensorFlow tensors, without `tf.data`.
+
+        Batches are not copied, except for strings.
 
         Args:
             device: Device to copy batches to, such as `"/GPU:0"`. Default: `None`, no copy.
@@ -362,7 +416,9 @@ class Loader:
 
     @known_names_only
     def as_torch(self, device: Any = None, prefetch: int = 2) -> Any:
-        """Return the batches as an `IterableDataset` of PyTorch tensors, without a copy. Strings stay NumPy arrays.
+        """Return the batches as an `IterableDataset` of PyTorch tensors, without a copy.
+
+        Strings stay NumPy arrays.
 
         Args:
             device: Device to copy batches to, such as `"cuda"`. Default: `None`, no copy.
@@ -377,14 +433,15 @@ class Loader:
         """Return the batches as `jax.Array` objects, on the CPU without a copy.
 
         Args:
-            sharding: A `jax.sharding.Sharding` or a device. If it spans several processes, each adds its own rows.
+            sharding: A `jax.sharding.Sharding` or a device. If it spans several processes, each
+                adds its own rows.
             prefetch: As in `tensors`.
         """
         from loaderpool.adapters.jax_arrays import as_jax
 
         return as_jax(self._core, sharding, prefetch)
 
-    # ---- what it tells of itself
+    # ---- statistics and explanations
 
     def explain(self, seconds: float | None = 60.0) -> Explanation:
         """Explain why training waits for data: the bottleneck, the evidence, and one change to try.
@@ -400,7 +457,7 @@ class Loader:
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write everything known about the loader to one HTML file, without data or paths.
 
-        The page has a timeline of the last 10 seconds. After `close()`, it has all but that.
+        The page has a timeline of the last 10 seconds. After `close()`, the timeline is missing.
 
         Args:
             path: File to write, replaced if it exists; `OSError` if that fails.
@@ -420,7 +477,8 @@ class Loader:
         """Write a timeline of the workers and the training, for https://ui.perfetto.dev.
 
         Args:
-            path: File to write, `.json` or `.json.gz`, replaced if it exists; `OSError` if that fails.
+            path: File to write, `.json` or `.json.gz`, replaced if it exists; `OSError` if that
+                fails.
             seconds: Seconds to look back; `None`: as far as recorded. Default: 30.
 
         Raises:
@@ -438,7 +496,7 @@ class Loader:
         core = self._core
         return take_statistics(core.tracker, core.engine, core.observer)
 
-    # ---- workers, and the end
+    # ---- the number of workers, and the end
 
     def resize(self, workers: int) -> None:
         """Set the number of workers, at least 1. The batches stay the same."""
@@ -465,6 +523,6 @@ class Loader:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a Loader cannot be pickled, because it owns processes. If your function refers to it, pass it only the "
-            "values that it needs"
+            "a Loader cannot be pickled, because it owns processes. If your function refers to it, "
+            "pass it only the values that it needs"
         )

@@ -1,4 +1,7 @@
-"""`LoaderCore`: what a loader is made of, for iterators and adapters, which need no more of it."""
+"""`LoaderCore`: the parts of a loader, as its iterators and adapters use them.
+
+Runs in: the main process.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,17 @@ if TYPE_CHECKING:
     from loaderpool.core.delivery import CheckedArguments
     from loaderpool.trainer.observer import Observer
 
-# Keras shows the `repr` of what it is given and cannot use.
+# Part of each `repr`, because Keras shows the `repr` of an argument that it cannot use.
 FOR_KERAS = "for Keras: model.fit(loader.for_keras())"
 _workers_are_allowed = True
 
 
 @contextlib.contextmanager
 def without_workers() -> Iterator[None]:
-    """Loaders that any code makes meanwhile work in this process: no pool is started, nothing is pickled."""
+    """Return a block in which each new loader makes its batches in this process, as `workers=0`.
+
+    No pool is started, and nothing is pickled. The block applies to loaders that any code makes.
+    """
     global _workers_are_allowed
     before, _workers_are_allowed = _workers_are_allowed, False
     try:
@@ -45,19 +51,39 @@ def without_workers() -> Iterator[None]:
 
 
 class LoaderCore:
-    """A loader's settings, plan, passes and engine. The pool ends when the last one drops that looks at it.
+    """Settings, plan, epoch tracker and engine of a loader.
 
-    Construction, with the arguments of `Loader` by name, starts the engine in the background. A worker has none.
+    The loader, its views and iterators share one core. When the last of them is gone, a finalizer
+    closes the engine, and the pool if it is the loader's own.
+
+    Attributes:
+        arguments: Arguments of `Loader`, by name.
+        engine: Makes the batches. It is started in the background. None in any process other than
+            the main process, where loaders are made again by imports, and cannot be used.
+        pool: The shared pool, or the loader's own; None with `workers=0`.
+        is_closed: `close` was called.
+        config: Checked settings.
+        plan: Plan of the batches.
+        stream: The source, if it is a stream.
+        tracker: Counts and positions of the passes.
+
+    Args:
+        arguments: Arguments of `Loader`, by name.
+
+    Raises:
+        LoaderpoolError: An argument is wrong, or the engine could not be started.
     """
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         self.arguments = arguments
         self.engine: Engine | None = None
-        self.pool: Pool | None = shared_pool(arguments)  # shared, or its own
+        self.pool: Pool | None = shared_pool(arguments)
         self.is_closed = False
         self._owner_pid = os.getpid()
-        self._end_passes: Callable[[], None] | None = None  # of an engine in this process
-        self._undoing: Undoing | None = None  # ends what other processes or files have of it
+        # `LocalEngine.end_passes`; None: the batches are made in a pool.
+        self._end_passes: Callable[[], None] | None = None
+        # Closes the engine and the loader's own pool; None: neither has processes or files.
+        self._undoing: Undoing | None = None
         checked = check_arguments(arguments)
         self.config, self.plan, self.stream, self._unit = (
             checked.config,
@@ -65,17 +91,15 @@ class LoaderCore:
             checked.stream,
             checked.unit,
         )
-        # The tracker outlives the core in its iterators' finalizers, so it must not keep it alive.
+        # The tracker must not keep the core alive, because finalizers of iterators refer to it.
         engine = functools.partial(_call, weakref.ref(self), LoaderCore.running_engine)
         self.tracker = EpochTracker(engine, self.config, self.plan, arguments["_hooks"])
         self.tracker.counters.on_mark = functools.partial(_call, weakref.ref(self), LoaderCore.look)
         if not process.is_trainer():
             return
         gate_handlers()
-        with (
-            InterruptsHeld(),
-            contextlib.ExitStack() as undo,
-        ):  # what can go wrong in the caller's line goes wrong here
+        # If the start fails, the error is raised here, in the user's line that makes the loader.
+        with InterruptsHeld(), contextlib.ExitStack() as undo:
             own_pool = None
             has_workers = _workers_are_allowed and (
                 self.pool is not None or self.config.workers != 0
@@ -92,7 +116,13 @@ class LoaderCore:
     def _start(
         self, checked: CheckedArguments, has_workers: bool, undo: contextlib.ExitStack
     ) -> None:
-        """Start the engine, in the background."""
+        """Start the engine, which continues in the background.
+
+        Args:
+            checked: The checked arguments.
+            has_workers: A pool makes the batches.
+            undo: Gets a callback that closes the cache. The caller runs it if the start fails.
+        """
         cache = checked.cache
         if self.pool is not None:
             self.pool._check_loader(checked)
@@ -100,14 +130,15 @@ class LoaderCore:
         if cache is not None:
             from loaderpool.cache.store import make_cache
 
-            with InterruptsAllowed():  # it pickles function and source
+            with (
+                InterruptsAllowed()
+            ):  # pickles the function and the source, which is the user's code
                 shared = make_cache(cache, checked.payload.cached_of)
             undo.callback(shared.close)
             self.tracker.at_end = shared.warn
         if self.pool is not None and has_workers:
-            workers = (
-                self.pool.worker_pool
-            )  # first: its supervisor begins while this process imports and pickles
+            # First, because its supervisor starts while this process imports and pickles.
+            workers = self.pool.worker_pool
             from loaderpool.core.engine import PoolEngine
 
             self.engine = PoolEngine(workers, checked, shared)
@@ -119,20 +150,18 @@ class LoaderCore:
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, Any]:
-        """What a saved state must have, too, to be of this loader. Takes some hundred microseconds."""
-        from loaderpool.trainer.saved_state import (
-            fingerprint,
-        )  # few loaders are asked for their state
+        """Fingerprint that a saved state must match. It takes some hundred microseconds."""
+        # Imported here, because few loaders need it.
+        from loaderpool.trainer.saved_state import fingerprint
 
         return fingerprint(self.arguments, self.config, self.plan)
 
     @functools.cached_property
     def observer(self) -> Observer:
-        """What was seen of it lately."""
+        """Observer with the latest snapshots of the loader, made when it is first needed."""
+        # Imported here, so that `import loaderpool` does not wait for them.
         from loaderpool.trainer.explain.window import Autotuned
-        from loaderpool.trainer.observer import (
-            Observer,
-        )  # which `import loaderpool` shall not wait for
+        from loaderpool.trainer.observer import Observer
 
         calls_of: Literal["sample", "batch"] = "sample" if self._unit == "sample" else "batch"
         autotuned = Autotuned if self.pool is None else self.pool._autotuned
@@ -140,28 +169,40 @@ class LoaderCore:
         return Observer(self.tracker, self.engine, calls_of, autotuned, key)
 
     def function_and_source(self) -> tuple[str, str, int]:
-        """Return names of both, and how many calls a worker makes at the same time."""
+        """Return the key of this loader's trials: function, source, and threads of a worker.
+
+        `Observer` stores the results of trials under the key. Later loaders with the same key reuse
+        them.
+        """
         return self.fingerprint["function"], self.fingerprint["source"], self.config.threads
 
     def look(self, now_ns: int) -> None:
-        """Look at what it does. Runs in: the thread that takes batches."""
+        """Take a snapshot, by which `workers="auto"` may change the number of workers.
+
+        Called by `Counters.note` about every two seconds, on the thread that takes batches. If
+        taking a snapshot fails, no further ones are taken, because a failed observation must not
+        end the training.
+
+        Args:
+            now_ns: Time of the call, from `clock.monotonic_ns`.
+        """
         try:
             now = self.observer.look(now_ns)
             if self.pool is not None:
                 self.pool._look(self, now)
-        except Exception as error:  # who only looks shall end no training
+        except Exception as error:
             if is_of_a_handler(error):
                 raise
             self.tracker.counters.on_mark = None
 
     @property
     def workers(self) -> int:
-        """How many worker processes there are; 0: this process."""
+        """Number of worker processes; 0 if this process makes the batches."""
         return first_workers(self.config.workers) if self.pool is None else self.pool.workers
 
     @property
     def description(self) -> str:
-        """What a `repr` says of the loader, its views and iterators."""
+        """Text about the loader in its `repr`, and in those of its views and iterators."""
         plan = self.plan
         items = (
             "generators"
@@ -175,14 +216,16 @@ class LoaderCore:
         return f"{items}, batch_size={self.config.batch_size}, {where}"
 
     def batches_per_epoch(self) -> int:
-        """The length of the loader: batches of this shard in an epoch.
+        """Return the length of the loader: the number of batches of this shard in an epoch.
 
         Raises:
-            TypeError: unknown, as `on_error="skip"` may leave batches out, or the source is a stream or endless.
+            TypeError: The length is unknown: the source is a stream, generators without
+                `shard_lengths`, or endless, or `on_error="skip"` may drop batches.
         """
         if self.plan.is_endless:
             raise TypeError(
-                "an endless sequence has no length. Pass steps_per_epoch to fit, or break out of the loop"
+                "an endless sequence has no length. Pass steps_per_epoch to fit, or break out of "
+                "the loop"
             )
         stated = self.plan.stated_batches
         if self.plan.is_open and stated is None:
@@ -195,15 +238,16 @@ class LoaderCore:
             )
         if self.config.on_error.action == "skip":
             raise TypeError(
-                'the number of batches is unknown with on_error="skip", which may drop whole batches'
+                'the number of batches is unknown with on_error="skip", which may drop whole '
+                "batches"
             )
         return self.plan.batches_per_epoch if stated is None else stated
 
     def state_at(self, position: Position) -> dict[str, Any]:
-        """The saved form of a position.
+        """Return the saved state of a position.
 
         Raises:
-            StateError: the loader's data changes between epochs, by hooks of the user's.
+            StateError: The source can be read only once, or hooks change the loader's data.
         """
         from loaderpool.trainer.saved_state import check_resumable, write_state
 
@@ -212,21 +256,27 @@ class LoaderCore:
         return write_state(position, self.fingerprint, self.plan, generators)
 
     def running_engine(self) -> Engine:
-        """The engine.
+        """Return the engine.
 
         Raises:
-            ClosedError: there is none for this process, or none any more.
+            ClosedError: As `check_usable`.
         """
         self.check_usable()
         assert self.engine is not None
         return self.engine
 
     def check_usable(self) -> None:
-        """Raise if the loader is closed, or of another process."""
+        """Raise if this process cannot use the loader.
+
+        Raises:
+            ClosedError: The loader is closed, was made in a process of a pool, or has workers and
+                belongs to the process that forked this one.
+        """
         if self.engine is None:
             raise ClosedError(
-                f"this loader was created inside a loaderpool {process.role()} (pid {os.getpid()}) and cannot be used "
-                "there: only the main process can iterate over a loader"
+                f"this loader was created inside a loaderpool {process.role()} (pid "
+                f"{os.getpid()}) and cannot be used there: only the main process can iterate over "
+                "a loader"
             )
         if self.is_closed:
             raise closed_error("this Loader")
@@ -234,7 +284,7 @@ class LoaderCore:
             raise foreign_error(self._owner_pid)
 
     def close(self) -> None:
-        """End the engine, and the pool if it is the loader's own. Twice is fine."""
+        """Close the engine, and the pool if it is the loader's own. Idempotent."""
         with InterruptsHeld():
             self.is_closed = True
             self.tracker.parked.drop()
@@ -249,12 +299,17 @@ class LoaderCore:
 def _end(engine: Engine, own_pool: Pool | None) -> None:
     if own_pool is not None:
         own_pool.close()
-    engine.close()  # after the workers, if they end too: then its memory is free at once, even where the loader is kept
+    # After the workers, so that its memory is free at once, even if the user keeps the loader.
+    engine.close()
 
 
 def _call(core: weakref.ref[LoaderCore], method: Callable[..., Any], *given: Any) -> Any:
-    """Call a method of a loader that this call does not keep alive."""
+    """Call a method of a loader's core, if the core still exists.
+
+    Raises:
+        ClosedError: The core was collected, which closed the loader.
+    """
     found = core()
-    if found is None:  # closed when it was collected
+    if found is None:
         raise closed_error("this Loader")
     return method(found, *given)

@@ -1,4 +1,7 @@
-"""A supervisor and its workers, apart from any loader, so that several loaders may share them."""
+"""`Pool`: worker processes that several loaders can share, or one loader has alone.
+
+Runs in: the main process.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def first_workers(workers: int | Auto) -> int:
-    """A number of workers to begin with."""
+    """Return the number of workers to start with, for a checked `workers` argument."""
     return (
         workers.first(ranks.usable_cpu_count(), ranks.local_count())
         if isinstance(workers, Auto)
@@ -32,18 +35,21 @@ def first_workers(workers: int | Auto) -> int:
 
 
 def shared_pool(arguments: Mapping[str, Any]) -> Pool | None:
-    """The pool that a loader with these arguments shares with others, or None."""
+    """Return the user's pool, if the `workers` argument of a loader is one; otherwise None."""
     workers = arguments["workers"]
     return workers if isinstance(workers, Pool) else None
 
 
 class Pool:
-    """Worker processes that several loaders share. `close()` or the end of a `with` block ends them all.
+    """Worker processes that several loaders share.
+
+    `close()` or the end of a `with` block ends all of them.
 
     Args:
         workers: As in `Loader`, at least 1. Default: `"auto"`.
         restarts: As in `Limits`. Default: `(50, 60)`.
-        start: `"fork"`, or `"spawn"`, which is slower but works on every system. Default: `"fork"` if available.
+        start: `"fork"`, or `"spawn"`, which is slower but works on every system. Default: `"fork"`
+            if available.
 
     Example:
         >>> import loaderpool as lp
@@ -77,14 +83,20 @@ class Pool:
         self._program = _program
         self._is_spawned = start == "spawn" or not (can_fork or _program)
         self._worker_pool: WorkerPool | None = None
-        self._undoing: Undoing  # of the workers, from their start on
+        self._undoing: Undoing  # ends the workers; set when they start
         self._is_closed = False
-        self._autotune: PoolWorkers | None = None  # from the first look at a loader on
+        self._autotune: PoolWorkers | None = None  # made at the first snapshot of a loader
         self._lock, self._lock_pid = threading.RLock(), os.getpid()
 
     @staticmethod
     def _check_start(start: Literal["fork", "spawn"] | None) -> None:
-        """Raise if workers shall be forked, which cannot be; warn if they are spawned only because of a refusal."""
+        """Check the start method on a system where workers cannot be forked.
+
+        Warn if the default is "spawn" only because the system refuses memory files.
+
+        Raises:
+            ArgumentError: `start` is "fork".
+        """
         refusal = abilities.memory_file_refusal()
         if start == "fork":
             lacks = (
@@ -98,9 +110,10 @@ class Pool:
             raise ArgumentError(f'start="fork" needs os.fork and os.memfd_create, {lacks}. {fix}')
         if start is None and refusal:
             warn(
-                f"Workers are spawned, because this system refuses memfd_create ({refusal}), which forked workers "
-                f"need. Start-up is slower and uses more memory. To use fork(), {machine.ALLOW_MEMORY_FILES}. "
-                'To silence this, pass workers=lp.Pool(n, start="spawn")'
+                f"Workers are spawned, because this system refuses memfd_create ({refusal}), which "
+                "forked workers need. Start-up is slower and uses more memory. To use fork(), "
+                f"{machine.ALLOW_MEMORY_FILES}. To silence this, pass "
+                'workers=lp.Pool(n, start="spawn")'
             )
 
     def __reduce__(self) -> Any:
@@ -114,24 +127,35 @@ class Pool:
         return self._workers
 
     def _check_loader(self, checked: CheckedArguments) -> None:
-        """Raise where the workers cannot make a loader's batches."""
+        """Check that the workers can make a loader's batches. Called before its engine is made.
+
+        Raises:
+            ArgumentError: They cannot.
+        """
         cache = checked.cache
         if self._is_spawned and cache is not None and cache.in_memory:
             raise ArgumentError(
-                'cache="memory" needs workers started with fork(), but this pool starts them with spawn. Pass a '
-                "directory as cache="
+                'cache="memory" needs workers started with fork(), but this pool starts them with '
+                "spawn. Pass a directory as cache="
             )
 
     @property
     def worker_pool(self) -> WorkerPool:
-        """The running workers; started now if they were not."""
+        """The running workers. The first access starts them. Called by any thread.
+
+        Raises:
+            ClosedError: The pool is closed.
+        """
         found = self._worker_pool
         if found is None:
             with InterruptsHeld(), self._turn():
-                if self._worker_pool is None and not self._is_closed:  # by another thread
+                # Another thread may have started them, or closed the pool, in the meantime.
+                if self._worker_pool is None and not self._is_closed:
                     started = self._make_workers()
                     self._worker_pool, self._undoing = started, Undoing(self, started.close)
-                    if self._is_closed:  # by a signal's handler or a finalizer on this very thread, which did not wait
+                    # The lock is reentrant, so a signal's handler or a finalizer on this thread may
+                    # have closed the pool during the start.
+                    if self._is_closed:
                         self.close()
                 found = self._worker_pool
         if found is None:
@@ -139,7 +163,7 @@ class Pool:
         return found
 
     def _make_workers(self) -> WorkerPool:
-        # With subprocess and sockets, or with `multiprocess`: not at import.
+        # Imported here, because these modules import `subprocess` and `socket`, or `multiprocess`.
         if self._is_spawned:
             from loaderpool.core.spawned import SpawnedPool
 
@@ -149,7 +173,11 @@ class Pool:
         return WorkerPool(self._workers, self._restarts, self._program)
 
     def _turn(self) -> threading.RLock:
-        """The lock on starting and ending. A fork has one of its own: a thread that is not there may hold the other."""
+        """Return the lock for starting, resizing and closing the workers.
+
+        A fork of this process gets a new lock, because a thread that the fork does not have may
+        hold the old one.
+        """
         if self._lock_pid != os.getpid():
             self._lock, self._lock_pid = threading.RLock(), os.getpid()
         return self._lock
@@ -163,18 +191,25 @@ class Pool:
         """Set the number of workers, at least 1. The batches stay the same."""
         checked = whole_number("workers", workers, at_least=1, at_most=MAX_WORKERS)
         with InterruptsHeld(), self._turn():
-            self._auto = None  # which would find another number
+            self._auto = None  # otherwise it would change the number again
             self._set_workers(checked)
 
     def _look(self, loader: object, now: Snapshot) -> None:
-        """Take in a snapshot of one of the loaders: its training may need another number of workers."""
+        """Change the number of workers, if a snapshot of one of the loaders calls for it.
+
+        Called by `LoaderCore.look`, on the thread that takes batches. Without `workers="auto"` it
+        does nothing.
+
+        Args:
+            loader: Core of the loader, which identifies it.
+            now: Latest snapshot of that loader.
+        """
         auto = self._auto
         if auto is None:
             return
         if self._autotune is None:
-            from loaderpool.trainer.autotune import (
-                PoolWorkers,
-            )  # not before the first batch is there
+            # Imported here, so that the first batch does not wait for it.
+            from loaderpool.trainer.autotune import PoolWorkers
 
             self._autotune = PoolWorkers(
                 *auto.bounds(ranks.usable_cpu_count(), ranks.local_count())
@@ -191,10 +226,9 @@ class Pool:
             self._worker_pool.resize(workers)
 
     def _autotuned(self) -> Autotuned:
-        """Return what "auto" has changed."""
-        from loaderpool.trainer.explain.window import (
-            Autotuned,
-        )  # which `import loaderpool` shall not wait for
+        """Return the decisions of `workers="auto"`. Passed to `Observer`, which calls it."""
+        # Imported here, so that `import loaderpool` does not wait for it.
+        from loaderpool.trainer.explain.window import Autotuned
 
         found = Autotuned() if self._autotune is None else self._autotune.autotuned
         return found if self._auto is not None else found._replace(most=0)
@@ -202,12 +236,11 @@ class Pool:
     def close(self) -> None:
         """End the workers. Arrays that you hold stay valid."""
         with InterruptsHeld():
-            with self._turn():  # a start that is under way is closed, too
+            # The lock waits for a start on another thread, so that its workers are closed, too.
+            with self._turn():
                 self._is_closed = True
-                found, self._worker_pool = (
-                    self._worker_pool,
-                    None,
-                )  # so that a closed pool holds no memory
+                # A closed pool that the user keeps must hold no memory.
+                found, self._worker_pool = self._worker_pool, None
             if found is not None:
                 self._undoing.now()
 

@@ -1,8 +1,11 @@
-"""What `state_dict` gives: a position and the plan that it belongs to, as a small dict that JSON can hold.
+"""Saved states of a loader: small dicts for JSON, with a position and a fingerprint of the loader.
 
-A position is one in the global order of an epoch, over all shards, so the rest of the epoch can be made by another
-number of workers, in other chunks, and dealt to another number of shards. What decides the order and the samples must
-be the same: it is written down, and where it differs, loading names it.
+A position counts in the global order of an epoch, over all shards. So the rest of the epoch can be
+made by another number of workers, and split between another number of shards. Everything that
+determines the order and the samples must be the same. The fingerprint has it, and the error of a
+refused state names each difference.
+
+Runs in: the main process, on the thread that calls `state_dict` or `load_state_dict`.
 """
 
 from __future__ import annotations
@@ -31,10 +34,13 @@ _WITHOUT_CHECKSUM = 1
 
 
 def check_resumable(stream: StreamSource | None, tracker: EpochTracker) -> None:
-    """See that a state can say where a consumer stands, so that another process can go on from there.
+    """Raise if no state of a loader with this source can be resumed.
+
+    Called before a state is saved, and before one is loaded.
 
     Raises:
-        StateError: the source gives its items only once, or hooks change the loader's data; says what to do.
+        StateError: The source can be read only once, or hooks change the loader's data. The message
+            says how to fix it.
     """
     if stream is not None and stream.is_one_shot:
         raise StateError(
@@ -44,17 +50,24 @@ def check_resumable(stream: StreamSource | None, tracker: EpochTracker) -> None:
         )
     if tracker.hooks:
         raise StateError(
-            "The sequence changes its data in on_epoch_begin or on_epoch_end, and the loader cannot save such changes. "
-            "Use shuffle=True instead of such a method, or save the sequence."
+            "The sequence changes its data in on_epoch_begin or on_epoch_end, and the loader "
+            "cannot save such changes. Use shuffle=True instead of such a method, or save the "
+            "sequence."
         )
 
 
 def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
-    """Return where the consumer of the latest iteration stands.
+    """Return the position of a loader's consumer.
+
+    Args:
+        tracker: The loader's tracker.
+        batches_taken: Batches that the latest iteration's consumer has used. None: use the position
+            of the only active iterator.
 
     Raises:
-        ArgumentError: `batches_taken` is no number from 0 on.
-        StateError: it cannot be known.
+        ArgumentError: `batches_taken` is not an integer, or is negative.
+        StateError: The position is unknown: several iterators are active, `tf.data` reads the
+            latest one, or `batches_taken` is too large or too long ago.
     """
     if batches_taken is not None:
         count = whole_number("batches_taken", batches_taken, at_least=0)
@@ -65,13 +78,14 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
     live = [each for each in readers if each is not None]
     if len(live) > 1:
         raise StateError(
-            f"{len(live)} iterators of this loader are active, each at its own position. Call state_dict() of one of "
-            "the iterators instead."
+            f"{len(live)} iterators of this loader are active, each at its own position. Call "
+            "state_dict() of one of the iterators instead."
         )
     if tracker.iterations.latest.is_dataset:
         raise StateError(
             "tf.data prefetches batches, so the loader does not know how many were used. Call "
-            "state_dict(batches_taken=n), with n counted since the iteration over the dataset began."
+            "state_dict(batches_taken=n), with n counted since the iteration over the dataset "
+            "began."
         )
     found: Position | None = live[0].position if live else tracker.next.lost_at
     return tracker.next_log().position(0) if found is None else found
@@ -80,9 +94,13 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
 def write_state(
     position: Position, fingerprint: dict[str, Any], plan: Plan, generators: list[list[str]]
 ) -> dict[str, Any]:
-    """Return the state of a loader whose consumer stands at this position.
+    """Return the saved state of a loader whose consumer has reached `position`.
 
-    `generators`: the paths and keys of its random generators.
+    Args:
+        position: Position of the consumer.
+        fingerprint: Fingerprint of the loader.
+        plan: Plan of the loader.
+        generators: Paths and keys of the random generators of the user's objects.
     """
     lanes = position.lanes
     state = {
@@ -103,13 +121,19 @@ def write_state(
 
 
 def read_state(state: Any, fingerprint: Mapping[str, Any], plan: Plan) -> Position:
-    """Return the position in a state: as it was written, and by a loader of the same plan, so it is a place in that.
+    """Check a saved state, and return its position.
 
-    States of version 1 have no checksum; what is no state of theirs is refused, too.
+    A state of version 2 must match its checksum. States of version 1 have no checksum.
+
+    Args:
+        state: State to read, from any source.
+        fingerprint: Fingerprint of the present loader, which must equal the saved one.
+        plan: Plan of the present loader.
 
     Raises:
-        ArgumentError: it is no mapping.
-        StateError: it is no state of a loader, or one of another loader; says what differs.
+        ArgumentError: `state` is not a mapping.
+        StateError: `state` is not a loader's state, is damaged, or was saved by another loader. In
+            the last case the message names each difference.
     """
     if not isinstance(state, Mapping):
         raise ArgumentError(f"state must be a dict from state_dict(), got {type(state).__name__}")
@@ -125,8 +149,12 @@ def read_state(state: Any, fingerprint: Mapping[str, Any], plan: Plan) -> Positi
         saved, current = dict(state["loader"]), json.loads(json.dumps(fingerprint))
         num_shards, taken = state["num_shards"], state["taken"]
         position = _position_of(state)
-    except (KeyError, TypeError, ValueError, RecursionError):  # some, of what JSON cannot hold
-        text = "Cannot load this state: it is damaged or was changed. Pass it as state_dict() returned it."
+    except (KeyError, TypeError, ValueError, RecursionError):
+        # `json.dumps` raises the last three for values that JSON cannot hold.
+        text = (
+            "Cannot load this state: it is damaged or was changed. Pass it as state_dict() "
+            "returned it."
+        )
         raise StateError(text) from None
     differences = "; ".join(
         f"{name}: saved {brief(saved.get(name))}, current {brief(current.get(name))}"
@@ -135,24 +163,27 @@ def read_state(state: Any, fingerprint: Mapping[str, Any], plan: Plan) -> Positi
     )
     if differences:
         raise StateError(
-            f"Cannot load this state: it was saved by a loader with different settings. {differences}."
+            "Cannot load this state: it was saved by a loader with different settings. "
+            f"{differences}."
         )
     if (taken or plan.lanes) and num_shards != plan.num_shards:
         raise StateError(
-            f"This state was saved with num_shards={num_shards} and cannot be loaded with num_shards="
-            f"{plan.num_shards}: with deterministic=False or generators, each shard has its own position."
+            f"This state was saved with num_shards={num_shards} and cannot be loaded with "
+            f"num_shards={plan.num_shards}: with deterministic=False or generators, each shard has "
+            "its own position."
         )
     return position
 
 
 def generators_of(state: Mapping[str, Any]) -> list[list[str]]:
-    """Return the paths and keys of random generators in a state that `read_state` has read."""
+    """Return the paths and keys of random generators in a state that `read_state` has checked."""
     return list(state.get("generators", ()))
 
 
 def _position_of(state: Mapping[str, Any]) -> Position:
     start, lanes = state["position"], state.get("lanes")
-    if isinstance(start, list):  # of buckets; where nothing is taken, it is an epoch's beginning
+    if isinstance(start, list):
+        # Only a plan of buckets has a start per bucket. All zeros mean the start of the epoch.
         start = tuple(start) if any(start) else ()
     taken = frozenset(
         number for first, count in state["taken"] for number in range(first, first + count)
@@ -175,7 +206,7 @@ def _checksum_of(state: dict[str, Any]) -> str:
 
 
 def _ranges(numbers: Iterable[int]) -> list[list[int]]:
-    """Return the first number and the length of each range of numbers that follow one another, ascending."""
+    """Return the ranges of consecutive numbers, each as its first number and its length, sorted."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and number == sum(ranges[-1]):
@@ -185,11 +216,17 @@ def _ranges(numbers: Iterable[int]) -> list[list[int]]:
     return ranges
 
 
-# ---- which loader a state belongs to: source, function and plan in words that another process comes to as well
+# ---- the fingerprint of a loader: equal in all processes with equal source, functions and plan
 
 
 def fingerprint(arguments: Mapping[str, Any], config: LoaderConfig, plan: Plan) -> dict[str, Any]:
-    """Return what tells a loader with these arguments, settings and plan from others."""
+    """Return the fingerprint of a loader: what its states must match, as values for JSON.
+
+    Args:
+        arguments: Arguments of `Loader` by name.
+        config: Checked settings.
+        plan: Plan of the batches.
+    """
     source, function, augment = (
         arguments["source"],
         arguments["fn"] or arguments["batch_fn"],
@@ -213,19 +250,20 @@ def fingerprint(arguments: Mapping[str, Any], config: LoaderConfig, plan: Plan) 
         assert isinstance(plan, BucketPlan)
         sizes = [list(config.buckets.boundaries), list(config.buckets.batch_sizes)]
         fields["buckets"] = [*sizes, plan.buckets.checksum]
-    if (
-        plan.lanes
-    ):  # where one stands says nothing of those of another number, or of another process
+    if plan.lanes:
+        # The position of a lane has no meaning for another number of lanes, or in another shard.
         fields["generators"] = f"{plan.lanes} copies"
         generators = replicated(source)
         assert generators is not None
         if generators.shards is not None:
-            # Files have a fingerprint of their own, which holds for a copy elsewhere.
+            # For files, `describe_source` adds a fingerprint that is the same for a copy of the
+            # files elsewhere. So only the stated lengths are added here.
             marked = _checksum(
                 _pieces(generators.shards if generators is source else generators.shard_lengths)
             )
             fields["generators"] = f"{len(generators.shards)} shards {marked}, {plan.lanes} at once"
-            if generators.shard_lengths is not None:  # the order of the shards hangs on them
+            if generators.shard_lengths is not None:
+                # The lengths determine the order of the shards.
                 fields["generators"] += (
                     f", lengths {_checksum(_pieces(list(generators.shard_lengths)))}"
                 )
@@ -234,17 +272,23 @@ def fingerprint(arguments: Mapping[str, Any], config: LoaderConfig, plan: Plan) 
 
 
 def describe_source(source: Any) -> str:
-    """Return the source's type, and, where items are cheap and plain, a checksum of some of them."""
+    """Return a text that identifies a source: its type, and its own fingerprint or a checksum.
+
+    For a list or an array of plain values, the checksum is of the first, middle and last item.
+    """
     kind = f"{type(source).__module__}.{type(source).__qualname__}"
     if isinstance(source, range):
         return repr(source)
-    if hasattr(type(source), "_loaderpool_fingerprint"):  # sources over files have one
+    if hasattr(type(source), "_loaderpool_fingerprint"):  # a source over files
         return f"{kind} {source._loaderpool_fingerprint}"
     if isinstance(source, ReplicatedSource):
         return f"generators of {_describe_function(source.make_generator)}"
     if isinstance(source, Interleave):
         settings = [source.cycle_length, source.block_length]
-        return f"{kind} of {_describe_function(source.open_fn)} {_checksum(_pieces(source.files))} {settings}"
+        return (
+            f"{kind} of {_describe_function(source.open_fn)} {_checksum(_pieces(source.files))} "
+            f"{settings}"
+        )
     if isinstance(source, np.ndarray):
         kind += f" {source.dtype} {source.shape}"
     if not isinstance(source, (list, np.ndarray)) or not len(source):
@@ -253,20 +297,27 @@ def describe_source(source: Any) -> str:
     for item in (source[0], source[(len(source) - 1) // 2], source[-1]):
         plain = isinstance(item, (str, bytes, int, float))
         array = isinstance(item, (np.ndarray, np.generic)) and not item.dtype.hasobject
-        if not plain and not array:  # another process may pickle the same in another way
+        if not plain and not array:
+            # Another process may pickle an equal object to other bytes.
             return kind
         pieces.append(pickle.dumps(item if plain else np.ascontiguousarray(item).tobytes(), 4))
     return f"{kind} {_checksum(pieces)}"
 
 
 def _describe_function(function: Any) -> str:
-    """Return the function's name and a checksum of its code; what it calls is not looked at."""
+    """Return a function's name and a checksum of its code.
+
+    The code of functions that it calls is not included.
+    """
     if function is None:
         return "none"
     inner = function
     while isinstance(inner, functools.partial):
         inner = inner.func
-    name = f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+    name = (
+        f"{getattr(inner, '__module__', '')}."
+        f"{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+    )
     code = getattr(getattr(inner, "__func__", inner), "__code__", None)
     if code is None:
         code = getattr(vars(type(inner)).get("__call__"), "__code__", None)
@@ -281,7 +332,7 @@ def _checksum(pieces: Iterable[bytes]) -> str:
 
 
 def _pieces(value: Any) -> Iterator[bytes]:
-    """Plain values, in lists and tuples too; of others their type."""
+    """Yield bytes for a checksum: of plain values, in lists and tuples too; of others, the type."""
     if isinstance(value, (list, tuple)):
         yield f"{len(value)} of".encode()
         for part in value:
@@ -295,7 +346,10 @@ def _pieces(value: Any) -> Iterator[bytes]:
 
 
 def _code_pieces(code: types.CodeType) -> Iterator[bytes]:
-    """Names and constants, not bytecode: that is another one in each version of Python."""
+    """Yield the names and constants of code, for a checksum.
+
+    Bytecode is left out, because it differs between versions of Python.
+    """
     yield repr((code.co_names, code.co_varnames, code.co_freevars)).encode()
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
@@ -44,22 +43,6 @@ def test_rooms_stand_in_the_order_of_the_architecture_test() -> None:
     assert [name.replace("/", ".") for name, _ in rooms()] == [
         name or "loaderpool" for name in ROOMS
     ]
-
-
-@pytest.mark.parametrize("name", ["architecture", "protocol", "fault-tolerance", "memory"])
-def test_every_method_that_a_page_for_builders_names_exists(name: str) -> None:
-    """`State.deal`: there is such a class, and it has such a method or field."""
-    text = (ROOT / "docs" / "internals" / f"{name}.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`([A-Z]\w+)\.(\w+)`", text))
-    has = {
-        (node.name, each.name if isinstance(each, ast.FunctionDef) else ast.unparse(each.target))
-        for module in read_package(_PACKAGE)
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.ClassDef)
-        for each in node.body
-        if isinstance(each, ast.FunctionDef | ast.AnnAssign)
-    }
-    assert named - has == set()
 
 
 def _sources() -> list[Path]:
