@@ -29,6 +29,21 @@ _FIRST_STEPS = 3
 _LATEST_INDICES = 1000  # source indices kept of skipped, and of replaced samples
 
 
+class PassTimes:
+    """Times of one pass, of which several may run side by side.
+
+    Attributes:
+        asked_ns: Time since which the consumer waits for a delivery; 0: it does not wait.
+        delivered_ns: Time of the latest delivery; 0 before the first one.
+        batches: Batches of the latest delivery.
+    """
+
+    __slots__ = ("asked_ns", "batches", "delivered_ns")
+
+    def __init__(self) -> None:
+        self.asked_ns = self.delivered_ns = self.batches = 0
+
+
 class Counters:
     """Counts of the deliveries to a loader's consumers, over all passes.
 
@@ -36,7 +51,6 @@ class Counters:
     delivery, and `Pass.take` counts its batches as the consumer takes them.
 
     Attributes:
-        asked_ns: Time since which a consumer waits for a delivery; 0: none waits.
         recorder: Ring for records of deliveries; None before the first snapshot.
         on_mark: Called by `note` with its time: at each of the first three steps, then every two
             seconds at most. Any thread may set it to None.
@@ -60,13 +74,11 @@ class Counters:
 
     def __init__(self, makes_here: bool) -> None:
         self._makes_here = makes_here
-        self.asked_ns = 0
         self.recorder: RecordRing | None = None
         self.on_mark: Callable[[int], None] | None = None
         self._steps = self._steps_ns = self._wait_ns = self._ready_steps = self._ready_steps_ns = 0
         self._epochs = self._epoch_starts_ns = self._start_ns = 0
-        # Time of the pass's latest delivery, and its number of batches. Time 0: a pass starts.
-        self._step_ns = self._batches = 0
+        self._latest = PassTimes()  # of the pass that requested a delivery last
         self._mark_ns = 0
         self.passes = self.batches = self.samples = self.nbytes = self.errors = 0
         self.first_ns = self.last_ns = 0
@@ -75,34 +87,40 @@ class Counters:
         self.skipped: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
         self.replaced: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
 
-    def begin_pass(self) -> None:
+    @property
+    def asked_ns(self) -> int:
+        """Time since which the pass waits that requested a delivery last; 0: it does not wait."""
+        return self._latest.asked_ns
+
+    def start_wait(self, times: PassTimes, now_ns: int) -> None:
+        """Note that a pass requests a delivery. `note` pairs with it, or `asked_ns` is set to 0."""
+        times.asked_ns = now_ns
+        self._latest = times
+
+    def begin_pass(self, times: PassTimes) -> None:
         """Note that the next delivery is the first one of a pass."""
         self.passes += 1
-        self._step_ns = 0
+        times.delivered_ns = 0
 
-    def note(self, delivery: Delivery) -> None:
-        """Count a step and its wait, as a delivery reaches its consumer.
+    def note(self, delivery: Delivery, times: PassTimes) -> None:
+        """Count a step and its wait, as a delivery reaches the consumer of a pass.
 
         The batches of the delivery are not counted here, but when the consumer takes them. Called
         by the thread that takes batches.
         """
-        now_ns, waited_ns, last_ns, asked_ns = (
-            clock.monotonic_ns(),
-            delivery.waited_ns,
-            self._step_ns,
-            self.asked_ns,
-        )
+        now_ns, waited_ns = clock.monotonic_ns(), delivery.waited_ns
+        last_ns, asked_ns = times.delivered_ns, times.asked_ns
         # At the start of a pass, the wait includes the time in which its run is opened.
         if self._makes_here or not last_ns:
             waited_ns = now_ns - asked_ns
-        self.asked_ns = 0
+        times.asked_ns = 0
         if last_ns:
-            self._steps += self._batches
+            self._steps += times.batches
             step_ns = now_ns - last_ns
             self._steps_ns += step_ns
             self._wait_ns += waited_ns
             if waited_ns * _READY_SHARE <= step_ns:
-                self._ready_steps += self._batches
+                self._ready_steps += times.batches
                 self._ready_steps_ns += step_ns
         elif self.first_ns:
             self._epochs += 1
@@ -110,7 +128,7 @@ class Counters:
         else:
             self._start_ns, self.first_ns = waited_ns, now_ns
             self.first_samples = sum(each.rows for each in delivery.counts())
-        self._step_ns, self._batches = now_ns, delivery.count
+        times.delivered_ns, times.batches = now_ns, delivery.count
         if now_ns > self._mark_ns:
             self._mark_ns = now_ns + _MARK_NS if self._steps >= _FIRST_STEPS else now_ns
             # Read once, because another thread that closes the loader may set it to None.
@@ -131,7 +149,9 @@ class Counters:
         Args:
             now_ns: Time up to which a wait in progress counts.
         """
-        waited_ns = now_ns - asked_ns if (asked_ns := self.asked_ns) and self._step_ns else 0
+        latest = self._latest
+        asked_ns = latest.asked_ns
+        waited_ns = now_ns - asked_ns if asked_ns and latest.delivered_ns else 0
         return {
             "steps": self._steps,
             "seconds": (self._steps_ns + waited_ns + self._epoch_starts_ns) / 1e9,

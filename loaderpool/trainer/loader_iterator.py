@@ -25,7 +25,7 @@ from loaderpool.system.interrupts import (
     is_of_a_handler,
     wait_for_the_end,
 )
-from loaderpool.trainer.counters import failed_indices
+from loaderpool.trainer.counters import PassTimes, failed_indices
 from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.pass_log import IterationLog, PassLog
@@ -77,6 +77,7 @@ class Pass:
     ) -> None:
         self._tracker, self._iteration, self._convert = tracker, iteration, convert
         self._counters, self._has_hooks = tracker.counters, bool(tracker.hooks)
+        self._times = PassTimes()
         self._run: Run | None = None
         self.log: PassLog | None = None
         self.consumed = self.left = 0
@@ -182,20 +183,21 @@ class Pass:
         if self.is_over:
             raise StopIteration
         tracker, counters = self._tracker, self._counters
-        counters.asked_ns = clock.monotonic_ns()
+        times = self._times
+        counters.start_wait(times, clock.monotonic_ns())
         try:
             delivery = self._take()
         except BaseException as error:
-            counters.asked_ns = 0
+            times.asked_ns = 0
             self._on_error(error)
             raise
         log = self.log
         if delivery is None or log is None:
-            counters.asked_ns = 0
+            times.asked_ns = 0
             raise StopIteration
         if not log.delivered:
-            counters.begin_pass()
-        counters.note(delivery)
+            counters.begin_pass(times)
+        counters.note(delivery, times)
         log.delivered += delivery.count
         if log.keeps_places:
             log.note_places(delivery, self._run)

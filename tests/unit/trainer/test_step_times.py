@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from loaderpool.system import clock
-from loaderpool.trainer.counters import Counters
+from loaderpool.trainer.counters import Counters, PassTimes
 from loaderpool.trainer.explain.window import Snapshot
 
 MS = 1_000_000
@@ -19,30 +19,33 @@ class Consumer:
 
     def __init__(self, makes_here: bool = False) -> None:
         self.counters, self.now_ns = Counters(makes_here), 1
+        self.times = PassTimes()
 
     def take(
         self, worked_ms: int, waited_ms: int, batches: int = 1, is_first: bool = False
     ) -> None:
         self.now_ns += worked_ms * MS
-        self.counters.asked_ns = self.now_ns
+        self.counters.start_wait(self.times, self.now_ns)
         self.now_ns += waited_ms * MS
         if is_first:
-            self.counters.begin_pass()
-        hand_over(self.counters, self.now_ns, waited_ms * MS, batches)
+            self.counters.begin_pass(self.times)
+        hand_over(self.counters, self.times, self.now_ns, waited_ms * MS, batches)
 
     @property
     def counts(self) -> Snapshot:
         return Snapshot(**self.counters.sums(self.now_ns))
 
 
-def hand_over(counters: Counters, now_ns: int, waited_ns: int, batches: int = 1) -> None:
+def hand_over(
+    counters: Counters, times: PassTimes, now_ns: int, waited_ns: int, batches: int = 1
+) -> None:
     form = SimpleNamespace(may_be_padded=False)
     delivery: Any = SimpleNamespace(
         waited_ns=waited_ns, count=batches, origin=(0,) * 5, form=form, counts=list
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "monotonic_ns", lambda: now_ns)
-        counters.note(delivery)
+        counters.note(delivery, times)
 
 
 # What is taken: after so many ms of work a wait, batches, and whether a pass begins. Then what is counted.
@@ -76,10 +79,10 @@ def test_a_wait_that_lasts_counts_so_far() -> None:
     consumer = Consumer()
     consumer.take(0, 10, is_first=True)
     consumer.now_ns += 40 * MS
-    consumer.counters.asked_ns = consumer.now_ns
+    consumer.counters.start_wait(consumer.times, consumer.now_ns)
     consumer.now_ns += 3_000 * MS
     assert consumer.counts.wait_s == 3.0
-    consumer.counters.asked_ns = 0  # it was in vain
+    consumer.times.asked_ns = 0  # it was in vain
     assert consumer.counts.wait_s == 0
 
 
@@ -101,4 +104,19 @@ def test_a_close_on_another_thread_ends_no_step(name: str) -> None:
 
     counters = ClosedMeanwhile(makes_here=False)
     counters.found = Listener()
-    hand_over(counters, 2 * MS, 0)
+    hand_over(counters, PassTimes(), 2 * MS, 0)
+
+
+def test_passes_side_by_side_have_times_of_their_own() -> None:
+    one = Consumer()
+    other = Consumer()
+    other.counters = one.counters
+    one.take(0, 10, is_first=True)
+    other.counters.start_wait(other.times, 5 * MS)  # it begins while the first one works
+    one.take(20, 5)
+    other.now_ns = one.now_ns
+    other.counters.begin_pass(other.times)
+    hand_over(other.counters, other.times, other.now_ns, 0)
+    counts = one.counts
+    assert counts.steps == 1
+    assert counts.wait_s == pytest.approx(0.005 + (other.now_ns - 5 * MS) / 1e9)
