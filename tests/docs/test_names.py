@@ -20,7 +20,6 @@ from tests.docs.pages import ROOT
 _PACKAGE = Path(loaderpool.__file__).parent
 _PAGES = ("architecture", "fault-tolerance", "memory", "protocol", "vocabulary")
 # Modules that still name something that does not exist any more.
-_STALE = ("core/stream/reader.py",)
 
 # `name`, `Owner.name`, `module.py`, `call(...)` and `setting=...`.
 _SPAN = re.compile(r"(?<!`)`([a-zA-Z_]\w*(?:\.\w+)*)(?:\([^`]*\)|=[^`]*)?`(?!`)")
@@ -104,7 +103,6 @@ def test_names_in_docstrings_and_comments_exist() -> None:
     assert [
         f"{module}:{line + more}: {name}"
         for module, (prose, words) in sorted(_MODULES.items())
-        if module not in _STALE
         for line, text in prose
         for more, name in _unknown(text, words)
     ] == []
