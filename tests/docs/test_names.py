@@ -19,7 +19,6 @@ from tests.docs.pages import ROOT
 
 _PACKAGE = Path(loaderpool.__file__).parent
 _PAGES = ("architecture", "fault-tolerance", "memory", "protocol", "vocabulary")
-# Modules that still name something that does not exist any more.
 
 # `name`, `Owner.name`, `module.py`, `call(...)` and `setting=...`.
 _SPAN = re.compile(r"(?<!`)`([a-zA-Z_]\w*(?:\.\w+)*)(?:\([^`]*\)|=[^`]*)?`(?!`)")
