@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Smaller: nanoseconds that round to 0 would mean "no timeout". Larger: the 64-bit words of messages
 # cannot hold it.
 _MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 0.001, 10**9
-# Bytes, as on Linux. For a longer path, the system would raise an error that contains all of it.
+# Linux's limits, in bytes. Checked here, because the system's error contains the whole path.
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255
 _UNITS = {
     "": 1,

@@ -26,7 +26,7 @@ DEFAULT_RESTARTS = (50, 60.0)
 # Bounds of values in the 64-bit words of messages. They are far above any useful value.
 MAX_EPOCH, _MOST_RESTARTS = 2**62, 2**31
 # Most workers of a pool. The board has a cell for each. Larger: more address space, but no machine
-# runs so many processes usefully.
+# runs that many processes usefully.
 MAX_WORKERS = 1024
 # Threads of one worker. Larger: more threads wait for the one interpreter lock that they share.
 # Workers share none.
@@ -192,7 +192,7 @@ def check_group(name: str, value: Any, kind: type[_Group], also: str = "") -> _G
 
 
 def check_restarts(name: str, value: Any) -> tuple[int, float] | None:
-    """Return the allowed number of worker deaths, and their window in seconds; None: no limit."""
+    """Return the limit of worker deaths, and its window in seconds. None if there is no limit."""
     if value is None:
         return None
     count, seconds = (

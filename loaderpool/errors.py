@@ -130,7 +130,8 @@ def brief(value: Any, most: int = _MOST_SHOWN) -> str:
     look.maxlist = look.maxtuple = look.maxdict = look.maxset = look.maxfrozenset = 30
     try:
         text = look.repr(value)
-    # Python cannot write such a long int, or a user's class has a name that reprlib handles.
+    # For example, an int is too long for Python to print, or reprlib mistakes a user's class for
+    # a built-in one of that name.
     except Exception:
         text = f"<{type(value).__name__}>"
     return shortened(" ".join(text.split()) if "\n" in text else text, most)

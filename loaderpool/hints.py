@@ -91,7 +91,7 @@ _Returned = TypeVar("_Returned")
 
 
 def known_names_only(function: Callable[_P, _Returned]) -> Callable[_P, _Returned]:
-    """Decorate a function so that an unknown argument, or one too many, raises an error with a hint."""
+    """Decorate a function so that unknown or surplus arguments raise an error with a hint."""
     known = frozenset(_names_of(function))
     most = inspect.unwrap(function).__code__.co_argcount
 
@@ -101,9 +101,9 @@ def known_names_only(function: Callable[_P, _Returned]) -> Callable[_P, _Returne
             raise _too_many_arguments(function, given)
         if not named.keys() <= known:
             names = _names_of(function)
-            if _passes_on(function):  # a class method passes them on to its class
+            if _passes_on(function):  # a class method passes its arguments on to its class
                 make: Any = given[0].__init__  # type: ignore[misc]
-                if _passes_on(make):  # of a subclass that accepts any name
+                if _passes_on(make):  # a subclass whose `__init__` accepts any name
                     return function(*given, **named)
                 names += _names_of(make)
             for name in named:
@@ -169,7 +169,7 @@ def _unknown_argument(
     given: tuple[Any, ...],
     named: Mapping[str, Any],
 ) -> ArgumentError:
-    """Return the error for an argument that is none of `names`.
+    """Return the error for an argument that is not in `names`.
 
     `given` and `named` are the arguments of the call.
     """

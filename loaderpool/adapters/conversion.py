@@ -124,7 +124,7 @@ def is_ml_dtype(dtype: np.dtype[Any]) -> bool:
 
 
 def refusal(view: str, path: str, what: str, cure: str) -> SpecMismatchError:
-    """Return the error for a component that has no tensor."""
+    """Return the error for a component that cannot become a tensor."""
     component = f"component {path}" if path else "the batch"
     return SpecMismatchError(f"{view}: {component} is {what}. {cure}")
 

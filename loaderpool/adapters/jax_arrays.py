@@ -41,7 +41,7 @@ def as_jax(core: LoaderCore, sharding: Any, prefetch: Any) -> ConvertedBatches:
 
 
 class JaxConversion(HostConversion):
-    """Leaves arrays as they are, and refuses dtypes that JAX lacks."""
+    """Does not change arrays, and refuses dtypes that JAX lacks."""
 
     def convert_of(self, path: str, component: ArraySpec) -> Convert:
         convert = super().convert_of(path, component)

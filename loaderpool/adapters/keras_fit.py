@@ -222,7 +222,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
             )
 
     def _check_steps(self, method: str, name: str, given: Mapping[str, Any]) -> None:
-        """Check the number of steps, the argument `name`, against the number of batches."""
+        """Check the number of steps (argument `name`) against the number of batches."""
         steps = given.get(name)
         if self.epochs is None and steps is None:
             self._warn_once(
@@ -365,8 +365,8 @@ def _classes_of(y: Any) -> npt.NDArray[np.int64]:
 def _weight_table(weights: Mapping[int, float]) -> npt.NDArray[Any]:
     """Return a table with the weight of class `c` at index `c + 1`.
 
-    Classes without a given weight have weight 1. So have the first and the last entry, which are
-    used for labels out of range.
+    Classes without a given weight have weight 1. The first and the last entry are for labels out
+    of range. They are 1 as well.
     """
     if not isinstance(weights, Mapping):
         raise ArgumentError(
@@ -455,7 +455,7 @@ class _Iterator:
         self._given_in_step = 0
 
     def __iter__(self) -> _Iterator:
-        # On TensorFlow, Keras zips the executions of each step with its iterator.
+        # On TensorFlow, Keras calls this at the start of every `steps_per_execution` steps.
         self._given_in_step = 0
         return self
 

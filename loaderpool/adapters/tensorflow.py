@@ -106,8 +106,8 @@ def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: s
 def _spec_of_two(core: LoaderCore, form: BatchForm) -> ElementSpec:
     """Return the spec of the first two batches, with None for axes that differ.
 
-    Keras does the same for a `PyDataset`. A spec that the user gave stays as it is. So does the
-    spec of samples, because the loader itself has compared their axes.
+    Keras does the same for a `PyDataset`. A spec from the user is not changed. Nor is
+    the spec of samples, because the loader itself has compared their axes.
     """
     spec = form.spec
     has_inner_axes = any(
@@ -311,10 +311,11 @@ _QUIET_S = 0.02
 class ExitGate:
     """Delays the end of the interpreter until no tf.data thread is inside Python code.
 
-    A thread that is inside then never returns, and the destructor of its iterator waits for it
-    forever. `atexit` calls `shut` before that. `shut` closes the pools, which ends every wait. Then
-    it waits until the last call has returned, until TensorFlow has freed the iterators that ended
-    (by a call into Python of its own), and until there was no new call for a moment.
+    If the interpreter ended earlier, such a thread would never return, and the destructor of its
+    iterator would wait for it forever. So `atexit` calls `shut`, which closes the pools. This ends
+    every wait. Then `shut` waits until three conditions hold: all calls have returned, TensorFlow
+    has freed the iterators that ended (for which it calls Python again), and no new call has come
+    for a moment.
     """
 
     def __init__(self) -> None:

@@ -61,7 +61,7 @@ def describe(fn: Any, setup: Any, source: Any) -> dict[str, str]:
         f"{type(source.items if isinstance(source, (Sized, ArrayRows)) else source).__name__} "
         f"{len(source)} items"
     )
-    # Each version of Python has its own bytecode.
+    # The checksum of code contains bytecode, which each version of Python compiles differently.
     found = {"Python": f"{sys.version_info.major}.{sys.version_info.minor}"}
     things = (
         ("function", fn, _name_of(fn)),
@@ -228,7 +228,8 @@ class _Identity:
     def _name_attributes(self, parts: list[Any]) -> None:
         """Add the plain attributes of the root object to `parts`.
 
-        Other attributes are only in the checksum of the object, so that they are not read twice.
+        Other attributes count only in the checksum of the object, because naming them would read
+        them twice.
 
         Args:
             parts: the object's parts, as `_pickle_parts` returned them.
@@ -265,7 +266,7 @@ def _imported(value: Any) -> Any:
 
 
 def _pickle_parts(value: Any) -> Any:
-    """Return the parts from which pickle would rebuild an object; None: it cannot be pickled."""
+    """Return the parts from which pickle rebuilds an object, or None if it is not picklable."""
     try:
         reduce = copyreg.dispatch_table.get(type(value))
         parts = reduce(value) if reduce is not None else value.__reduce_ex__(4)

@@ -105,7 +105,7 @@ class Store:
         self._spare_bytes = 0  # number of bytes to store before free memory is checked again
 
     def get(self, item: int) -> memoryview | None:
-        """Return the item's pickle, which the next call may overwrite; None: it has no entry.
+        """Return the item's pickle, or None if it has no entry. The next call may overwrite it.
 
         Called in the process that runs `fn`.
 
@@ -129,7 +129,7 @@ class Store:
         """Store the item's pickle. Called in the process that runs `fn`.
 
         Returns:
-            The counter of the reason if it was not stored, otherwise None.
+            None if the pickle was stored, otherwise the counter to increase.
         """
         nbytes = _ENTRY.size + len(pickled)
         try:

@@ -159,7 +159,7 @@ class LaneBuffer(OrderedBuffer):
         self._look()
 
     def _first(self) -> Delivery | None:
-        """Return the delivery whose turn it is, or the end of a lane; None: it has not arrived."""
+        """Return the next delivery or the end of a lane, or None if it has not arrived."""
         if self._in_order:
             return self._waiting.get(self.begin_at)
         return self._waiting[next(iter(self._ready))] if self._ready else None

@@ -168,7 +168,10 @@ class Channel:
             return Received(tuple.__new__(KINDS[code], fields))
 
     def wait(self) -> None:
-        """Block until a message or the end has arrived. Reads nothing, so interrupts are safe."""
+        """Block until a message arrives or the channel ends.
+
+        Interrupts are safe, because it reads nothing.
+        """
         self._poll.poll()
 
     def end_sending(self) -> None:

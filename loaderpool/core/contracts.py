@@ -109,7 +109,7 @@ class Engine(Protocol):
         """
 
     def refresh(self, is_whole: bool = False) -> None:
-        """Use the user's functions and objects as they are now for later runs.
+        """Use the present state of the user's functions and objects for later runs.
 
         Called by the thread on which a pass starts, one at a time, before `begin`.
 

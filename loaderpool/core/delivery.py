@@ -268,5 +268,5 @@ class CheckedArguments(NamedTuple):
 
     @property
     def length(self) -> int | None:
-        """Number of items in the source, on which the plan depends; None: it has no length."""
+        """Number of items in the source, which determines the plan. None if it has no length."""
         return len(self.payload.source) if self.stream is None and not self.plan.is_open else None

@@ -63,7 +63,7 @@ def unpack(packed: bytes) -> LoaderpoolError:
 
 
 def _node_lost_error(report: LostReport) -> WorkerLostError:
-    """Return the exception for work that was given up because nodes died (`report.nodes`)."""
+    """Return the exception for work that was abandoned because nodes died (`report.nodes`)."""
     address, why = report.nodes[-1]
     what = "in a row before they started any batch"
     advice = (
@@ -280,7 +280,7 @@ def setup_error(
 
 
 def lost_error(report: LostReport) -> WorkerLostError:
-    """Return the exception for work that was given up because workers or nodes died."""
+    """Return the exception for work that was abandoned because workers or nodes died."""
     if report.nodes:
         return _node_lost_error(report)
     ended, name = _ending(report)
@@ -339,7 +339,7 @@ def reader_lost_error(report: LostReport, position: int) -> SourceError:
 
 
 def _ending(report: LostReport) -> tuple[str, str]:
-    """Return a phrase for the end of a process, and the name of its signal; "": no signal."""
+    """Return a phrase for the end of a process, and the name of its signal ("" if none)."""
     ended = how_it_ended(report.exit_code or 0)
     return ended, ended.removeprefix("killed by ") if (report.exit_code or 0) < 0 else ""
 
@@ -406,7 +406,7 @@ def _message(failure: Failure) -> str:
 
 
 def _hint(failure: Failure) -> str:
-    """Return a hint on the cause of a failure, with a leading space; "": no hint is known."""
+    """Return a hint on the cause of a failure, with a leading space, or "" if none is known."""
     if failure.type_name == SystemExit.__name__:
         return f" The function called sys.exit({failure.text}), which does not end a worker."
     if (
@@ -431,7 +431,7 @@ def _hint(failure: Failure) -> str:
 
 
 def _how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str:
-    """Return a line on how to run a sample alone, after a line end; "": there is no way.
+    """Return a line on how to run a sample alone, after a line end. "" if there is no way.
 
     Args:
         index: Source index of the sample; None: unknown, so `replay` cannot run it.

@@ -157,7 +157,7 @@ def choose_form(
 
 
 def _padding_of(spec: ElementSpec, is_given: bool, config: LoaderConfig) -> tuple[Any, ...]:
-    """Return the padding value of each component; None: the default, False: no padding.
+    """Return the padding value of each component: None for the default, False for no padding.
 
     A component is padded if its rows vary in shape. If the user's spec gives a length, batches are
     padded to that length, whatever the length of their rows.

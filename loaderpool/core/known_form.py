@@ -20,7 +20,7 @@ class KnownForm:
     Attributes:
         form: The form; None until the first sample has been made.
         found: Message that contained the form. New supervisors get it too.
-        awaits_hook: True if a hook of the user's must run before the first sample, and has not run.
+        awaits_hook: True if a user's hook must run before the first sample, and has not run.
     """
 
     def __init__(self, awaits_hook: bool) -> None:

@@ -300,7 +300,7 @@ class LocalEngine:
             items: Position of the first item and the items, if the source is a stream.
 
         Returns:
-            The batch; None: its generator has ended.
+            The batch, or None if its generator has ended.
         """
         form = self._form
         assert form is not None, "a batch before `begin`"
@@ -317,7 +317,7 @@ class LocalEngine:
         with InterruptsAllowed(), _alone, globals_kept, self.captured_kept():
             if items is not None:
                 self._put(items)
-            if plan.lanes:  # Generators draw before the watch of calls starts.
+            if plan.lanes:  # generators draw outside the watched call, so the snapshot is outdated
                 self._globals.seen = None
             self._is_making, was_making = True, self._is_making
             try:
@@ -404,7 +404,7 @@ class StreamReading:
             self._batches.close()
 
     def take(self) -> tuple[int, list[Any]] | None:
-        """Return the next batch; None: the stream has ended. Raises as `peek`."""
+        """Return the next batch, or None if the stream has ended. Raises as `peek`."""
         batch, self._next = self.peek(), None
         self._taken += 1
         return batch

@@ -400,7 +400,7 @@ class SupervisorDeaths:
     def __init__(self, max_restarts: tuple[int, float] | None) -> None:
         self._limit, self._max_restarts = RestartLimit(max_restarts), max_restarts
         self._without_progress = 0  # deaths since the latest delivery to a consumer
-        self._deliveries = 0  # deliveries to consumers until the latest death
+        self._deliveries = 0  # number of deliveries to consumers at the latest death
         # Source indices of the samples in work at the latest death.
         self._indices: tuple[int, ...] = ()
 

@@ -76,7 +76,7 @@ class ForkedProcess:
                 os.kill(self.pid, signal.SIGKILL)
 
     def poll(self) -> int | None:
-        """Return the exit status, negative for a signal; None: the process is running."""
+        """Return the exit status, negative for a signal, or None if the process is running."""
         return self.wait(os.WNOHANG)
 
     def wait(self, options: int = 0) -> int | None:
@@ -302,7 +302,7 @@ class Processes:
                 self._arena.board.read(worker.cell, field) for field in _FIELDS
             )
             sample = worker.sample
-            if sample.index is not None:  # was killed, and is not reaped yet
+            if sample.index is not None:  # already killed, but not reaped yet
                 continue
             elapsed, longest, sample.looked_ns = (
                 now - sample.looked_ns,
@@ -408,7 +408,7 @@ class Processes:
 
 
 def fault_in(stacks: str) -> str:
-    """Return the output of faulthandler at a crash of C code; "": there was no such crash."""
+    """Return the output of faulthandler at a crash of C code, or "" if there was no such crash."""
     begins = stacks.rfind("Fatal Python error")  # first words of that output
     return stacks[begins:] if begins >= 0 else ""
 

@@ -15,7 +15,7 @@ from loaderpool.system.process import RestartLimit
 from loaderpool.transport.reports import GivenUp
 
 MOST_TICKETS = 2  # tickets of a worker: one in work, one waiting in its channel
-# A ticket whose deaths were at changing samples is given up after this times `most_deaths`.
+# A ticket whose deaths were at changing samples is abandoned after this times `most_deaths`.
 _TOGETHER = 3
 # Workers that may die in a row before they have begun anything: this plus the number of workers.
 _IDLE = 5
@@ -87,7 +87,7 @@ class LoaderRecord:
     plan: Numbering
     of: int  # number of the loader's first version; all versions share one limit of memory
     leaves_out: bool  # True: leave out samples that end a worker; False: they fail their batch
-    most_deaths: int  # deaths of workers at one sample after which it is given up
+    most_deaths: int  # deaths of workers at one sample before its ticket is abandoned
     layout: Layout | None = None  # None until the first sample was made
     keeper: int | None = None  # number of the worker that still has the first sample
     row_s: float = 0.0  # moving mean of the seconds for a row
@@ -128,7 +128,8 @@ class RunRecord:
     last_rows: int = 0  # rows of the batch before `stop`; 0: the number in the plan
     last_ticket: int = 0  # number of the last ticket that was cut
     is_ended: bool = False
-    is_whole: bool = False  # all batches go into one slot: the run is one ticket of another machine
+    # True if all batches go into one slot, because another machine gets the whole run as a ticket.
+    is_whole: bool = False
 
     def total_rows(self, batch: int, count: int) -> int:
         """Return the number of rows of `count` batches from `batch` on."""
@@ -209,7 +210,7 @@ class WorkerRecord:
 class Death(NamedTuple):
     """The death of a worker."""
 
-    # Makes the pickled error if work is given up, from the reason, the number of deaths, and the
+    # Makes the pickled error for abandoned work, from the reason, the number of deaths, and the
     # ticket.
     error: Callable[[GivenUp, int, Ticket | None], bytes]
     sample: int = -1  # source index of the sample in work; -1: none
@@ -223,7 +224,7 @@ class Deaths:
     """Retry policy: counts deaths, and decides if the work of a dead worker is retried.
 
     Attributes:
-        idle: Deaths in a row of workers that had begun nothing.
+        idle: Number of deaths in a row of workers that had not started any work.
 
     Args:
         restarts: Limit (deaths, seconds): more deaths within these seconds end all work; None: no
@@ -238,7 +239,7 @@ class Deaths:
     def note(
         self, now: float, death: Death, had_begun: bool, workers: int
     ) -> tuple[GivenUp | None, int]:
-        """Count the death of a worker. Return why all work is given up, and the number of deaths.
+        """Count the death of a worker. Return why all work is abandoned, and the number of deaths.
 
         Args:
             now: Time in seconds.
@@ -247,7 +248,7 @@ class Deaths:
             workers: Number of workers that there should be.
 
         Returns:
-            The reason (None: go on), and the number of deaths for the error.
+            The reason (None: continue), and the number of deaths for the error.
         """
         self.idle = 0 if had_begun or death.has_begun else self.idle + 1
         if not death.hung_s:
@@ -257,11 +258,11 @@ class Deaths:
         return (GivenUp.BEFORE if self.idle > _IDLE + workers else None), self.idle
 
     def blame(self, job: Job, death: Death) -> GivenUp | None:
-        """Count the death of a worker at this job. Return why the job is given up; None: retry it.
+        """Count a worker's death at this job. Return the reason to abandon it, or None to retry it.
 
-        A job is given up at the first timeout. Otherwise it is given up after `most_deaths` deaths
-        if the last two were at the same sample, and after `_TOGETHER` times `most_deaths` deaths in
-        any case. The job of a node is given up after `most_deaths` deaths.
+        A job is abandoned at the first timeout. Otherwise it is abandoned after `most_deaths`
+        deaths if the last two were at the same sample, and after `_TOGETHER` times `most_deaths`
+        deaths in any case. The job of a node is abandoned after `most_deaths` deaths.
         """
         job.deaths.append(death.sample)
         deaths, most = len(job.deaths), job.loader.most_deaths

@@ -79,7 +79,10 @@ class Runs:
 
 
 class RunOwner(Protocol):
-    """A loader's engine, as its runs use it. Called under the lock, except `name_variable`."""
+    """Interface that a run uses of its loader's engine.
+
+    Runs call it under the lock, except `name_variable`.
+    """
 
     plan: Plan
     config: LoaderConfig
@@ -392,7 +395,7 @@ class PoolRun:
 
     @property
     def _stop(self) -> int:
-        """Number after the last batch that may be made; -1: generators have no such number."""
+        """Number after the last batch that may be made; -1 for generators, which have no limit."""
         return -1 if self._plan.lanes else self.limit
 
     def _begin_again(self) -> None:

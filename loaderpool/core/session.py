@@ -329,8 +329,8 @@ class Session:
         """End the supervisor and its workers, and wait for that. Slots with views stay valid."""
         self.is_lost = True
         self.reap()
-        # These refer to the pool. Without them, a closed pool and its descriptors are freed without
-        # a garbage collection.
+        # The owner and the listeners refer to the pool. Without these references, a closed pool and
+        # its descriptors are freed without a garbage collection.
         self.owner, self.listeners = None, {}
 
 
@@ -417,8 +417,8 @@ class Lender:
         """
         # as `SlotFile.slot`
         slot: npt.NDArray[np.uint8] = np.ndarray((nbytes,), _BYTE, self._slots.map, offset)
-        # Of two weak references, Python calls the callback of the newer one first. So the lease is
-        # in `returned` before `_on_death` is called.
+        # Python calls the callback of the newer weak reference first. So the lease is in
+        # `returned` before `_on_death` is called.
         follower = weakref.ref(slot, self._on_death)
         lease = _Lease(slot, self.returned.append)
         lease.run, lease.ticket, lease.offset, lease.nbytes, lease.lent = (

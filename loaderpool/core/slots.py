@@ -65,7 +65,7 @@ def lendable(slots: int, workers: int) -> int:
 
 
 def _most_of(slots: int) -> int:
-    """Return the most slots for one run. Later runs get a quarter, and at least one of three."""
+    """Return the most slots for one run. Of three or more, it leaves a quarter to later runs."""
     return slots - max(slots // 4, int(slots > 2))
 
 
@@ -232,8 +232,8 @@ class Cutter:
         if batch_s > self._chunk_s / 2 or not loader.rows_measured or loader.layout is None:
             return 1
         left = run.alike(run.next)
-        # `share` lets all workers have work near the end of an epoch, and the first batches arrive
-        # soon.
+        # `share` limits the ticket so that all workers have work near the end of an epoch, and so
+        # that the first batches arrive soon.
         share = min(left, max(-(-left // (2 * workers)), _LEAST_AT_END), max(of_epoch, 1))
         measured = _FASTER * max(loader.rows_measured // plan.batch_size, 1)
         in_time = int(self._chunk_s / batch_s) if batch_s else 1 << 30
@@ -244,7 +244,7 @@ class Cutter:
 
 
 def next_batch(run: RunRecord, worker: int) -> int | None:
-    """Return the batch of a run that a worker may make next; None: there is none now."""
+    """Return the next batch of a run that a worker may make, or None if there is none now."""
     if run.again:
         return heapq.heappop(run.again)
     if not run.lanes:

@@ -121,7 +121,7 @@ class Queued:
             self.rings.get(timeout=timeout_s)
 
     def put(self, received: Received | None) -> None:
-        """Add a message for the thread that receives at this end; None: the end."""
+        """Add a message for the thread that receives at this end. None marks the end."""
         self._arrived.append(received)
         self.ring()
 

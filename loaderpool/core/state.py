@@ -129,7 +129,7 @@ class State:
             number: Number of the loader's version.
             plan: Numbering of its batches.
             leaves_out: True: leave out samples that end a worker. False: they fail their batch.
-            most_deaths: Deaths of workers at one sample after which it is given up.
+            most_deaths: Deaths of workers at one sample before its ticket is abandoned.
             of: Number of the loader's first version; None: this one.
         """
         first = number if of is None else of
@@ -318,7 +318,7 @@ class State:
     def died(self, worker: int, now: float, ticket: int, death: Death | None) -> bool:
         """Process the death of a worker. All its messages were processed before.
 
-        Return True if the worker was lost: it had tickets, or was not asked to leave.
+        Return True if the worker was lost: it had tickets, or had no order to stop.
 
         Args:
             worker: Number of the worker.
@@ -330,7 +330,7 @@ class State:
         is_lost = not record.is_leaving or bool(record.jobs)
         death = death if is_lost else None
         # When a node dies, all its tickets are blamed. A ticket that was blamed repeatedly is
-        # retried alone, and given up if its node dies again.
+        # retried alone, and abandoned if its node dies again.
         at_work = (
             [*record.jobs.values()]
             if self._of_nodes
@@ -407,7 +407,7 @@ class State:
                         return
 
     def running(self, worker: int) -> Job | None:
-        """Return the oldest job of a worker, which it should have in work; None: it has no job."""
+        """Return the oldest job of a worker, which should be running, or None if it has no job."""
         record = self.workers.get(worker)
         return None if record is None else next(iter(record.jobs.values()), None)
 
@@ -555,9 +555,9 @@ class State:
     # ---- failures
 
     def _blame(self, job: Job, death: Death) -> None:
-        """Requeue a job that was in work when a worker died, or give it up.
+        """Requeue a job that was in work when a worker died, or abandon it.
 
-        If the loader leaves out samples, give up only the sample that ended the workers.
+        If the loader leaves out samples, abandon only the sample that ended the workers.
         """
         why, deaths = self._deaths.blame(job, death), len(job.deaths)
         is_left_out = why is GivenUp.ALONE and job.loader.leaves_out and death.sample >= 0
@@ -588,7 +588,7 @@ class State:
     # ---- workers
 
     def _taken(self, worker: int, ticket: int) -> Job | None:
-        """Remove a ticket from a worker that has answered it; None: the worker does not have it."""
+        """Remove and return a job that a worker has answered. None if the worker lacks the job."""
         record = self.workers.get(worker)
         if record is None:
             return None
@@ -624,7 +624,7 @@ class State:
             self._say(Start(number))
 
     def _removed(self, worker: int) -> WorkerRecord:
-        """Remove and return the record of a worker that is gone. Ends a pause."""
+        """Remove and return the record of a worker that is gone. Paused workers resume."""
         self.resume()
         self.roomy.pop(worker, None)
         return self.workers.pop(worker)

@@ -80,7 +80,7 @@ class Supervisor:
         self._dead: list[WorkerProcess] = []
         self._trial: Trial | None = None
         self._trials: int = self._arena.board.trials
-        # The last trial was of a supervisor that was lost. It ends without a result.
+        # A trial of an earlier supervisor, which was lost, ends without a result.
         if self._trials != self._arena.board.trials_over:
             self._arena.board.end_trial(self._trials, TrialResult())
         self._workers = self._make_workers(start)
@@ -215,7 +215,7 @@ class Supervisor:
                 state.extend(*message)
             case messages.End(number, lent) if number in state.runs:
                 state.end(number, lent)
-            case messages.End(number):  # a loader, or a run that had no slot
+            case messages.End(number):  # ends a loader, or a run that had no slot
                 self._unload(number)
             case messages.Resize():
                 self._arena.board.resizes += 1  # SYNC: counted first; pairs with WorkerPool.resize
@@ -296,7 +296,7 @@ class Supervisor:
         return reports.of_setup(failure, what, describe_load_error(error, place), place)
 
     def _freeze(self) -> None:
-        # For the first payload, the cycles that its imports have left are not worth a collection.
+        # The first payload leaves only cycles from its imports, which are not worth a collection.
         if self._has_loaded:
             # Unloaded functions are in cycles with their globals. Frozen objects are not collected.
             if self._has_unloaded:
@@ -472,7 +472,7 @@ class Supervisor:
             worker.kill()
 
     def _obstacles(self) -> Sequence[str]:
-        """Return the reasons why workers are not forked; empty: they are forked."""
+        """Return the reasons not to fork workers. Empty if they are forked."""
         return self._fork_check.obstacles(self._workers.private())
 
     def _start(self, number: int) -> None:

@@ -185,8 +185,8 @@ class Trial:
         # Rates of fewer workers that seem to be as fast. They are compared again with the rates of
         # all workers after the pause.
         self._few_rates: Rates | None = None
-        # True after a first result that only the error in all supports. Slow workers may make that
-        # error too small, so the measurement is repeated.
+        # True once the measurement is repeated, because only the rates in all supported its first
+        # result. Slow workers may make the error of these rates too small.
         self._is_repeated = False
         self._loader: int | None = None  # loader of the answers
         self.paused_s = self.idle_s = 0.0
@@ -315,7 +315,7 @@ class Trial:
 
     @property
     def _are_many(self) -> bool:
-        """True if the error in all is evidence. One slow worker of a few distorts it."""
+        """True if the rates in all are evidence. With few workers, one slow one distorts them."""
         return len(self._workers) >= _MANY and self._few <= len(self._workers) / 2
 
     def _decide(self, share: float, is_as_fast: bool, is_sure: bool, now_s: float) -> bool:

@@ -303,7 +303,7 @@ def mismatch(
 ) -> SpecMismatchError:
     """Return the error for a component that differs from its spec, with the option that allows it.
 
-    `expected` has a batch axis if `actual_shape` has one. `cure` is code of an element_spec that
+    `expected` has a batch axis if `actual_shape` has one. `cure` is code for an element_spec that
     allows the component.
     """
     is_text = actual_dtype == OBJECT
@@ -438,7 +438,7 @@ def fill_value(pad: Any, component: ArraySpec, path: str) -> Any:
         # Values such as 0.1 have no exact float32.
         may_round = value.dtype.kind in "fc" and can_write(value.dtype, component.dtype)
         try:
-            # The comparison below finds NaN cast to an int.
+            # No warning is needed for NaN cast to an int: the comparison below refuses it.
             with np.errstate(over="ignore", invalid="ignore"):
                 cast = value.astype(component.dtype)
             if (

@@ -1,8 +1,8 @@
 """Nested structure of an element: its arrays and their names, flattening, unflattening, messages.
 
-A list is one array, as in NumPy, and no structure. But arrays in a list of a list subclass are a
-tuple. Any mapping is a dict. Each leaf is converted to an array that a batch can contain. If that
-is impossible, the error has advice.
+A list is a single array, as in NumPy, not a structure. The exception is a list subclass that
+contains arrays: it counts as a tuple. Any mapping counts as a dict. Each leaf is converted to an
+array that a batch can contain. If that is impossible, the error says what to do.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def place_of(buffer: memoryview, adopts: bool = True) -> tuple[DataFile, int]:
 
 
 def why_copied(buffer: memoryview) -> str | None:
-    """Return the reason why an array has to be copied into shared memory; None: it can be adopted.
+    """Return why an array has to be copied into shared memory, or None if it can be adopted.
 
     Only inspects the array.
     """
@@ -214,7 +214,7 @@ def _handler_name(array: Any) -> str | None:
 
 
 def _other_thread() -> str | None:
-    """Return the name of another Python thread that may be running; None: there is none.
+    """Return the name of another Python thread that may be running, or None if there is none.
 
     Daemon threads and timers are assumed to be waiting.
     """

@@ -65,12 +65,12 @@ class CallTimes(NamedTuple):
     sum_ns: int = 0  # total duration of the counted calls
     # Time beyond the median of all calls (counted or not) that took over eight times the median.
     slow_ns: int = 0
-    # Numbers of counted calls by bucket: from 2**(b-1) to below 2**b ns.
+    # Number of counted calls in each bucket b, which is for 2**(b-1) to below 2**b ns.
     buckets: tuple[int, ...] = (0,) * BUCKETS
     slowest: tuple[SlowItem, ...] = ()  # slowest items, the longest call first
 
     def quantile_ns(self, share: float) -> int:
-        """Return the approximate duration that `share` of the calls do not exceed; 0: no calls."""
+        """Return the approximate duration that `share` of the calls do not exceed (0: no calls)."""
         return _quantile(self.buckets, share)
 
     def since(self, before: CallTimes) -> CallTimes:

@@ -233,7 +233,7 @@ class BatchForm:
         return self.spec.structure.rebuilder(self.classes or None)
 
     def padding_at(self, component: int) -> Any:
-        """Return a component's fill value; None: the default; False: its rows have one shape."""
+        """Return a component's fill value. None: the default. False: its rows have one shape."""
         return self.padding[component] if self.padding else False
 
     @functools.cached_property

@@ -89,7 +89,7 @@ class Plan:
     shard_index: int = 0
     """Number of this process among them, from 0."""
     lanes: int = 0
-    """Number of generators whose batches take turns; 0: none.
+    """Number of generators whose batches take turns, or 0 for a source without generators.
 
     Their batches have at most the rows of a full batch.
     """
@@ -265,8 +265,8 @@ class Plan:
 class Numbering:
     """Position of each batch number in a plan of whole epochs.
 
-    One epoch, `epoch`, may begin at `rest` (0: it is whole, too). The rest of an epoch
-    (`Plan.after`) has that epoch's last numbers.
+    All epochs are whole, except that `epoch` starts at `rest` if `rest` is not 0. Its remaining
+    batches (`Plan.after`) keep the numbers that they have in the whole epoch.
     """
 
     def __init__(self, plan: Plan, epoch: int = 0, rest: Start = 0) -> None:
@@ -312,5 +312,5 @@ class Numbering:
 
 
 def bounds_of(rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the first row of each batch and the row after its last, if all are concatenated."""
+    """Return the start and stop row of each batch in the concatenation of all batches."""
     return list(itertools.pairwise(itertools.accumulate(rows, initial=0)))

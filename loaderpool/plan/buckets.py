@@ -96,7 +96,7 @@ class BucketPlan(Plan):
     rows_vary: ClassVar[bool] = True
 
     start: Any = ()
-    """Number of items taken earlier from each bucket; empty: none."""
+    """Number of items taken earlier from each bucket. Empty if none were taken."""
     buckets: ItemBuckets = field(kw_only=True)
     """Bucket of each item."""
     batch_sizes: tuple[int, ...] = field(kw_only=True)

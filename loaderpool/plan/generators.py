@@ -77,7 +77,7 @@ def key_of(generator: Any) -> bytes:
 def seed_of(generator: Any) -> str:
     """Return a hash of the seed with which a generator was made; "" if the seed is unknown.
 
-    The seed of a `random.Random` is unknown, and so is one as large as those that NumPy draws.
+    It is unknown for a `random.Random`, and if it is so large that NumPy may have drawn it.
     """
     seed = _adapted(generator).seed()
     return (
@@ -308,7 +308,7 @@ class _Torch(_Adapted):
         self._twister = _Twister()
         self._twister.random_state.seed(_PROBE)
         self._key = self._twister.key
-        # These words in the template; None: this version of torch has another form of state.
+        # View of the key's words in the template. None if this torch stores its state differently.
         self._words: Any = None
         for place in np.flatnonzero(words == self._key[1]).tolist():
             found = words[place - 1 : place - 1 + _TWISTER_WORDS]
@@ -336,8 +336,8 @@ class _Torch(_Adapted):
         return lambda: set_state(state)
 
 
-# Seeds from here on count as drawn by NumPy, not as set by the user. NumPy draws 128 bits for a
-# generator without a seed. Torch draws 64, so its bound is 32 bits lower.
+# A seed of at least this size counts as drawn by NumPy, not set by the user: NumPy draws 128 bits
+# for a generator without a seed. Torch draws 64 bits, so its bound is 32 bits lower.
 _LEAST_DRAWN = 1 << 64
 _TWISTER_WORDS = 624
 _TWISTER_BYTES = 4 * (_TWISTER_WORDS + 1)

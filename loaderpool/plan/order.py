@@ -39,7 +39,7 @@ class Order:
     def indices(self, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
         """Return the source indices at positions of an epoch.
 
-        They are Python integers, because a source may be a list or a class of the user's.
+        They are Python integers, because a source may be a list or a user's class.
 
         Raises:
             IndexError: With a shuffle, a position is not below the size.

@@ -107,9 +107,9 @@ class SampleStreams:
 
 
 class SpawnedSeeds(ISpawnableSeedSequence):
-    """Seed sequence with which `spawn()` of a generator depends on the sample.
+    """Seed sequence that makes a generator's `spawn()` depend on the sample.
 
-    NumPy's own sequence would count the children of all samples of a worker.
+    With NumPy's own sequence, it would also depend on the worker's earlier samples.
     """
 
     def __init__(self) -> None:

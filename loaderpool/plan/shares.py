@@ -142,11 +142,11 @@ class MixOrder:
 
     Args:
         shares: the counts.
-        seed: of the order.
-        size: items of each epoch.
-        goes_on: the counts continue from epoch to epoch, so an epoch may have one more item of a
-            source than another. A source too rare for each epoch is then in some. Otherwise all
-            epochs have the same number of items of each source, at the same places.
+        seed: seed of the order.
+        size: number of items in each epoch.
+        goes_on: True if the counts continue from epoch to epoch. Then one epoch may have one more
+            item of a source than another, and a very rare source is in some epochs only.
+            Otherwise all epochs have the same number of items of each source, at the same places.
     """
 
     def __init__(self, shares: Shares, seed: int, size: int, goes_on: bool) -> None:
@@ -165,7 +165,7 @@ class MixOrder:
         if block is None:
             block = self._made(*key)
             if len(self._blocks) >= _KEPT_BLOCKS:
-                # Not only the oldest: one call clears all, and no other thread can interrupt it.
+                # All blocks, not only the oldest, because a single `clear` is atomic among threads.
                 self._blocks.clear()
             self._blocks[key] = block
         sources, counts, earlier = block

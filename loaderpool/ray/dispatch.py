@@ -314,7 +314,7 @@ class Dispatcher(Supervisor):
                             )
                         self._slots.slot(ticket.offset, nbytes)[:] = content
                     answer = Done(ticket.number, rows, seconds, oversize, failed)
-                except (MemoryError, OSError) as error:  # no memory, or no file descriptor
+                except (MemoryError, OSError) as error:  # memory or file descriptors ran out
                     failure = describe_failure(error, epoch=ticket.epoch, worker=None)
                     answer = Done(ticket.number, error=reports.of_sample(failure))
                 counts = (

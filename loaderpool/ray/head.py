@@ -41,9 +41,9 @@ class _OtherAnswerError(Exception):
 
 
 def why_no_head(host: str, port: int) -> str:
-    """Return "" if a Ray head listens at an address, otherwise what does.
+    """Return "" if a Ray head listens at an address, otherwise a description of the listener.
 
-    The text continues "no Ray cluster answers at".
+    The text continues an error that starts with "no Ray cluster answers at".
 
     Raises:
         OSError: Nothing listens there.
@@ -80,7 +80,7 @@ def _is_protected() -> bool:
 
 
 def _request(authority: bytes) -> bytes:
-    """Return the first bytes of a connection, with a call that has an empty message."""
+    """Return the bytes that open an HTTP/2 connection and make a gRPC call without content."""
     # HPACK (RFC 7541): first indexed fields, then uncompressed literal ones with an indexed or a
     # new name.
     fields = b"\x83\x86\x04" + _text(_PATH) + b"\x01" + _text(authority)

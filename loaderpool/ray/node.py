@@ -125,7 +125,8 @@ class NodeActor:
         import ray
 
         process.become("node")
-        # Without this, `ray.put` in a user's function makes each worker a job of the cluster.
+        # Otherwise `ray.put` in a user's function would make each worker a job of its own in the
+        # cluster.
         os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
         self._at = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
         self._workers, self._arena = workers, Arena.create()

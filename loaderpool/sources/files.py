@@ -58,7 +58,7 @@ class Record(NamedTuple):
 
     path: str  # Absolute path of the file.
     number: int  # Number of the record in the file, from 0.
-    # Position of its first byte; `number` again if `index` returned a number of records.
+    # Position of the first byte; equal to `number` if `index` returned a number of records.
     start: int
     length: int  # Length in bytes; 1 if `index` returned a number of records.
 
@@ -168,7 +168,7 @@ class FileSource:
         raise NotImplementedError(f"{type(self).__name__} must define read_records(file, path)")
 
     def compression_of(self, head: bytes) -> Compression | None:
-        """Return the compression of a file by its first 16 bytes; None: it is not compressed."""
+        """Return the compression that a file's first 16 bytes show, or None."""
         return compression_of(head)
 
     def where(self, record: Record) -> str:
@@ -256,7 +256,7 @@ class FileSource:
 
     @property
     def _loaderpool_generators(self) -> ReplicatedSource | None:
-        """Generators that a loader reads if the files are read in order; None: read by index."""
+        """Generators to use if the files are read in order. None if they are read by index."""
         if not self._in_order:
             return None
         source = ReplicatedSource(
@@ -266,7 +266,7 @@ class FileSource:
         return source
 
     def _needs_order(self) -> str:
-        """Return the reason for reading the files in order; "": they are read by index."""
+        """Return why the files must be read in order, or "" if they are read by index."""
         can = type(self).read_records is not FileSource.read_records
         for path in self.paths:
             if is_url(path):
@@ -407,7 +407,7 @@ class _ReadInOrder:
 
     def __init__(self, source: FileSource) -> None:
         self._source = source
-        self.__qualname__ = type(source).__name__  # for messages
+        self.__qualname__ = type(source).__name__  # name in messages
 
     def user_parts(self) -> list[tuple[str, Any]]:
         """Return the user's source, for messages (`walk.parts_of`)."""

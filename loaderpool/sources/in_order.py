@@ -37,7 +37,7 @@ class Compression(NamedTuple):
 
 
 def compression_of(head: bytes) -> Compression | None:
-    """Return the compression of a file by its first 16 bytes; None: it is not compressed."""
+    """Return the compression that a file's first 16 bytes show, or None."""
     return next((each for each in _COMPRESSIONS if head.startswith(each.magic)), None)
 
 
@@ -110,7 +110,7 @@ class InOrder(io.RawIOBase):
         return data
 
     def readinto(self, buffer: Any) -> int:
-        """Read into a buffer and return the number of bytes; 0: the end of the file."""
+        """Read into a buffer and return the number of bytes, or 0 at the end of the file."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
@@ -156,7 +156,7 @@ class InOrder(io.RawIOBase):
         return self._fill(1)
 
     def _fill(self, size: int) -> bool:
-        """Read until `_data` has `size` bytes from the position on; -1: all bytes.
+        """Read until `_data` has `size` bytes from the position on, or all bytes if `size` is -1.
 
         Return False if the file has fewer bytes.
         """

@@ -59,7 +59,7 @@ class Sized:
         """Return the user's object, for messages (`walk.parts_of`)."""
         return [("", self.items)]
 
-    # A property returns the object's own bound method, so reading an item costs no extra call.
+    # A property that returns the object's own bound method, so reading an item costs no extra call.
     @property
     def __getitem__(self) -> Callable[[int], Any]:
         get: Callable[[int], Any] = self.items.__getitem__

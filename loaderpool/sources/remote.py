@@ -151,7 +151,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _status_of(error: BaseException) -> int:
-    """Return the HTTP status of an error of aiohttp, requests or gcsfs; 0: there is none."""
+    """Return the HTTP status of an error of aiohttp, requests or gcsfs, or 0 if there is none."""
     response = getattr(error, "response", None)
     for holder, name in ((error, "status"), (response, "status_code"), (error, "code")):
         status = getattr(holder, name, None)

@@ -13,9 +13,9 @@ _UNSAID = object()
 class BatchSequence:
     """Batches of a Keras `Sequence` or `PyDataset`, by index.
 
-    It is endless if it has no number of batches. Lists of arrays become tuples, because Keras uses
-    lists as structure: `[x, y]`, or `[image, text], y` for a model with two inputs. A list of
-    numbers is one array, as in all sources.
+    The sequence is endless if the object does not state a number of batches. Lists of arrays become
+    tuples, because Keras uses lists as structure: `[x, y]`, or `[image, text], y` for a model with
+    two inputs. A list of numbers is one array, as in all sources.
     """
 
     def __init__(self, target: Any) -> None:
@@ -27,10 +27,10 @@ class BatchSequence:
 
     @property
     def is_endless(self) -> bool:
-        """True if there is a batch for any index: `num_batches` is None, or there is no length."""
+        """True if any index has a batch: `num_batches` is None, or the object has no length."""
         try:
             return self._num_batches() is None
-        except Exception as error:  # a later call of `len` raises the same error
+        except Exception as error:  # not lost: a later call of `len` raises it again
             if is_of_a_handler(error):
                 raise
             return False
@@ -45,7 +45,7 @@ class BatchSequence:
         return int(batches)
 
     def _num_batches(self) -> Any:
-        """Return the number of batches by the rules of Keras; None: endless.
+        """Return the number of batches by the rules of Keras, or None for an endless sequence.
 
         This is `num_batches` if the object has it, otherwise the length.
         """

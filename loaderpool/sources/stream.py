@@ -90,7 +90,7 @@ def is_iterator(obj: Any) -> bool:
 
 
 def kind_of_iterable_dataset(obj: Any) -> str:
-    """Return the name of an IterableDataset in messages; "": another object. Imports nothing."""
+    """Return an IterableDataset's name for messages, or "" for other objects. Imports nothing."""
     for base in type(obj).__mro__:
         library = base.__module__.partition(".")[0]
         if base.__name__ == "IterableDataset" and library in _LIBRARIES:
@@ -102,7 +102,7 @@ _LIBRARIES = {"datasets": "Hugging Face Datasets", "torch": "PyTorch"}
 
 
 class _Begun:
-    """Iterable that returns an existing iterator, without a call of the iterator's `__iter__`."""
+    """Iterable over an existing iterator. It does not call the iterator's own `__iter__`."""
 
     def __init__(self, items: Iterator[Any]) -> None:
         self._items = items
@@ -120,7 +120,7 @@ def by_next(items: Iterator[Any]) -> Iterator[Any]:
 
 
 def nothing_there(plan: Plan) -> str:
-    """Return the error text for a stream, or for generators, without any batch."""
+    """Return the error text for a stream or generators that yield too little for one batch."""
     if plan.drop_remainder and plan.batch_size is not None:
         return (
             "The stream ended before its first batch was full, and drop_remainder=True leaves out "
@@ -391,7 +391,7 @@ def checked_lengths(given: Any, count: int, what: str) -> tuple[int, ...]:
 
 
 def replicated(source: Any) -> ReplicatedSource | None:
-    """Return the generators of a source; None: it has none.
+    """Return the generators of a source, or None if it has none.
 
     A source may be a `ReplicatedSource`, or a `FileSource` with compressed or remote files.
     """

@@ -234,7 +234,7 @@ def _arrow_rows(column: Any, name: str) -> Any:
 
 
 def _rows_of(pa: Any, column: Any, name: str) -> Any:
-    """Return a column of pyarrow as an array or as `PiecesColumn`; None: its type fits neither.
+    """Return a pyarrow column as an array or a `PiecesColumn`, or None if its type fits neither.
 
     Numbers and times are not copied if they are in one chunk without nulls. A null is NaN among
     numbers (which become floats), NaT among times, and otherwise None.
@@ -280,7 +280,7 @@ def _is_number(types: Any, kind: Any) -> bool:
 
 
 def _pieces_of(column: Any, kind: str) -> PiecesColumn | None:
-    """Return a column of texts, bytes or lists; None: there are nulls inside the lists."""
+    """Return a column of texts, bytes or lists, or None if there are nulls inside the lists."""
     rows = len(column)
     offsets = np.frombuffer(column.buffers()[1], np.int64, rows + 1, 8 * column.offset)
     first, last = int(offsets[0]), int(offsets[-1])

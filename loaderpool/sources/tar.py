@@ -147,7 +147,7 @@ def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def _name_of(member: tarfile.TarInfo) -> tuple[str, str] | None:
-    """Return a member's key and field; None: it belongs to no sample."""
+    """Return a member's key and field, or None if it belongs to no sample."""
     name = None if member.isdir() else _NAME.fullmatch(member.name)
     return None if name is None else (name[1], name[2].lower())
 
@@ -200,7 +200,7 @@ _JOINED = "there is data after its end-of-archive marker"
 
 
 def _problem_at_end(at: int, found: bytes) -> str:
-    """Return the reason why the archive does not end at `at`; "": it does.
+    """Return why the archive does not end at `at`, or "" if it does.
 
     `tarfile` also treats a damaged header as the end of the archive.
 

@@ -39,9 +39,9 @@ data is read needlessly."""
 class TFRecords(FileSource):
     """Source of records of TFRecord files, as bytes, without TensorFlow.
 
-    Needs the extra `files`, and URLs `remote`. Uncompressed local files are read by index. If a
-    file is compressed (gzip, zlib, bzip2, xz, zstd) or at a URL, all are read in order, by one
-    generator for each file.
+    Needs the extra `files`, and for URLs also `remote`. Uncompressed local files are read by index.
+    If any file is compressed (gzip, zlib, bzip2, xz, zstd) or at a URL, all files are read in
+    order, by one generator for each file.
 
     Args:
         paths: As in `FileSource`.
@@ -148,7 +148,7 @@ class TFRecords(FileSource):
             raise _cut_in_order(file, path, number, at, f"{what}{advice}")
 
     def compression_of(self, head: bytes) -> Compression | None:
-        """Return the compression of a file by its first 16 bytes; None: it is not compressed."""
+        """Return the compression that a file's first 16 bytes show, or None."""
         found = compression_of(head)
         if found is None and head[:1] == ZLIB.magic and int.from_bytes(head[:2], "big") % 31 == 0:
             found = ZLIB
@@ -426,7 +426,7 @@ def _checked_value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
 
 
 def _default(name: str, default: Any, shape: tuple[int, ...], made: np.dtype[Any]) -> Any:
-    """Return a default as the value of a feature; ArgumentError: it does not fit shape or dtype."""
+    """Convert a default to a feature's shape and dtype. Raise ArgumentError if it does not fit."""
     try:
         given = np.array(default, object if made.hasobject else None)
         values = np.broadcast_to(given.astype(made, casting="same_kind"), shape)

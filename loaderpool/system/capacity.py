@@ -205,7 +205,7 @@ def _counts(path: str) -> Counter[str]:
 
 
 def _first_number(*paths: str) -> int | None:
-    """Return the number in the first of these files that has one; None: none has."""
+    """Return the number in the first of these files that has one, or None."""
     return next((found for path in paths if (found := _number(path)) is not None), None)
 
 

@@ -47,7 +47,7 @@ def watch() -> None:
         return
     gate_handlers()
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    # An IPython kernel restores Python's own handler for each cell.
+    # An IPython kernel restores Python's own handler before each cell, so the gate is set again.
     if shell is not None:
         shell.events.register("pre_run_cell", lambda *_: gate_handlers())
     with InterruptsHeld():

@@ -8,7 +8,8 @@ the kind of fault. The first process that reaches the place takes the file:
 
 A process reaches a place at most once per ticket, never once per row. A file with the name of a
 `setting` replaces a number, if a test cannot wait that long. `setting` reads the environment at
-each call. `tests/faults/test_matrix.py` lists all places, and what users get if one fails.
+each call. `tests/faults/test_matrix.py` lists all places, and the expected outcome of a fault at
+each.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class _UnpicklableFault(_Fault):
 
 
 def arm(faults: str | None) -> None:
-    """Use a directory of faults, in this process and those that it starts; None: use none."""
+    """Use a directory of faults in this process and in those that it starts. None: no faults."""
     global directory
     directory = faults
     if faults is None:

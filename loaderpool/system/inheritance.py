@@ -35,7 +35,7 @@ class Bequest(NamedTuple):
     inode: int = 0  # inode of the pipe; another file may have got its descriptor since
 
 
-_inherited: dict[str, Bequest] = {}  # by package
+_inherited: dict[str, Bequest] = {}  # bequests of the parent, by package
 _launched: set[str] = set()  # packages for which this process has its own tracker
 _registered: set[str] = set()  # names that such a tracker knows
 
@@ -43,7 +43,7 @@ _registered: set[str] = set()  # names that such a tracker knows
 def bequeath() -> dict[str, Bequest]:
     """Return the bequests that this process's children would get, by package.
 
-    Runs in: the main process, an actor of Ray's.
+    Runs in: the main process, a Ray actor.
     """
     found = {}
     for package in _PACKAGES:

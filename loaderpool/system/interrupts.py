@@ -231,7 +231,7 @@ def checkpoint() -> None:
 DROPPED_IN = {
     # `except: pass`, after each step of a fit
     ("keras.src.utils.python_utils", "pythonify_logs"),
-    # Called from C++, which may also crash.
+    # Called from C++, which drops the exception or crashes.
     ("tensorflow.python.framework.tensor_shape", "__getitem__"),
     ("tensorflow.python.framework.tensor_shape", "__len__"),
     # `except OSError`, which includes TimeoutError

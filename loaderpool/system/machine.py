@@ -106,9 +106,9 @@ def map_readable_file(name: str, nbytes: int) -> mmap.mmap:
 
 
 def above_standard(descriptor: int) -> int:
-    """Return the descriptor, or a copy above those of the standard streams.
+    """Return the descriptor if it is above 2, otherwise a copy that is; the original is closed.
 
-    C code replaces the standard descriptors, and writes to them.
+    C code may replace descriptors 0 to 2 or write to them, because they are the standard streams.
     """
     if descriptor > 2:
         return descriptor

@@ -39,7 +39,7 @@ _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class OpenFile(NamedTuple):
-    """Descriptor of a file with a position: a regular file, a directory or a disk."""
+    """Open descriptor that has a file offset: of a regular file, a directory or a disk."""
 
     descriptor: int
     flags: int  # flags for open(2)
@@ -74,7 +74,7 @@ def descriptors(private: Collection[int]) -> list[int]:
 
 
 def links(but: Collection[int] = ()) -> dict[int, str]:
-    """Return the path of each descriptor, or the kernel's name for it; empty without /proc.
+    """Return the path of each descriptor, or the kernel's name for it. Empty without /proc.
 
     Args:
         but: descriptors to leave out.

@@ -39,10 +39,7 @@ def role() -> Role:
 
 
 def node() -> str:
-    """Return the address of the node on which this process works for another machine.
-
-    "" if it works for this machine.
-    """
+    """Return the address of this node if its main process is on another machine, otherwise ""."""
     return _node
 
 

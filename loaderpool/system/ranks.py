@@ -78,7 +78,7 @@ def _number(name: str) -> int:
 
 
 def _slurm_tasks() -> int:
-    """Return the number of tasks of this SLURM step on this node; 0: unknown.
+    """Return the number of tasks of this SLURM step on this node, or 0 if unknown.
 
     In "4(x2),3", the third node has 3. SLURM_NTASKS_PER_NODE does not help: a program that `sbatch`
     runs has it too, but is alone.

@@ -23,8 +23,8 @@ from loaderpool.system.process import is_library
 # Number of values that are entered. Larger: if there are many objects, making a loader takes longer
 # than pickling them.
 _MOST_ENTERED = 20_000
-# Items of the longest container that is entered. A longer one is data, and its items are not
-# checked one by one.
+# Maximum length of containers that are entered. Longer ones are data, whose items are not checked
+# one by one.
 _MOST_ITEMS = 1000
 _PLAIN = frozenset(
     {str, bytes, bytearray, int, float, complex, bool, type(None), range, slice, types.CodeType}
@@ -49,8 +49,8 @@ class Part(NamedTuple):
 
     # Description, such as "closure variable 'records' of function load".
     label: str
-    # Name in code, such as "records". ".records" and "['records']" follow the holder's name. "": as
-    # the holder.
+    # Name in code, such as "records". A name such as ".records" or "['records']" is appended to the
+    # holder's name. "" if the holder's name stands for this value too.
     name: str
     value: Any
     # True for a step within one of loaderpool's wrappers, which users never made. Paths leave it
@@ -169,9 +169,9 @@ def parts_of(value: Any) -> Iterator[Part]:
 
 
 def is_users(value: Any) -> bool:
-    """Return True if code or an object is the user's own, or may hold such code.
+    """Return True if a function, class or object is the user's own, or may hold user code.
 
-    Objects of Python's holders (such as a partial) and of loaderpool's classes may hold it.
+    Python's wrappers (such as `functools.partial`) and loaderpool's classes may hold user code.
     """
     kind = type(value)
     if issubclass(kind, (types.FunctionType, type)):

@@ -41,7 +41,7 @@ _CHARACTERS = 1180 / 7  # characters of text in the whole width
 
 
 def rewrite(path: Path, title: str) -> None:
-    """Rewrite a file of `py-spy record`. Leave a file of an unknown form as it is."""
+    """Rewrite a file of `py-spy record`. Files of unknown form are not changed."""
     text = path.read_text(encoding="utf-8")
     forms: dict[str, Callable[[str, str], str]] = {
         ".txt": _raw,

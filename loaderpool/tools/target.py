@@ -76,8 +76,8 @@ def load_target(target: str, of_part: bool = False) -> Loader:
 def _imported(module_name: str, wanted: str) -> ModuleType:
     """Import a module.
 
-    If its code trains, the import is stopped there. Return the part before that if it defines
-    `wanted`, otherwise raise an error.
+    If the module's code iterates a loader, the import is stopped there. Return the module as it was
+    imported so far if it defines `wanted`, otherwise raise an error.
     """
     refusal = (
         f"importing {module_name} iterates a loader. Put the code that trains under "

@@ -74,7 +74,7 @@ def measure_all(
             rounds[setting].append(_measure(measured, setting, seconds))
         on_round(rounds[setting][-1], len(rounds[setting]))
     pairs = [sorted(pair, key=lambda each: each.samples_per_s) for pair in rounds.values()]
-    # Other programs on the machine can only make a round slower.
+    # The better round counts, because other programs on the machine can only slow a round down.
     return [
         dataclasses.replace(best, spread=1 - other.samples_per_s / best.samples_per_s)
         for other, best in pairs

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
-    """Check all arguments of `Loader`, given by name. Called by `LoaderCore` as it is made.
+    """Check all arguments of `Loader`, given by name. Called by the constructor of `LoaderCore`.
 
     Raises:
         ArgumentError: An argument is wrong, or two of them cannot be combined.
@@ -82,7 +82,7 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
             )
         plan = _indexed_plan(len(source), config, arguments["buckets"])
         if plan.rows_vary and varying(source) is not None:
-            # Every epoch reads the items of epoch 0, because the lengths in the buckets are theirs.
+            # Every epoch reads the items of epoch 0, because their lengths determined the buckets.
             items = Sized(source, len(source))
     if plan.is_open and isinstance(config.on_error.budget, float):
         raise ArgumentError(

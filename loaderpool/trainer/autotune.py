@@ -246,7 +246,7 @@ class PoolWorkers:
         return Autotuned(self._most, tuple(self._decisions))
 
     def look(self, loader: object, now: Snapshot, workers: int) -> int | None:
-        """Return a new number of workers, from a loader's latest snapshot; None: it stays.
+        """Return a new number of workers, from a loader's latest snapshot, or None for no change.
 
         Called in the thread that reads batches. Keeps only a weak reference to the loader.
         """

@@ -63,7 +63,7 @@ class EpochHooks:
         return self.hooks is not None and self.hooks.has_run
 
     def note_refreshed(self) -> None:
-        """Note that the workers get the objects as the hooks left them. The caller holds `turn`."""
+        """Note that workers get the objects as changed by the hooks. The caller holds `turn`."""
         if self.hooks is not None:
             self.hooks.has_run = False
 

@@ -80,9 +80,9 @@ class LoaderCore:
         self.pool: Pool | None = shared_pool(arguments)
         self.is_closed = False
         self._owner_pid = os.getpid()
-        # `LocalEngine.end_passes`; None: the batches are made in a pool.
+        # `LocalEngine.end_passes`, or None if a pool makes the batches.
         self._end_passes: Callable[[], None] | None = None
-        # Closes the engine and the loader's own pool; None: neither has processes or files.
+        # Closes the engine and the loader's own pool. None if neither has processes or files.
         self._undoing: Undoing | None = None
         checked = check_arguments(arguments)
         self.config, self.plan, self.stream, self._unit = (

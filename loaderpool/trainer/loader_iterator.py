@@ -210,7 +210,7 @@ class Pass:
         return delivery
 
     def _take(self) -> Delivery | None:
-        """Return the run's next delivery; None: the epoch is over, or the pass was closed."""
+        """Return the run's next delivery, or None if the epoch is over or the pass was closed."""
         tracker, log = self._tracker, self.log
         if log is None:
             self._run, self.log = _, log = tracker.open_run()
@@ -322,7 +322,7 @@ class Pass:
     def _finish(self) -> None:
         self._end_run()
         if self._has_hooks:
-            self._owe_end(0)  # for an epoch without batches
+            self._owe_end(0)  # in case the epoch had no batches
             self._tracker.hooks.settle_ends()
         if self._tracker.at_end is not None:
             self._tracker.at_end()
@@ -353,7 +353,7 @@ class LoaderIterator(Iterator[Any]):
         convert: Conversion | None = None,
         iteration: IterationLog | None = None,
     ) -> None:
-        self._core = core  # so that the pool is kept
+        self._core = core  # keeps the pool alive
         self._turn = threading.RLock()
         self.iteration = IterationLog() if iteration is None else iteration
         self._pass = Pass(core.tracker, self.iteration, convert or as_arrays)
@@ -387,8 +387,8 @@ class LoaderIterator(Iterator[Any]):
         try:
             return one_pass.take()
         except BaseException as error:
-            # The cluster is lost, so no batch is made any more. A state that is saved next has this
-            # position, and not that of the next epoch.
+            # The cluster is lost, and makes no more batches. A state saved after this gets the
+            # position of this pass, not that of the next epoch.
             if isinstance(error, ClusterError) and self._core.tracker.next.lost_at is None:
                 self._core.tracker.next.lost_at = self.position
             if one_pass.left < 1 and one_pass.is_over:

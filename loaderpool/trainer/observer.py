@@ -180,7 +180,7 @@ class Observer:
 
     @property
     def cpu_s_per_sample(self) -> float | None:
-        """CPU seconds of workers per sample, in the last two minutes; None: not known."""
+        """CPU seconds of workers per sample in the last two minutes, or None if unknown."""
         if not self._latest:
             return None
         new = self._latest[-1].since(self._latest[0])

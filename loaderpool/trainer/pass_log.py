@@ -141,7 +141,7 @@ class IterationLog:
         self.passes.append(log)
 
     def position(self, batches_taken: int) -> Position | None:
-        """Return the position of a consumer; None: no pass has started.
+        """Return the position of a consumer, or None if no pass has started.
 
         Args:
             batches_taken: Number of batches that the consumer has taken since the iteration began.

@@ -54,11 +54,12 @@ def replay(loader: Loader, index: int, epoch: int = 0) -> Any:
 
 
 class Replay:
-    """Makes the sample that a training makes of a source index: same call, random streams and bits.
+    """Repeats the call that makes one sample in a training, with the same random streams and bits.
 
-    Runs in: the calling process; no worker is started. The loader is not changed. A training may
-    notice only on the way that its function draws from `random` or `numpy.random`. Here these are
-    seeded from the start. Hooks between epochs are not run, so the data is that before epoch 0.
+    Runs in: the calling process; no worker is started. The loader is not changed. `random` and
+    `numpy.random` are seeded from the start; a training may seed them only once it has noticed that
+    its function draws from them. Hooks between epochs are not run, so the data is that before
+    epoch 0.
 
     Attributes:
         epoch: Epoch of the sample.
@@ -73,8 +74,8 @@ class Replay:
     """
 
     def __init__(self, loader: Loader, index: int, epoch: int = 0) -> None:
-        # "auto" draws the same numbers as True. The cache is off, because the function must be
-        # called.
+        # `seed_globals="auto"` leads to the same numbers as True. The cache is off, so that the
+        # function is called.
         here = {
             "workers": 0,
             "threads": 1,
@@ -152,9 +153,9 @@ def _why_not(plan: Plan, epoch: int, index: int) -> str:
 
 
 def find(plan: Plan, epoch: int, index: int) -> tuple[int, int] | None:
-    """Return the batch of this shard with a source index in an epoch, and the row in the batch.
+    """Return the batch of this shard that contains a source index, and the row in the batch.
 
-    None: no batch has it.
+    None if no batch of the epoch contains it.
     """
     begin, end, together = 0, plan.batches_per_epoch, max(1, _TOGETHER // plan.most_rows)
     if not (plan.order.shuffle or plan.rows_vary):  # including endless sequences

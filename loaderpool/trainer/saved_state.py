@@ -298,7 +298,7 @@ def describe_source(source: Any) -> str:
         plain = isinstance(item, (str, bytes, int, float))
         array = isinstance(item, (np.ndarray, np.generic)) and not item.dtype.hasobject
         if not plain and not array:
-            # Another process may pickle an equal object to other bytes.
+            # The checksum would be useless: another process may pickle an equal object differently.
             return kind
         pieces.append(pickle.dumps(item if plain else np.ascontiguousarray(item).tobytes(), 4))
     return f"{kind} {_checksum(pieces)}"

@@ -104,7 +104,7 @@ def shares(window: Window) -> dict[str, dict[str, float]]:
 
 
 def timeline(tracing: Tracing, buffers: int, lent: int) -> Timeline | None:
-    """Return the last seconds of one loader's training; None: nothing is recorded.
+    """Return the last seconds of one loader's training, or None if nothing is recorded.
 
     Args:
         tracing: Records of the loader and its pool.

@@ -280,7 +280,7 @@ class Tracing:
         return [each for each in self._spans if each.kind in kinds]
 
     def trace(self, seconds: float | None) -> Trace:
-        """Return the trace of the last `seconds`; None: of all records."""
+        """Return the trace of the last `seconds`, or of all records if `seconds` is None."""
         now_ns = self.now_ns
         since_ns = 0 if seconds is None else now_ns - int(seconds * 1e9)
         waits, notes = (

@@ -70,14 +70,14 @@ class FeedTable:
         self._numbers[batch % ENTRIES * _FIELDS] = 0
 
     def read(self, batch: int) -> Bundle | None:
-        """Return the place of a batch; None: it was removed."""
+        """Return the place of a batch, or None if it was removed."""
         numbers, at = self._numbers, batch % ENTRIES * _FIELDS
         if numbers[at] != batch + 1:
             return None
         return Bundle(*numbers[at + 1 : at + 5])
 
     def items(self, batch: int, loader: int) -> tuple[int, list[Any]] | None:
-        """Return the position of a batch's first item, and the items; None: the batch was removed.
+        """Return the position of a batch's first item, and the items, or None if it was removed.
 
         Called by workers. Arrays in the items are copies, which the function may change and keep.
         Classes that are pickled by value are those of `loader`.

@@ -427,8 +427,8 @@ class ThreadCalls:
         return self._calls.watched(self._fill, opened, fill)
 
     def _fill(self, opened: Opened, fill: Callable[[Runner, Opened], MadeRows]) -> MadeRows:
-        # This is the second run, after a call of any ticket drew. Other tickets are submitted again
-        # when `run` gets them.
+        # A call of some ticket drew from the global generators, so this is the second run. The
+        # other tickets are submitted again when `run` gets them.
         if opened.ticket not in self.begun:
             for ticket in list(self.begun):
                 self.end(ticket)
@@ -486,7 +486,7 @@ _DREW = (
 
 
 class CachedFunction:
-    """Returns the result of `fn` for a source index, as an object of its own.
+    """Returns the result of `fn` for a source index, as a separate object.
 
     The result is always unpickled from the entry's bytes, even if `fn` was called just now or the
     result could not be stored. So a sample does not depend on whether a worker has met the item

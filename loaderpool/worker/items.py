@@ -57,8 +57,9 @@ class IndexedItems:
         return opened
 
     def _looked_up(self, ticket: Ticket) -> tuple[_Positions, list[int]]:
-        """Return the positions and indices of a whole batch, computed together with those of its
-        neighbours.
+        """Return the positions and indices of a whole batch.
+
+        They are computed for a block of batches at once.
         """
         block, at = divmod(ticket.batch, self._at_once)
         key = ticket.epoch, block, ticket.rest
@@ -74,7 +75,7 @@ class IndexedItems:
         return positions, plan.order.indices(epoch, positions)
 
     def seed(self, captured: CapturedGenerators | None) -> None:
-        """Do nothing: each sample is seeded as it is made."""
+        """Do nothing, because each sample is seeded by itself."""
 
     def add_generators(self, captured: CapturedGenerators | None) -> None:
         """Do nothing."""

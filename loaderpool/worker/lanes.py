@@ -35,7 +35,7 @@ from loaderpool.worker.tickets import Abandoned, Opened, Progress, Ticket
 _SINGLE_ITEM_NS = 20_000
 _BLOCK_ITEMS = 32
 _SEED_BITS = (1 << 64) - 1
-# Types whose objects nobody can change after they were yielded.
+# Immutable types: their objects cannot change after they were yielded.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 _Pairs = Iterator[tuple[int, Any]]  # positions and items
@@ -231,7 +231,7 @@ class LaneItems:
         return self._make(*arguments, **keywords)
 
     def length(self, info: WorkerInfo) -> int | None:
-        """Return the stated number of items of a shard; None: unknown."""
+        """Return the stated number of items of a shard, or None if unknown."""
         return None if self._lengths is None else self._lengths[info.index]
 
     def mixed(self, pairs: _Pairs, epoch: int, lane: int) -> _Pairs:

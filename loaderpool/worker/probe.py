@@ -25,7 +25,7 @@ from loaderpool.transport.pickling import send
 from loaderpool.worker.tickets import Abandoned, Opened, Probe, Ticket, WorkFailed
 from loaderpool.worker.work import Work
 
-# Samples that the probe tries if errors may be skipped. Smaller: it gives up after a few bad
+# Samples that the probe tries if errors may be skipped. Smaller: it stops after a few bad
 # samples at the start. Larger: an error that all samples have is reported later.
 _PROBES = 64
 # Samples of the first batch that are checked for varying axes. Smaller: an axis that varies rarely
@@ -34,8 +34,7 @@ _LOOKS = 64
 # Samples that are always checked. If the first batch is smaller, samples of the next batches are
 # added. The number does not shrink with more threads.
 _FEWEST_LOOKS = 8
-# Python's own scalars are kept as they are, because a spec allows other casts for them than for
-# arrays.
+# Python's own scalars are not converted to arrays, because a spec allows other casts for them.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes})
 _WITHOUT_OUT = (
     "in the first call, which shows shapes and dtypes, out is None: return a new array there"
@@ -124,10 +123,9 @@ def _look_at_more(work: Work, epoch: int, first: Probe, positions: npt.NDArray[n
 
 
 def _starts(work: Work, epoch: int, feed: int) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
-    """Yield the positions of the first batches, with the row of each possible first call.
+    """Yield the positions of a first batch, and a row of it at which the probe can start.
 
-    For generators these are the first batches of all lanes; for a stream, only the batch that is
-    there.
+    The first batches of generators are those of all lanes. A stream has only one, from the feed.
     """
     plan, progress = work.plan, work.progress
     for batch in range(work.items.first_batches):
@@ -190,11 +188,11 @@ def _has_tuple_of(structure: Structure, count: int) -> bool:
 def _refuse_elements_for_items(
     work: Work, epoch: int, positions: npt.NDArray[np.int64], structure: Structure
 ) -> None:
-    """Raise `WorkFailed` if a returned tuple has one element for each item, so a shorter batch
-    would differ.
+    """Raise `WorkFailed` if a returned tuple has one element for each item.
 
-    In a batch of two, a pair of arrays has two elements as well. A call with one item less shows
-    the difference. This is not an error of some items, so none is skipped.
+    The structure of a shorter batch would then differ. In a batch of two items, a pair of arrays
+    also has two elements, so another call with one item less decides. The error concerns all items,
+    so none is skipped.
     """
     calls, rows, indices = work.calls, len(positions), work.plan.order.indices(epoch, positions)
     kept = calls.kept.pop(indices[0], None)

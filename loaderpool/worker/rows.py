@@ -26,9 +26,9 @@ from loaderpool.memory.layout import BatchForm, Block
 from loaderpool.plan.item_names import item_name
 from loaderpool.system.interrupts import is_of_a_handler
 
-# Dtype kinds that a Python number is converted to without loss, as in NumPy's weak promotion.
+# Kinds of dtype that accept a Python number of this type (NumPy's weak promotion).
 _WEAK_KINDS: dict[type, str] = {int: "iuf", float: "f"}
-# Leaves that nobody can change while they wait for their block to be full.
+# Immutable leaves: they cannot change while they wait for their block to be full.
 _IMMUTABLE = (bool, int, float, complex, np.generic)
 # Dtypes of Python scalars.
 _SCALAR_DTYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}

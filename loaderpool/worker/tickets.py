@@ -225,8 +225,8 @@ class Progress:
         self._run, self._mark = 1, Board.mark(1)
         self.counts_generated = False  # True if a generator's item counts as a call
         self._index_field, self._started_field = cell + Field.INDEX, cell + Field.STARTED_NS
-        # Failures of samples that must not run, by epoch and source index (of a batch: its first
-        # index).
+        # Failures of calls that must not run again, by epoch and source index. The key of a batch
+        # is its first index.
         self._excluded: dict[tuple[int, int], Failure] = {}
 
     def note(self, index: int) -> None:
@@ -381,7 +381,7 @@ class Progress:
         self._excluded[epoch, index] = failure
 
     def excluded(self, epoch: int, indices: Sequence[int]) -> Failure | None:
-        """Return the failure of the call for these items; None: the call may run."""
+        """Return the failure of the call for these items, or None if the call may run."""
         failure = self._excluded.get((epoch, indices[0])) if self._excluded else None
         if failure is None or len(indices) == 1:
             return failure

@@ -274,7 +274,8 @@ class Work:
         while start < rows:
             stop, row = min(start + block, rows), ticket.start + start
             results: list[Any] = []
-            # The main process skips this: nobody reads its notes, and tiny batches would be slower.
+            # The main process skips this, because its notes are never read. Tiny batches would be
+            # slower.
             if is_noted:
                 progress.note(indices[start])
             try:

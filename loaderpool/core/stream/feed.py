@@ -192,7 +192,7 @@ class Feed:
                     self._put(frame)
                     if self.is_over:
                         break
-                    del frame  # so that its items are freed before the next ones are read
+                    del frame  # frees its items before the next ones are read
             fault_points.reach("feed.at_end")
         except StreamEnded as ended:
             make_error = ended.make_error
@@ -260,7 +260,7 @@ class Feed:
             self._feeds.engine.on_feed_news(self)
 
     def _room(self, nbytes: int) -> Extent | None:
-        """Return an extent for a batch; None: the consumer has abandoned the rest.
+        """Return an extent for a batch, or None if the consumer has abandoned the rest.
 
         Blocks until the consumer has taken enough.
 
@@ -454,7 +454,7 @@ class StreamFeeds:
         return feed
 
     def thread_for(self, feed: Feed) -> ReaderThread | None:
-        """Return the thread whose process reads a feed; None: this process reads the stream.
+        """Return the thread whose process reads a feed, or None if this process reads the stream.
 
         Consecutive passes are read by one process, so that the stream keeps its state. Passes at
         the same time have a process each.

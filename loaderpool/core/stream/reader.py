@@ -111,7 +111,7 @@ def ship_beside(
     except UnpicklableError as error:
         if like is not None:
             raise
-        # If the stream is not the cause, this raises the error again.
+        # Without a separate stream. Raises the error again if the stream is not the cause.
         return ship(dict(payload), registry=registry), str(error)
     return for_workers, shipment
 
@@ -203,7 +203,7 @@ class ReaderPass:
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
-        self._begun = self._buffer[:0]  # received bytes that were not processed
+        self._begun = self._buffer[:0]  # received bytes that `_fill` has not used yet
         self._watch = machine.StopWatch()
         self._oom_kills = capacity.oom_kill_count()
         self._was_stopped = self._is_over = self._has_ended = False

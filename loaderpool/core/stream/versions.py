@@ -67,7 +67,7 @@ class FeedVersions:
         return Difference("") if self.present is None else self.present.difference(shipment)
 
     def of_pass(self, epoch: int, plan: Plan) -> Feed | None:
-        """Return the feed of a pass; None: the source is no stream."""
+        """Return the feed of a pass, or None if the source is not a stream."""
         return None if self.present is None else self.present.of_pass(epoch, plan)
 
     def begin_first(self) -> None:

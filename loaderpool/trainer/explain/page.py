@@ -96,7 +96,7 @@ def told_of(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
         "bytes_per_s": None,
     }
     lately = [each for each in snapshots if last.now_ns - each.now_ns <= _LATELY_S * 1e9]
-    if last.steps > FIRST_STEPS:  # the import of these modules must not delay the first batch
+    if last.steps > FIRST_STEPS:  # earlier, this import would delay the first batches
         from loaderpool.trainer.explain.explanation import explain
 
         window = window_of(lately, _LATELY_S)

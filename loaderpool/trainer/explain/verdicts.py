@@ -288,9 +288,9 @@ def _cached(seen: Window) -> _Advice | None:
 
 
 def _is_worth_it(seen: Window, step_s: float) -> bool:
-    """Return True if a step of that length is noticeably shorter.
+    """Return True if a step of `step_s` is noticeably shorter than the measured step.
 
-    Also True for a longer one, which contradicts the window.
+    Also True if it is longer, because such a prediction contradicts the measurement.
     """
     return not step_s <= seen.step_s < _GAINS * step_s
 

@@ -39,7 +39,7 @@ CONTESTED = 0.15
 FEWER_BY = 1.2
 # Steps with data ready that are needed for a mean. Fewer may be due to a single hiccup.
 _LEAST_READY_STEPS = 5
-# Factor of the needed workers that remains when workers are given up. Otherwise the waiting would
+# Factor of the needed workers that remains when workers are removed. Otherwise the waiting would
 # return with the next slow sample.
 _SPARE = 1.15
 # Relative difference of rates above which the training is another one, or its source has changed.
@@ -433,10 +433,10 @@ class Window(Snapshot):
         return max(self.ready_s, self.cpu_bound_s)
 
     def step_with(self, workers: int, threads: int | None = None) -> float:
-        """Return the length of a step with this number of workers and of threads in each.
+        """Return the expected length of a step for this number of workers with `threads` threads.
 
-        None: the present number of threads. Threads overlap the waiting for a sample; they compute
-        in turns.
+        `threads` defaults to the present number. More threads overlap the waiting for samples, but
+        not the computing.
         """
         making_s = self.making_s
         if threads is not None:
@@ -447,12 +447,12 @@ class Window(Snapshot):
 
     @property
     def least_workers(self) -> int:
-        """The number of workers that feed the shortest possible step, with the present threads."""
+        """Number of workers that feed the shortest possible step, with the present threads."""
         return max(1, min(math.ceil(_FEEDS * self.making_s / self.target_s), MAX_WORKERS))
 
     @property
     def least_threads(self) -> int:
-        """The number of threads per worker that feed the shortest possible step."""
+        """Number of threads per worker that feed the shortest possible step."""
         threads = (
             _FEEDS * self.making_s * max(1, self.threads) / (max(1, self.workers) * self.target_s)
         )
@@ -460,14 +460,14 @@ class Window(Snapshot):
 
     @property
     def enough_workers(self) -> int:
-        """The number of workers that feed the present step, with one in reserve at most."""
+        """Number of workers that feed steps of the present length, with at most one to spare."""
         needed = self.making_s / max(self.target_s, self.step_s)
         return max(1, min(math.ceil(_SPARE * needed), math.ceil(_FEEDS * needed) + 1))
 
     def slower_paces(self) -> list[Pace]:
-        """Return the paces of workers so few that they should have been much slower.
+        """Return the paces measured with far fewer workers, which should have been much slower.
 
-        The paces are sorted, fewest workers first.
+        Sorted by the number of workers, fewest first.
         """
         return sorted(pace for pace in self.paces if 0 < pace.workers * FEWER_BY <= self.workers)
 

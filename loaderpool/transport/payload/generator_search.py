@@ -3,7 +3,7 @@
 Each generator has a path. It consists of the names of attributes, items and variables that lead to
 the generator from an argument ("source/items/rng") or from a variable of a module
 ("project.augment:RNG"). All processes with the payload have the same paths. They use these to match
-generators that are not pickled. No code of the user's is called.
+generators that are not pickled. No user code is called.
 """
 
 from __future__ import annotations
@@ -144,8 +144,9 @@ class Search:
     # ---- contents of a value, by type ----
 
     def _reader_of(self, kind: type) -> Callable[[Any], _Parts] | None:
-        """Return a function that yields the contents of a value of this type; None: it is not
-        entered.
+        """Return a function that yields the contents of a value of this type.
+
+        None if such values are not searched.
         """
         if is_generator_kind(kind) or issubclass(kind, _NEVER_ENTERED):
             return None
@@ -191,7 +192,7 @@ class Search:
     # ---- code, and the modules that it uses ----
 
     def _note_code(self, code: Any) -> _Parts:
-        """Queue a function or class of the user's for a search of its own.
+        """Queue a user's function or class for a separate search.
 
         For a class of a library, only its generators are noted.
         """
@@ -245,7 +246,7 @@ class Search:
         captured = dict(_captured(function))
         yield from captured.items()
         module = variables.get("__name__")
-        if self._is_library(module):  # `functools.wraps` gives it the user's `__module__`
+        if self._is_library(module):  # `__module__` may be copied by `functools.wraps`
             return
         names, texts = list[str](), list[str]()
         _collect_names(code, names, texts)
@@ -288,7 +289,7 @@ class Search:
 
 
 def module_of(path: str) -> str:
-    """Return the module at the start of a path; "": the path starts with an argument."""
+    """Return the module at the start of a path, or "" if the path starts with an argument."""
     module, colon, _ = path.partition("/")[0].partition(":")
     return module if colon else ""
 

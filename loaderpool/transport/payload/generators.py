@@ -58,7 +58,7 @@ class Registry:
 
     Args:
         roots: the functions, the source and the hook, by name.
-        most_entered: limit of values that the search enters.
+        most_entered: maximum number of values whose contents are searched.
     """
 
     def __init__(self, roots: Mapping[str, Any], most_entered: int = _MOST_ENTERED) -> None:
@@ -293,7 +293,7 @@ def _set_up(modules: Sequence[str], setup: Callable[[], Any] | None) -> None:
 def seeder(pairs: list[Pair], config: LoaderConfig) -> CapturedGenerators | None:
     """Return an object that seeds these generators for each sample.
 
-    None: there are no generators, or too many, or threads share them.
+    None if there are no generators, if there are too many, or if threads share them.
     """
     is_wanted = config.seed_globals is not False and config.threads == 1
     if not pairs or not is_wanted or len(pairs) > MOST_GENERATORS:

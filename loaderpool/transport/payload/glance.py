@@ -2,7 +2,7 @@
 
 It compares variables of functions, attributes of objects and classes, lengths and some items of
 lists and dicts, and some elements of arrays. Values that are few steps away come first. It keeps
-nothing alive, and calls no code of the user's. Called in the main process.
+nothing alive, and calls no user code. Called in the main process.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Glance:
         )
 
     def _reader_of(self, value: Any, depth: int) -> _Read | None:
-        """Return a function that reads the contents of a value; None: they are not read.
+        """Return a function that reads the contents of a value, or None if they are not read.
 
         `depth` is the number of steps from an argument to the value.
         """
@@ -283,7 +283,7 @@ def _is_ours(kind: type) -> bool:
 
 
 class _Item(NamedTuple):
-    """Key or index of an item. All other keys are names of attributes and variables."""
+    """Key or index of an item in a container, as opposed to names of attributes and variables."""
 
     key: Any
 
@@ -300,7 +300,7 @@ def _name_of(holder: Any, name: str, key: Any) -> str:
     if issubclass(kind, functools.partial) and key in holder.keywords:
         return str(key)
     if issubclass(kind, (types.MethodType, functools.partial)) or _is_ours(kind):
-        return name  # users never see these attributes
+        return name  # attributes that users never see
     return f"{name}.{key}"
 
 
@@ -362,8 +362,9 @@ def _of_tensor(tensor: Any) -> dict[Any, Any]:
 
 
 def _of_items(kind: type, value: Any) -> dict[Any, Any]:
-    """Return some items of a container, by its built-in methods. A class of the user's may override
-    these.
+    """Return some items of a container, and its length.
+
+    Calls the methods of the built-in base class, because a user's subclass may override them.
     """
     if issubclass(kind, dict):
         items = enumerate(itertools.islice(dict.items(value), _MOST_ITEMS))

@@ -56,7 +56,7 @@ class InMemoryError(TypeError):
 
 
 def marks_of(kind: type) -> tuple[bytes, ...] | None:
-    """Return the marks of a class in `_STORES`; None if it is not a store."""
+    """Return the marks of a class in `_STORES`, or None if it is not a store."""
     for base in kind.__mro__:
         marks = _STORES.get((str(base.__module__).partition(".")[0], base.__name__))
         if marks is not None:

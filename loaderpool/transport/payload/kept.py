@@ -62,7 +62,7 @@ class _Uses(NamedTuple):
     loads: set[str]
     stores: set[str]
     items: set[tuple[str, Any]]  # attributes whose items it assigns, and the keys
-    is_from: set[str]  # attributes that it assigns after reading them, such as a count of calls
+    is_from: set[str]  # attributes that it reads, then assigns, such as a count of calls
     fresh: set[str]  # attributes that it assigns before reading them
 
 

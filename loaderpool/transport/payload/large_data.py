@@ -1,6 +1,6 @@
 """Warnings about large lists and dicts that would be copied to each worker.
 
-Called in the main process. Calls no code of the user's.
+Called in the main process. Calls no user code.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Payloads:
 
     Attributes:
         loaded: the payloads, which workers inherit.
-        files: descriptors of each loader's data files. Ownership: closed by `unload`.
+        files: descriptors of each loader's data files. Ownership: `unload` closes them.
     """
 
     def __init__(self, arena: Arena, files: dict[int, list[int]]) -> None:
@@ -205,7 +205,7 @@ class ForkCheck:
             self._importing.pop()
 
     def obstacles(self, private: Collection[int]) -> Sequence[str]:
-        """Return the obstacles to forking this process; empty: forking is safe.
+        """Return the obstacles to forking this process. Empty if forking is safe.
 
         Obstacles stay once they were found, because they may appear again.
 

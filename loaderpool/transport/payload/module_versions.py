@@ -1,6 +1,6 @@
 """Comparison of the user's modules in the main process with the versions that the workers import.
 
-Called in the main process. Calls no code of the user's.
+Called in the main process. Calls no user code.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _shown(modules: list[str]) -> str:
 
 
 def _users_modules(homes: Iterable[str]) -> dict[str, types.ModuleType]:
-    """Return the user's modules that are plain source files: these, and modules they refer to."""
+    """Return the user's source modules among `homes`, and those that these refer to."""
     found: dict[str, types.ModuleType] = {}
     waiting, seen = collections.deque(homes), {"__main__"}
     while waiting and len(found) < _MOST_MODULES:

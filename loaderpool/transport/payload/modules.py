@@ -75,7 +75,7 @@ class ModuleStore:
         return cls(machine.create_log_file("modules"))
 
     def find(self, name: str) -> KeptModule | None:
-        """Return the first version of a module; None: no process has imported it."""
+        """Return the first version of a module, or None if no process has imported it."""
         start = self._read_to
         data = self.frames(start)
         at = end = 0
@@ -147,13 +147,14 @@ def keep(store: ModuleStore) -> None:
 
 
 class _Finder:
-    """Finds a module by the finders after it. For a source file of the user's, it replaces the
+    """Finds a module by the finders after it. For a user's source file, it replaces the
     loader.
     """
 
     def __init__(self, store: ModuleStore) -> None:
         self._store = store
-        self._searched = set[str]()  # a finder of the user's may also call all finders
+        # Modules being searched. Guards against recursion: a user's finder may call all finders.
+        self._searched = set[str]()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if target is not None or name in self._searched or self not in sys.meta_path:

@@ -67,9 +67,10 @@ class ItemPacking:
         self.sources: set[int] = set()
 
     def prepare(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the payload with placeholders for lists that may be packed.
+        """Return the payload with a placeholder for each list in the source that may be packed.
 
-        The source comes last, so that `met` is complete when a placeholder is pickled.
+        The source is put last. So the other parts are pickled, and their objects are in `met`,
+        before a placeholder is pickled.
         """
         others = {name: part for name, part in payload.items() if name != "source"}
         return {**others, "source": self._stand_in(payload["source"])}
@@ -226,7 +227,7 @@ class _ItemPickler(PayloadPickler):
             return self._by_number(obj, kind)
         if self._refuses_generators and is_generator(obj):
             raise _NotPackableError
-        # Each read would open a memmap's file again.
+        # A packed memmap would open its file again at each read.
         if id(obj) in self._others or issubclass(kind, np.memmap):
             raise _NotPackableError
         reduced = super().reducer_override(obj)

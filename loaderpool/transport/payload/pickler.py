@@ -69,8 +69,9 @@ def framework_of(module_name: object) -> str:
 
 
 def loaded_frameworks() -> frozenset[str]:
-    """Return the frameworks that this process has imported. Importing the user's modules needs no
-    others.
+    """Return the frameworks that this process has imported.
+
+    The user's modules are imported already, so they need no other framework.
     """
     return frozenset(framework for name, framework in FRAMEWORKS.items() if name in sys.modules)
 
@@ -175,7 +176,7 @@ _Item_co = TypeVar("_Item_co", covariant=True)
 
 
 class PyDatasetStandIn:
-    """Replacement for `keras.utils.PyDataset` (and the older `Sequence`) with all that nearly all
+    """Replacement for `keras.utils.PyDataset` (and the older `Sequence`) with everything that most
     subclasses use.
 
     The real class creates the instances in the main process, and only their `__dict__` is pickled.
@@ -222,7 +223,7 @@ _STAND_INS: dict[tuple[str, str], type] = {
 
 
 def stand_in_of(framework: str, name: str) -> type | None:
-    """Return the replacement for a framework's class of this name; None: there is none."""
+    """Return the replacement for a framework's class of this name, or None if there is none."""
     return _STAND_INS.get((framework, name))
 
 
@@ -343,15 +344,15 @@ class PayloadPickler(CodePickler):
         if kind is types.CodeType:
             return _reduce_code(obj)
         if kind.__name__ == "Connection" and is_multiprocessing(kind):
-            # ^ The pickle would contain the descriptor's number.
+            # The pickle would contain only the number of the descriptor.
             raise TypeError("the number of its descriptor would be another file's")
         if type(kind).__name__ == "PyCArrayType" and not internals._should_pickle_by_reference(
             kind
         ):
             raise TypeError("a ctypes array cannot be pickled; convert it with numpy.array(...)")
         if obj is dataclasses.MISSING:
-            # ^ Pickled by name, because a copy would be another object, and so count as a field's
-            # default.
+            # Pickled by name, because a copy would not be `MISSING`, and so count as the default of
+            # a field.
             return "MISSING"
         if kind is LruCacheWrapper:
             is_by_value = self.is_by_value(obj)

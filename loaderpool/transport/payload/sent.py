@@ -56,7 +56,7 @@ class CopiedArrays:
         self._holders += 1
 
     def drop(self) -> None:
-        """Count one shipment less. After the last one, the memory is freed."""
+        """Remove one shipment from the count. The last one frees the memory."""
         self._holders -= 1
         if not self._holders:
             self._arena.give_back(self.extent)
@@ -158,13 +158,13 @@ class Sent:
 
     Attributes:
         offset, nbytes: place of its table in the arena (see `Payloads`).
-        placement: places of its arrays.
+        placement: places of its arrays, or of some of them.
         homes: for each buffer: file or copies that contain it, offset, size.
 
     Args:
-        arena: memory for the pickle, and for arrays without a place.
-        shipment: the shipment.
-        placement: places of its arrays, for those that have one.
+        arena: memory for the pickle, and for arrays that are not in `placement`.
+        shipment: the pickled payload.
+        placement: existing places of arrays. Arrays that it lacks are copied into the arena.
         cache: the loader's cache, for a process that does not unpickle the payload.
 
     Raises:
@@ -253,8 +253,9 @@ class Sent:
         return home.is_equal(address_of(buffer), nbytes, offset)
 
     def difference(self, shipment: Shipment) -> Difference | None:
-        """Return the difference to another shipment of the same payload; None: they have the same
-        meaning.
+        """Return the difference to another shipment of the same payload.
+
+        None if both have the same meaning.
         """
         difference, (arrays, generators) = None, self._pairs
         if hash(shipment.pickled) != self._known:

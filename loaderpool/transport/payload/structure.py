@@ -120,7 +120,7 @@ class _Node:
             return node
         cls.symbols.nodes.append(node)
         if module == internals.__name__ and name in _MAKES_CLASS:
-            # A class, because instances are made of it.
+            # A symbol that is a class, because the pickle may create instances of it.
             return cls.symbols.new_class(("", node))
         return node
 
@@ -140,7 +140,7 @@ class _Node:
 
 
 class _Symbols(pickle.Unpickler):
-    """A pickle as symbols: `value`, and all `nodes` in the order of their creation."""
+    """A pickle, read as symbols, not objects: `value`, and all `nodes` in creation order."""
 
     def __init__(self, pickled: bytes) -> None:
         super().__init__(
@@ -203,7 +203,7 @@ class _Comparison:
             self._compare_nodes(before, self._at)
 
     def _unmet(self, symbols: _Symbols, which: int) -> list[_Node]:
-        """Return the nodes that cannot be reached from the value or from ignored attributes."""
+        """Return the nodes that neither the comparison nor an ignored attribute has reached."""
         met = self._taken if which else self._partners
         nodes = [node for node in symbols.nodes if id(node) not in met]
         if nodes:
@@ -395,7 +395,7 @@ def _class_of(node: _Node) -> Any:
 
 
 def _name_of(symbols: _Symbols, is_it: Any) -> str:
-    """Return the name of a value of a pickle, as in code; empty: it has none."""
+    """Return the name of a value in a pickle, written as code. Empty if it has none."""
     value = symbols.value
     roots = [*value.items()] if type(value) is dict else [("", value)]
     return next((name for name, each in _walk(roots) if is_it(each)), "")
