@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
@@ -93,7 +94,8 @@ _Returned = TypeVar("_Returned")
 def known_names_only(function: Callable[_P, _Returned]) -> Callable[_P, _Returned]:
     """Decorate a function so that unknown or surplus arguments raise an error with a hint."""
     known = frozenset(_names_of(function))
-    most = inspect.unwrap(function).__code__.co_argcount
+    code = inspect.unwrap(function).__code__
+    most = sys.maxsize if code.co_flags & inspect.CO_VARARGS else code.co_argcount
 
     @functools.wraps(function)
     def checked(*given: _P.args, **named: _P.kwargs) -> _Returned:

@@ -14,7 +14,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.support import interrupts, leaks, tensorflow_runtime
+from tests.support import interrupts, leaks, missing, tensorflow_runtime
 from tests.support.batches import Place, shared_pools
 
 # These run whole pools; whatever they leave would also spoil the tests after them.
@@ -34,6 +34,20 @@ hypothesis.settings.load_profile("no deadline")
 tensorflow_runtime.quieten()
 leaks.mark_children()
 interrupts.hear_ctrl_c()
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Accept pytest-timeout's settings in pyproject.toml if it is not installed."""
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "ignored: pytest-timeout is not installed")
+        parser.addini("timeout_method", "ignored: pytest-timeout is not installed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register pytest-timeout's marker if it is not installed, and guard CI against skips."""
+    pytest.importorskip = missing.import_or_skip
+    if not config.pluginmanager.hasplugin("timeout"):
+        config.addinivalue_line("markers", "timeout(seconds): ignored without pytest-timeout")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
 import re
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+
+from tests.support import missing
 
 ROOT = Path(__file__).resolve().parents[2]
 _MARK = r"^<!-- (?P<mark>no-run|file|run)(?:: (?P<argument>.+?))? -->\n+"
@@ -43,11 +43,6 @@ class Block:
     expected: str | None = (
         None  # what it prints or raises; None: nothing is promised, but it must not raise
     )
-
-
-# Libraries that the oldest Python of the project does not have: its CI goes without them.
-_FROM_PYTHON = {"zarr": (3, 11)}
-_BEFORE_PYTHON = {"tensorflow": (3, 14)}
 
 
 def all_pages() -> list[Path]:
@@ -78,14 +73,11 @@ def require(modules: Iterable[str], install: str) -> None:
         modules: names of top-level modules.
         install: what installs them, for the message.
     """
-    missing = sorted(name for name in modules if importlib.util.find_spec(name) is None)
-    if not missing:
+    absent = sorted(name for name in modules if importlib.util.find_spec(name) is None)
+    if not absent:
         return
-    message = f"not installed: {', '.join(missing)}: {install}"
-    since = {name: _FROM_PYTHON.get(name, (3, 0)) for name in missing}
-    until = {name: _BEFORE_PYTHON.get(name, (4, 0)) for name in missing}
-    expected = [name for name in missing if since[name] <= sys.version_info < until[name]]
-    if expected and os.environ.get("CI"):
+    message = f"not installed: {', '.join(absent)}: {install}"
+    if any(missing.is_needed(name) for name in absent):
         pytest.fail(message)
     pytest.skip(message)
 

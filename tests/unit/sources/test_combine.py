@@ -9,7 +9,6 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import pandas
 import pytest
 
 import loaderpool as lp
@@ -115,6 +114,7 @@ def test_mixes_of_mixes_and_of_columns_are_sources() -> None:
 
 
 def test_an_item_is_the_tuple_of_the_items_of_sources_of_any_kind() -> None:
+    pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"a": [1, 2, 3, 4], "b": list("wxyz")})
     zipped = lp.zip_sources(
         ROWS, ["p", "q", "r", "s"], Items(4), frame, (ROWS, [5, 6, 7, 8]), range(4)

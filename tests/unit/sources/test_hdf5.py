@@ -6,7 +6,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import h5py
 import hypothesis
 import numpy as np
 import pytest
@@ -15,6 +14,8 @@ from hypothesis import strategies as st
 import loaderpool as lp
 from tests.support.batches import assert_same
 from tests.support.child import run_child
+
+h5py = pytest.importorskip("h5py")
 
 
 def write(path: Path, rows: int, seed: int = 0, **how: Any) -> Path:

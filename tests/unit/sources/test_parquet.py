@@ -9,13 +9,14 @@ from typing import Any
 
 import hypothesis
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import strategies as st
 
 import loaderpool as lp
 from loaderpool.sources import parquet
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
 
 NOON = datetime.datetime(2024, 5, 6, 12, 0, 0, 1)
 

@@ -12,14 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import polars as pl
-import pyarrow as pa
 import pytest
 
 import loaderpool as lp
 from loaderpool.cache.identity import describe
 from loaderpool.errors import ArgumentError
 from loaderpool.sources.recognise import as_source
+
+pl = pytest.importorskip("polars")
+pa = pytest.importorskip("pyarrow")
 
 LONG = "ä text that is longer than twelve bytes"
 DAY = dt.date(2024, 2, 29)

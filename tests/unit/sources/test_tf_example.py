@@ -228,6 +228,7 @@ def test_what_is_missing_or_of_another_kind_is_named(tf: Any) -> None:
     ids=str,
 )
 def test_features_that_say_nothing_sound(what: Any) -> None:
+    pytest.importorskip("google.protobuf")
     with pytest.raises(
         lp.ArgumentError, match=r"features\['x'\] must be np.int64, np.float32, bytes, "
     ):
@@ -235,6 +236,7 @@ def test_features_that_say_nothing_sound(what: Any) -> None:
 
 
 def test_a_default_that_does_not_fit_is_named() -> None:
+    pytest.importorskip("google.protobuf")
     for what in (
         ((), np.int64, 1.5),
         ((3,), np.int64, [1, 2]),

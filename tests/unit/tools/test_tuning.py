@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
 from loaderpool.tools.tune import (
     Measurement,
     Setting,

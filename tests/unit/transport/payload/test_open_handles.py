@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
 import multiprocess
 import numpy as np
 import pytest
@@ -20,7 +19,8 @@ from loaderpool.transport.payload.ship import ship
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Iterator[h5py.File]:
+def file(tmp_path: Path) -> Iterator[Any]:
+    h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["train/images"] = np.zeros((3, 4))
         yield file
@@ -39,7 +39,7 @@ def refused(payload: dict[str, object]) -> str:
     return str(caught.value)
 
 
-def test_a_dataset_as_the_source_is_told_to_be_given_by_path(file: h5py.File) -> None:
+def test_a_dataset_as_the_source_is_told_to_be_given_by_path(file: Any) -> None:
     advice = f"pass loaderpool.HDF5({file.filename!r}, 'train/images')"
     for source in (file["train/images"], {"image": file["train/images"], "label": [1, 2, 3]}):
         text = refused({"source": as_source(source), "fn": None})
@@ -57,7 +57,7 @@ def test_a_dataset_as_the_source_is_told_to_be_given_by_path(file: h5py.File) ->
 
 
 @pytest.mark.parametrize("name", ["file", "images"])
-def test_handles_in_a_function_are_named(file: h5py.File, name: str) -> None:
+def test_handles_in_a_function_are_named(file: Any, name: str) -> None:
     images = file["train/images"]
     functions = {
         "file": lambda index: file["train/images"][index],
@@ -71,7 +71,7 @@ def test_handles_in_a_function_are_named(file: h5py.File, name: str) -> None:
     )
 
 
-def test_the_datasets_of_a_captured_file_are_named(file: h5py.File) -> None:
+def test_the_datasets_of_a_captured_file_are_named(file: Any) -> None:
     file["labels"] = np.arange(3)
     assert f"HDF5({file.filename!r}, 'labels')" in refused(
         {"source": range(3), "fn": lambda index: file["labels"]}
