@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.errors import warn
+from loaderpool.plan.item_names import generated_item
 from loaderpool.system import clock
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ _MARK_NS = 2_000_000_000
 # The same as `explain.window.FIRST_STEPS`.
 _FIRST_STEPS = 3
 _LATEST_INDICES = 1000  # source indices kept of skipped, and of replaced samples
+
+# A source index, or the numbers of a generator and of its item.
+SampleIndex = int | tuple[int, int]
 
 
 class Counters:
@@ -51,8 +55,9 @@ class Counters:
         first_samples: Rows of the first delivery, which arrived before any time was measured.
         padded: Elements of the padded components that were delivered.
         padding: Number of these elements that are padding.
-        skipped: Latest source indices that `on_error` skipped.
-        replaced: Latest source indices that `on_error` replaced.
+        skipped: Latest source indices that `on_error` skipped. For generators, pairs of a generator
+            and its item.
+        replaced: The same of samples that `on_error` replaced.
         full_rows: Rows of a full batch of shards, until the end of the first pass; 0: shorter
             batches are not counted.
         more_rows: Advice on how to get fuller batches.
@@ -78,8 +83,8 @@ class Counters:
         self.padded = self.padding = 0
         self.full_rows = self._short = self._checked = 0
         self.more_rows = ""
-        self.skipped: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
-        self.replaced: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
+        self.skipped: collections.deque[SampleIndex] = collections.deque(maxlen=_LATEST_INDICES)
+        self.replaced: collections.deque[SampleIndex] = collections.deque(maxlen=_LATEST_INDICES)
 
     def begin_pass(self) -> None:
         """Note that the next delivery is the first one of a pass."""
@@ -183,7 +188,7 @@ class Counters:
         indices = self.skipped if action == "skip" else self.replaced
         for failure in failures:
             failed = failed_indices(failure)
-            indices.extend(failed)
+            indices.extend(generated_item(each) or each for each in failed)
             self.errors += len(failed)
 
 
