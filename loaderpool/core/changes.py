@@ -37,6 +37,12 @@ Shipments = tuple[Shipment, Shipment | str | None]
 In place of the second one: the reason why there is no reader, or None if the source is no stream.
 """
 
+Differs = Callable[[Shipments], Difference | None]
+"""Returns the difference of shipments from others; None if there is none.
+
+It is an argument of calls, because an object that kept it would be in a cycle with the engine.
+"""
+
 
 class Shipping:
     """Pickles a loader's objects for the workers and the reader of its stream.
@@ -144,8 +150,6 @@ class ObjectChanges:
     Args:
         shipping: Pickles the objects.
         glance: Compares parts of the objects, without pickling.
-        differs: Returns the difference of shipments from those that the workers and the reader
-            have, or None.
         is_cached: True if results are cached. Then no epoch can start with other objects.
     """
 
@@ -153,15 +157,9 @@ class ObjectChanges:
         self,
         shipping: Shipping,
         glance: Glance,
-        differs: Callable[[Shipments], Difference | None],
         is_cached: bool,
     ) -> None:
-        self._shipping, self._glance, self._differs, self._is_cached = (
-            shipping,
-            glance,
-            differs,
-            is_cached,
-        )
+        self._shipping, self._glance, self._is_cached = shipping, glance, is_cached
         self._is_stable = True  # pickling the same objects twice has given the same pickle
         self._can_travel = True  # the latest attempt to pickle the objects has succeeded
         self._count = 0  # epochs that began with changed objects
@@ -173,7 +171,7 @@ class ObjectChanges:
     def _are_small(self) -> bool:
         return self._shipping.nbytes <= COMPARED_BYTES
 
-    def look(self, is_whole: bool, is_outdated: bool) -> Change | None:
+    def look(self, is_whole: bool, is_outdated: bool, differs: Differs) -> Change | None:
         """Return the changes since the workers got the objects, or None if there are none.
 
         `note_sent` or `warn_of_failure` pairs with a call that returns a change.
@@ -181,6 +179,7 @@ class ObjectChanges:
         Args:
             is_whole: Compare objects of any size. Otherwise only parts of large ones are compared.
             is_outdated: Return a change even if nothing differs.
+            differs: Compares shipments with those that the workers and the reader have.
 
         Raises:
             UnpicklableError: `is_whole` or `is_outdated` is True, and an object can no longer be
@@ -201,7 +200,7 @@ class ObjectChanges:
                 is_glance = True
                 if not glance.changes():
                     return None
-            difference = self._difference(shipped, is_whole, is_outdated)
+            difference = self._difference(shipped, is_whole, is_outdated, differs)
         except UnpicklableError as error:
             if is_whole:
                 raise
@@ -233,12 +232,13 @@ class ObjectChanges:
         self._glance.renew()
         self._glance.warn(change.names, advice=f"They could not be sent again: {error}")
 
-    def warn_of_replay(self, can_compare: bool) -> None:
+    def warn_of_replay(self, can_compare: bool, differs: Differs) -> None:
         """Warn of values that have changed since the workers got them, because replay uses them.
 
         Args:
             can_compare: True if the workers' objects are still known. Otherwise the warning is
                 about all changes that the glance finds.
+            differs: Compares shipments with those that the workers and the reader have.
 
         Raises:
             LoaderpoolWarning: A warning filter turns the warning into an error.
@@ -246,9 +246,8 @@ class ObjectChanges:
         names = self._glance.changes()
         if names and can_compare and self._is_stable and self._are_small:
             with contextlib.suppress(UnpicklableError):
-                found = self._difference(
-                    self._shipping.pickle_again(), is_whole=True, is_outdated=False
-                )
+                again = self._shipping.pickle_again()
+                found = self._difference(again, True, False, differs)
                 names = {} if found is None or found.is_kept else names
         self._glance.warn(
             names, "These values changed after the workers got them; replay uses the new ones"
@@ -275,10 +274,10 @@ class ObjectChanges:
         return notes
 
     def _difference(
-        self, shipped: Shipments, is_whole: bool, is_outdated: bool
+        self, shipped: Shipments, is_whole: bool, is_outdated: bool, differs: Differs
     ) -> Difference | None:
         """Return the difference between new shipments and the workers' objects, or None."""
-        found = self._differs(shipped)
+        found = differs(shipped)
         if is_outdated:
             return found or Difference("")
         if found is None or is_whole:

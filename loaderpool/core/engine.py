@@ -97,9 +97,7 @@ class PoolEngine:
         for text in version_warnings(modules, pool.modules):
             warn(text)
         glance = Glance(roots, shipped[0].without)
-        self._changes = ObjectChanges(
-            self._shipping, glance, self._sent_difference, cache is not None
-        )
+        self._changes = ObjectChanges(self._shipping, glance, cache is not None)
         if cache is not None and self._shipping.nbytes <= COMPARED_BYTES:
             with InterruptsAllowed():
                 cache.identify(checked.payload.cached_of)
@@ -231,7 +229,7 @@ class PoolEngine:
             self._is_comparing = False
 
     def _refresh(self, is_whole: bool) -> None:
-        change = self._changes.look(is_whole, self.is_outdated)
+        change = self._changes.look(is_whole, self.is_outdated, self._sent_difference)
         if change is None:
             return
         check_length(self._payload.source, self._length)
@@ -256,7 +254,7 @@ class PoolEngine:
         Raises:
             LoaderpoolWarning: A warning filter turns the warning into an error.
         """
-        self._changes.warn_of_replay(can_compare=not self.is_closed)
+        self._changes.warn_of_replay(not self.is_closed, self._sent_difference)
 
     def _sent_difference(self, shipped: Shipments) -> Difference | None:
         """Return the difference of shipments from those that workers and reader have, or None."""

@@ -401,7 +401,10 @@ def _message(failure: Failure) -> str:
         if failure.traceback_text
         else ""
     )
-    told = f"raised for {where}, epoch {failure.epoch}, in {_place(failure)}.{_hint(failure)}"
+    shard = f", shard {failure.shard}" * bool(failure.shard)
+    told = (
+        f"raised for {where}, epoch {failure.epoch}, in {_place(failure)}{shard}.{_hint(failure)}"
+    )
     return f"{failure.text}\n{told}{replay}{shown}"
 
 

@@ -9,6 +9,8 @@ import collections
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from loaderpool.errors import warn
+from loaderpool.plan.item_names import generated_item
 from loaderpool.system import clock
 
 if TYPE_CHECKING:
@@ -27,6 +29,9 @@ _MARK_NS = 2_000_000_000
 # The same as `explain.window.FIRST_STEPS`.
 _FIRST_STEPS = 3
 _LATEST_INDICES = 1000  # source indices kept of skipped, and of replaced samples
+
+# A source index, or the numbers of a generator and of its item.
+SampleIndex = int | tuple[int, int]
 
 
 class PassTimes:
@@ -64,8 +69,12 @@ class Counters:
         first_samples: Rows of the first delivery, which arrived before any time was measured.
         padded: Elements of the padded components that were delivered.
         padding: Number of these elements that are padding.
-        skipped: Latest source indices that `on_error` skipped.
-        replaced: Latest source indices that `on_error` replaced.
+        skipped: Latest source indices that `on_error` skipped. For generators, pairs of a generator
+            and its item.
+        replaced: The same of samples that `on_error` replaced.
+        full_rows: Rows of a full batch of shards, until the end of the first pass; 0: shorter
+            batches are not counted.
+        more_rows: Advice on how to get fuller batches.
 
     Args:
         makes_here: The engine makes batches in this process when they are requested. All of that
@@ -84,8 +93,10 @@ class Counters:
         self.first_ns = self.last_ns = 0
         self.first_samples = 0
         self.padded = self.padding = 0
-        self.skipped: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
-        self.replaced: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
+        self.full_rows = self._short = self._checked = 0
+        self.more_rows = ""
+        self.skipped: collections.deque[SampleIndex] = collections.deque(maxlen=_LATEST_INDICES)
+        self.replaced: collections.deque[SampleIndex] = collections.deque(maxlen=_LATEST_INDICES)
 
     @property
     def asked_ns(self) -> int:
@@ -101,6 +112,26 @@ class Counters:
         """Note that the next delivery is the first one of a pass."""
         self.passes += 1
         times.delivered_ns = 0
+
+    def end_pass(self, is_whole: bool) -> None:
+        """Warn, once, if most batches of the first pass were shorter than `batch_size`.
+
+        Called by the thread that takes batches, after the pass's last delivery.
+
+        Args:
+            is_whole: The pass was a whole epoch. The rest of an epoch has more short batches.
+
+        Raises:
+            LoaderpoolWarning: A warnings filter turns the warning into an error.
+        """
+        full_rows, self.full_rows = self.full_rows, 0
+        # One short batch at the end is the remainder of any epoch.
+        if full_rows and is_whole and self._short > 1 and 2 * self._short > self._checked:
+            warn(
+                f"{self._short} of {self._checked} batches had fewer rows than "
+                f"batch_size={full_rows}. A batch has items of one generator, and the last batch "
+                f"of each generator is smaller. {self.more_rows}"
+            )
 
     def note(self, delivery: Delivery, times: PassTimes) -> None:
         """Count a step and its wait, as a delivery reaches the consumer of a pass.
@@ -138,6 +169,10 @@ class Counters:
         if recorder is not None and origin is not None:
             recorder.write(*origin, asked_ns, now_ns, waited_ns, not last_ns)
         self.last_ns = now_ns
+        if self.full_rows:
+            rows = [each.rows for each in delivery.counts()]
+            self._checked += len(rows)
+            self._short += sum(each < self.full_rows for each in rows)
         if delivery.form.may_be_padded:
             for each in delivery.counts():
                 self.padded += each.padded
@@ -173,7 +208,7 @@ class Counters:
         indices = self.skipped if action == "skip" else self.replaced
         for failure in failures:
             failed = failed_indices(failure)
-            indices.extend(failed)
+            indices.extend(generated_item(each) or each for each in failed)
             self.errors += len(failed)
 
 

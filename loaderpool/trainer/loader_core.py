@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.errors import ClosedError, closed_error, counted, foreign_error
 from loaderpool.plan.places import Position
+from loaderpool.sources.stream import replicated
 from loaderpool.system import process
 from loaderpool.system.interrupts import (
     InterruptsAllowed,
@@ -95,6 +96,7 @@ class LoaderCore:
         engine = functools.partial(_call, weakref.ref(self), LoaderCore.running_engine)
         self.tracker = EpochTracker(engine, self.config, self.plan, arguments["_hooks"])
         self.tracker.counters.on_mark = functools.partial(_call, weakref.ref(self), LoaderCore.look)
+        self._check_rows()
         if not process.is_trainer():
             return
         gate_handlers()
@@ -112,6 +114,28 @@ class LoaderCore:
             if self.pool is not None or checked.cache is not None:
                 assert self.engine is not None
                 self._undoing = Undoing(self, functools.partial(_end, self.engine, own_pool))
+
+    def _check_rows(self) -> None:
+        """Have short batches of shards counted, if no setting explains them."""
+        config, lanes = self.config, self.plan.lanes
+        is_plain = not config.drop_remainder and config.on_error.action != "skip"
+        if lanes < 2 or self._unit != "sample" or config.batch_size is None or not is_plain:
+            return
+        source = self.arguments["source"]
+        generators = replicated(source)
+        if generators is None or generators.shards is None:
+            return
+        counters = self.tracker.counters
+        counters.full_rows = config.batch_size
+        way = (
+            "Set"
+            if generators is source
+            else "Use Loader.from_generator(open_one_file, shards=files, ...) with"
+        )
+        counters.more_rows = (
+            f"{way} cycle_length={2 if lanes > 2 else 1}: then fewer than {lanes} generators run "
+            "at once, and each reads more shards"
+        )
 
     def _start(
         self, checked: CheckedArguments, has_workers: bool, undo: contextlib.ExitStack

@@ -207,6 +207,7 @@ class Pass:
             if run is not None:
                 tracker.park(run, log)
             self.is_over = not self._has_hooks and tracker.at_end is None
+            counters.end_pass(is_whole=not log.place.is_rest)
         return delivery
 
     def _take(self) -> Delivery | None:
@@ -312,6 +313,7 @@ class Pass:
         log.batches = log.delivered
         self._end_run()
         if log.delivered:
+            self._counters.end_pass(is_whole=not log.place.is_rest)
             return None
         if not log.place.is_rest:
             self._tracker.next.give_back(log.place)

@@ -91,7 +91,8 @@ class Replay:
         if plan.is_open and not plan.is_endless:
             what = "generators, which have" if plan.lanes else "a stream, which has"
             raise ArgumentError(
-                f"the source is {what} no index. Run the loader with workers=0 instead"
+                f"replay needs a source index, but the source is {what} no index. Make the loader "
+                "with workers=0: then the error is raised in this process"
             )
         if not 0 <= index < plan.order.size:
             raise ArgumentError(

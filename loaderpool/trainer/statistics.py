@@ -76,8 +76,10 @@ class Statistics(EngineStatistics):
     cpu_s_per_sample: float | None  # CPU seconds of the workers per sample; `None` if unknown.
     padding_share: float  # Share of padding in padded components.
     cache: CacheStatistics  # Counts of the cache.
-    skipped_indices: tuple[int, ...]  # Latest 1000 source indices that `on_error` skipped.
-    replaced_indices: tuple[int, ...]  # Latest 1000 source indices that `on_error` replaced.
+    # Latest 1000 source indices that `on_error` skipped. For generators: `(generator, item)`.
+    skipped_indices: tuple[int | tuple[int, int], ...]
+    # Latest 1000 source indices that `on_error` replaced. For generators: `(generator, item)`.
+    replaced_indices: tuple[int | tuple[int, int], ...]
     errors: int  # Samples that `on_error` skipped or replaced.
     decisions: tuple[Decision, ...]  # Latest 64 changes made by `workers="auto"`.
 

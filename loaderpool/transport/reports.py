@@ -95,6 +95,7 @@ class Failure(NamedTuple):
     node: str = ""  # address of the node; empty: this machine
     unseen: str = ""  # path of a FileNotFoundError on a node
     unseen_in: str = ""  # working directory of the process, if that path is relative
+    shard: str = ""  # brief text of the generator's shard; empty: there are no shards
 
 
 class RowFailure(NamedTuple):

@@ -119,6 +119,7 @@ class LaneItems:
                 states of them.
         """
         self.progress, self._times_items, self.captured = progress, times_items, captured
+        progress.shards = self._shards
 
     # ---- tickets ----
 

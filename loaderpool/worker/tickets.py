@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.element.spec import ElementSpec
+from loaderpool.errors import brief
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.layout import VaryingLayout
 from loaderpool.memory.recorder import CallKind
 from loaderpool.plan.batches import bounds_of
 from loaderpool.plan.generators import CapturedGenerators
+from loaderpool.plan.item_names import generated_item
 from loaderpool.system import clock, process
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.reports import (
@@ -224,6 +226,8 @@ class Progress:
         # the ticket's run, and the field that marks it as abandoned
         self._run, self._mark = 1, Board.mark(1)
         self.counts_generated = False  # True if a generator's item counts as a call
+        # arguments of the generators, for messages; None: there are no shards
+        self.shards: Sequence[Any] | None = None
         self._index_field, self._started_field = cell + Field.INDEX, cell + Field.STARTED_NS
         # Failures of calls that must not run again, by epoch and source index. The key of a batch
         # is its first index.
@@ -353,6 +357,9 @@ class Progress:
             indices=() if is_of_one else tuple(indices),
             position=position,
         )
+        generated = generated_item(indices[0]) if indices and self.shards is not None else None
+        if generated is not None and self.shards is not None:
+            failure = failure._replace(shard=brief(self.shards[generated[0]]))
         return WorkFailed(failure, error)
 
     def exclude(self, epoch: int, index: int, ran_s: float, exit_code: int) -> None:

@@ -208,3 +208,24 @@ def test_errors_say_which_generator_and_which_item(on: Place, workers: int, on_e
         pytest.raises(lp.SpecMismatchError, match="of item 3 of generator 0: expected"),
     ):
         read(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_failed_items_name_their_shard(workers: int) -> None:
+    def fn(item: int) -> int:
+        if item == 13:
+            raise ValueError("bad record")
+        return item
+
+    shards = [range(5), range(10, 15)]
+    given: dict[str, Any] = {"shards": shards, "fn": fn, "batch_size": 5, "workers": workers}
+    with (
+        lp.Loader.from_generator(iter, **given) as loader,
+        pytest.raises(ValueError, match=r"item 3 of generator 1, .* shard range\(10, 15\)\."),
+    ):
+        list(loader)
+    with lp.Loader.from_generator(iter, on_error="skip", **given) as loader:
+        list(loader)
+        assert loader.statistics().skipped_indices == ((1, 3),)
+        with pytest.raises(lp.ArgumentError, match="replay needs a source index"):
+            lp.replay(loader, 3)

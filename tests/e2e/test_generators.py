@@ -365,3 +365,30 @@ def test_mistakes_are_named() -> None:
         pytest.raises(TypeError, match="unknown"),
     ):
         len(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("lengths", [None, 5])
+def test_short_batches_of_small_shards_are_told_once(workers: int, lengths: int | None) -> None:
+    given: dict[str, Any] = {"shards": [range(n, n + 5) for n in range(20)], "workers": workers}
+    with lp.Loader.from_generator(iter, batch_size=32, shard_lengths=lengths, **given) as loader:
+        with pytest.warns(lp.LoaderpoolWarning, match=r"16 of 16 .*batch_size=32.*cycle_length=2"):
+            assert sum(map(len, loader)) == 100
+        assert sum(map(len, loader)) == 100
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cycle_length": 2},
+        {"drop_remainder": True, "batch_size": 5},
+        {"batch_size": 5},
+        {"on_error": "skip"},
+        {"batch_fn": np.array},
+    ],
+)
+def test_batches_short_for_another_reason_are_no_warning(settings: dict[str, Any]) -> None:
+    shards = [range(n, n + 5) for n in range(20)]
+    given = {"batch_size": 32, "workers": 0, **settings}
+    with lp.Loader.from_generator(iter, shards=shards, **given) as loader:
+        assert sum(map(len, loader)) == 100
