@@ -133,10 +133,11 @@ def _wait_unloaded(pool: lp.Pool) -> None:
 def _ahead_bytes(loader: lp.Loader) -> int:
     """Where a stream's items lie that are read ahead: further, the larger the largest chunk was that there ever was."""
     engine: Any = loader._core.engine
-    if engine.feeds is None:
+    feeds = engine.feeds.present
+    if feeds is None:
         return 0
-    held = [extent for feed in engine.feeds._feeds for extent in feed._held.values()]
-    spare = [extent for _, extent in engine.feeds.rooms._spare]
+    held = [extent for feed in feeds._feeds for extent in feed._held.values()]
+    spare = [extent for _, extent in feeds.rooms._spare]
     return sum(extent.nbytes for extent in held + spare)
 
 
