@@ -217,7 +217,7 @@ def test_failed_items_name_their_shard(workers: int) -> None:
             raise ValueError("bad record")
         return item
 
-    shards = [range(0, 5), range(10, 15)]
+    shards = [range(5), range(10, 15)]
     given: dict[str, Any] = {"shards": shards, "fn": fn, "batch_size": 5, "workers": workers}
     with (
         lp.Loader.from_generator(iter, **given) as loader,
