@@ -162,6 +162,11 @@ def check_signature(
         missing = re.search(r"missing .*'\w*(gen|rand|rng|seed|state)\w*'", str(error))
         is_for_rng = missing is not None and "rng" in may_take and "rng" not in keywords
         more = ". Name a parameter rng to get a random number generator" * is_for_rng
+        if name == "fn" and "missing a required" in str(error) and not is_for_rng:
+            more = (
+                '. It gets one item. An item of columns in a dict has row["label"], and of columns '
+                "in a tuple row[1]"
+            )
         text = f"{name} must be callable as {name}({example}), but {called} is not: {error}{more}"
         raise ArgumentError(text) from None
 

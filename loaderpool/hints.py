@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
@@ -56,6 +55,7 @@ ARGUMENTS = {
     "class_weight": "Write loader.for_keras(class_weight={0})",
     "shards": "Write Loader.from_generator(make_generator, shards={0})",
     "num_shards": "Write shard=Shard(num_shards={0}, index=n)",
+    "compression_type": "Remove it: compression is detected by the content of each file",
     "timeout": "Write limits=Limits(timeout_s={0})",
     "timeout_s": "Write limits=Limits(timeout_s={0})",
     "memory": "Write limits=Limits(memory={0})",
@@ -95,11 +95,11 @@ def known_names_only(function: Callable[_P, _Returned]) -> Callable[_P, _Returne
     """Decorate a function so that unknown or surplus arguments raise an error with a hint."""
     known = frozenset(_names_of(function))
     code = inspect.unwrap(function).__code__
-    most = sys.maxsize if code.co_flags & inspect.CO_VARARGS else code.co_argcount
+    takes_any = bool(code.co_flags & inspect.CO_VARARGS)  # as `zip_sources` does
 
     @functools.wraps(function)
     def checked(*given: _P.args, **named: _P.kwargs) -> _Returned:
-        if len(given) > most:
+        if len(given) > code.co_argcount and not takes_any:
             raise _too_many_arguments(function, given)
         if not named.keys() <= known:
             names = _names_of(function)
@@ -189,7 +189,7 @@ def _hint_for_argument(
     hint = f"{ARGUMENTS[name].format(shown)}." if name in ARGUMENTS else ""
     if partial := _partial_for(name, shown, arguments):
         return partial
-    if hint and is_loader:
+    if hint and (is_loader or name == "compression_type"):
         return hint
     if near := nearest(name, known):
         return f"Did you mean {near}={shown}?"

@@ -262,6 +262,7 @@ class FileSource:
         source = ReplicatedSource(
             _ReadInOrder(self), self.paths, None, shard_lengths=self._shard_lengths
         )
+        source.reads_files = True
         source.only_here = next((path for path in self.paths if is_of_this_process(path)), None)
         return source
 
@@ -451,6 +452,11 @@ class Stamp(NamedTuple):
     def of(path: str) -> Stamp:
         """Return the present stamp of a file."""
         status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            raise SourceError(
+                f"{path} is a directory: pass the files in it, such as "
+                f"sorted(glob.glob({brief(path + '/*', 200)}))"
+            )
         return Stamp(status.st_size, status.st_mtime_ns)
 
     def check(self, path: str) -> None:

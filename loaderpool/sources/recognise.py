@@ -5,7 +5,9 @@ For objects that cannot be read by index, the errors name what to pass instead.
 
 from __future__ import annotations
 
+import inspect
 import io
+import itertools
 import numbers
 import os
 from collections.abc import Callable, Mapping, MappingView
@@ -33,7 +35,7 @@ from loaderpool.sources.tables import (
     unequal,
 )
 from loaderpool.sources.varying import VaryingSource
-from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.system.interrupts import FailuresIgnored, is_of_a_handler
 
 # Types that need no `Sized`, because their length is cheap and does not change. `BatchSequence` is
 # here because hooks find the user's object through it.
@@ -91,6 +93,10 @@ def as_source(obj: Any) -> Any:
         return StreamSource(obj)
     if reason:
         raise SourceError(f"source {reason}")
+    if isinstance(obj, tuple):
+        for number, part in enumerate(obj):
+            if is_of(part, "zarr", "Group") and (reason := _container(part)):
+                raise SourceError(f"source[{number}] {reason}")
     source: Any
     if is_table(obj):
         source = table_columns(obj, "source")
@@ -199,6 +205,12 @@ def _zipped(columns: Any) -> Columns:
     lengths = list(map(len, leaves))
     if has := unequal(structure.paths, lengths):
         hint = "; if each is one item, pass list(source)" * isinstance(columns, tuple)
+        shapes = [
+            getattr(leaf, "shape", (length,)) for leaf, length in zip(leaves, lengths, strict=True)
+        ]
+        if any(len(shape) > 1 for shape in shapes):
+            named = [f"{path} {shape}" for path, shape in zip(structure.paths, shapes, strict=True)]
+            hint += f". Shapes: {', '.join(named[:_SHOWN_ARRAYS])}; rows are axis 0"
         raise ArgumentError(
             f"source is a {type(columns).__name__} of columns, which must have the same length, "
             f"but {has}{hint}"
@@ -213,6 +225,8 @@ def _column(leaf: Any, path: str) -> Any:
         return leaf
     if isinstance(leaf, np.ndarray) and not leaf.ndim:
         raise SourceError(f"source{path} is an array of shape (), which has no rows: leave it out")
+    if is_of(leaf, "zarr", "Group"):
+        raise SourceError(f"source{path} {_container(leaf)}")
     if is_of(leaf, "tensorflow") or not is_array(leaf):
         raise SourceError(
             f"source{path} is a {type(leaf).__name__}, not an array or list. A dict is read as "
@@ -229,6 +243,7 @@ def _column(leaf: Any, path: str) -> Any:
 _REFUSALS = (TypeError, NotImplementedError, LookupError, io.UnsupportedOperation)
 
 _STREAM = "can only be iterated"
+_SHOWN_ARRAYS = 4  # names of a group's arrays in a message
 
 
 def _has(obj: Any, *methods: str) -> bool:
@@ -245,6 +260,11 @@ def _refusal(obj: Any) -> str:
         The reason; "": the object can be read by index; `_STREAM`: it is a stream.
     """
     kind = type(obj).__name__
+    if isinstance(obj, (str, os.PathLike)) and str(obj).rstrip("/").endswith(".zarr"):
+        return (
+            f"is the path of a zarr store: open it, and pass an array of it, such as "
+            f'zarr.open_group({brief(str(obj), 60)}, mode="r")["name"]'
+        )
     if isinstance(obj, (str, bytes, bytearray, os.PathLike)):
         return (
             f"is one {kind}, {brief(obj, 60)}: pass a list of paths, such as "
@@ -252,6 +272,8 @@ def _refusal(obj: Any) -> str:
         )
     if isinstance(obj, numbers.Integral):
         return f"is a number: did you mean range({brief(int(obj), 60)})?"
+    if is_of(obj, "tensorflow", "TFRecordDatasetV2", "TFRecordDatasetV1"):
+        return f"is a {kind} of tf.data: pass lp.TFRecords(paths), which reads the same records"
     if is_of(obj, "tensorflow", "DatasetV2"):
         return (
             "is a tf.data.Dataset: pass the data it was made from, or ds.as_numpy_iterator(), "
@@ -281,6 +303,11 @@ def _refusal(obj: Any) -> str:
         )
     if (_has(obj, "__len__", "__getitem__") and not isinstance(obj, type)) or has_rows(obj):
         return ""
+    if inspect.isgeneratorfunction(obj):
+        return (
+            f"is a generator function: use Loader.from_generator({obj.__name__}, shards=[...]), "
+            "which calls it in a worker for each shard, such as a file"
+        )
     return (
         f"is a {kind}, which has no length, or no items by index: pass a sequence, arrays, or "
         "range(n) if fn needs only the index. A generator function goes to Loader.from_generator"
@@ -301,10 +328,9 @@ def _container(obj: Any) -> str:
             "counts the rows: move it there with .transpose(dim, ...)"
         )
     if is_of(obj, "zarr", "Group"):
-        return (
-            f"is a zarr {kind}: pass its arrays as columns, such as "
-            "{name: source[name] for name in ('x', 'y')}"
-        )
+        names = _arrays_of(obj)
+        columns = ", ".join(f'"{name}": group["{name}"]' for name in names)
+        return f"is a zarr {kind}: pass its arrays as columns, such as {{{columns}}}"
     if is_of(obj, "h5py", "Group"):
         return (
             f"is an open HDF5 {kind}: pass lp.HDF5({hdf5_arguments(obj)}), which each worker opens "
@@ -316,6 +342,14 @@ def _container(obj: Any) -> str:
             "lp.ParquetRows(paths)"
         )
     return ""
+
+
+def _arrays_of(group: Any) -> list[str]:
+    """Return the names of the first arrays of a zarr group; examples if it has none."""
+    names: list[str] = []
+    with FailuresIgnored():  # the store may be at a server
+        names = sorted(map(str, itertools.islice(group.array_keys(), _SHOWN_ARRAYS)))
+    return names or ["x", "y"]
 
 
 def _has_items(obj: Any) -> bool:

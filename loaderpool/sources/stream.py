@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import numbers
 import operator
+import os
 import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -270,6 +271,7 @@ class ReplicatedSource:
     Attributes:
         only_here: URL of a file in this process's memory, which no worker can read; None: no such
             file.
+        reads_files: True if it reads a `FileSource` in order.
         takes: names of the optional parameters ("rng", "worker") that the function has.
     """
 
@@ -307,6 +309,7 @@ class ReplicatedSource:
         if shard_lengths is not None and self.shards is not None:
             self.shard_lengths = checked_lengths(shard_lengths, len(self.shards), "shards")
         self.only_here: str | None = None
+        self.reads_files = False
         self.copies, self.cycle_length = copies, cycle_length
         by_position = 0 if shards is None else 1
         self.takes = frozenset(
@@ -382,7 +385,8 @@ def checked_lengths(given: Any, count: int, what: str) -> tuple[int, ...]:
     lengths = listed("shard_lengths", given)
     if len(lengths) != count:
         raise ArgumentError(
-            f"shard_lengths must have one number for each of {count} {what}, got {len(lengths)}"
+            f"shard_lengths must have one number for each of {count} {what}, got {len(lengths)}. "
+            "One number for all of them is allowed, too: shard_lengths=n"
         )
     return tuple(
         whole_number(f"shard_lengths[{number}]", length, at_least=0, at_most=_MOST_ITEMS)
@@ -429,6 +433,11 @@ class Interleave:
     """Stream as returned by `interleave`. Each iteration starts from the beginning."""
 
     def __init__(self, files: Any, open_fn: Any, cycle_length: int, block_length: int) -> None:
+        if isinstance(files, (str, os.PathLike)):
+            raise ArgumentError(
+                f"files must be a sequence of paths, got one path, {brief(files)}. In "
+                "Loader.from_generator, shards= are then lists of paths, such as [[a, b], [c, d]]"
+            )
         self.files = listed("files", files)
         check_signature("open_fn", open_fn, "file", may_take=())
         self.open_fn = open_fn

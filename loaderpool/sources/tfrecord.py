@@ -251,8 +251,15 @@ def parse_example(record: bytes, features: Mapping[str, Any]) -> dict[str, Any]:
             is not an Example.
     """
     if not isinstance(record, (bytes, bytearray, memoryview)):
+        is_path = isinstance(record, (str, os.PathLike))
+        advice = ". To read records of files, pass lp.TFRecords(paths) as the source" * is_path
         raise ArgumentError(
-            f"record must be the bytes of a tf.train.Example, got {type(record).__name__}"
+            f"record must be the bytes of a tf.train.Example, got {type(record).__name__}{advice}"
+        )
+    if not isinstance(features, Mapping):
+        raise ArgumentError(
+            "features must be a dict of names and what they are, such as "
+            f'{{"label": np.int64, "image": bytes}}, got {brief(features)}'
         )
     parse, error = _parser()
     try:
@@ -380,6 +387,33 @@ def _converted(values: Any, count: int, made: np.dtype[Any], shape: tuple[Any, .
     )
 
 
+def _dtype_in(what: Any) -> Any:
+    """Return the dtype of a feature's description, which may be invalid."""
+    is_plain = type(what) is tuple and len(what) > 1
+    return what[1] if is_plain else what
+
+
+def _advice_on(dtype: Any) -> str:
+    """Return advice on a dtype that no list of an Example has, as a new sentence."""
+    if dtype is str:
+        return ". Use bytes for text, then .decode()"
+    name = str(getattr(dtype, "name", getattr(dtype, "__name__", dtype)))
+    if name == "string":
+        return ". Use bytes for text, then .decode()"
+    if name == "uint8":
+        return (
+            ". Records store np.int64 for integers, and pixels mostly as bytes: use bytes, then "
+            "np.frombuffer(value, np.uint8)"
+        )
+    if name.startswith(("int", "uint", "bool")):
+        return ". Records store np.int64 for integers: use np.int64, then .astype"
+    if name.startswith(("float", "bfloat", "double")):
+        return ". Records store np.float32 for floats: use np.float32, then .astype"
+    if "Feature" in type(dtype).__name__:
+        return ". Write FixedLenFeature([3], tf.int64) as ((3,), np.int64)"
+    return ""
+
+
 def _checked_value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
     try:
         shape, dtype, *defaults = what if isinstance(what, tuple) else ((), what)
@@ -388,7 +422,7 @@ def _checked_value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
         raise ArgumentError(
             f"features[{brief(name)}] must be np.int64, np.float32, bytes, (shape, dtype) or "
             f"(shape, dtype, default), got {brief(what)}. A shape is a tuple such as (2, 3), or "
-            "(None, 3) without a default"
+            f"(None, 3) without a default{_advice_on(_dtype_in(what))}"
         ) from None
     feature = found[name] if name in found else None  # noqa: SIM401 - `get` would be slower
     kind = None if feature is None else feature.WhichOneof("kind")

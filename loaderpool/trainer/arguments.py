@@ -218,9 +218,14 @@ def _check_unindexed(
             "shards=, or set shuffle=n to shuffle within a window of n items"
         )
     if cache is not None:
+        is_of_files = isinstance(source, ReplicatedSource) and source.reads_files
+        got = (
+            "compressed files or URLs, whose records cannot be read by index. Decompress the files"
+            if is_of_files
+            else "a stream or generator. Pass a source that can be indexed, such as a list of files"
+        )
         raise ArgumentError(
-            "cache needs a source with __len__ and __getitem__, got a stream or generator. Pass a "
-            "source that can be indexed, such as a list of files, or remove cache="
+            f"cache needs a source with __len__ and __getitem__, got {got}, or remove cache="
         )
     if isinstance(source, ReplicatedSource) and config.threads > 1:
         raise ArgumentError(

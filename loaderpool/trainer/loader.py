@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.checks import read_path, read_seconds, whole_number
 from loaderpool.config import MAX_EPOCH, LoaderConfig
-from loaderpool.errors import ArgumentError, ClosedError, SourceError
+from loaderpool.errors import ArgumentError, ClosedError, SourceError, brief
 from loaderpool.hints import ATTRIBUTES, Unsupported, known_names_only, no_attribute
 from loaderpool.plan.places import Position
 from loaderpool.sources.stream import ReplicatedSource
@@ -273,6 +273,11 @@ class Loader:
             ...     print(sum(map(len, loader)))
             100
         """
+        if shards is None and isinstance(settings.get("shard"), (list, tuple, range)):
+            raise ArgumentError(
+                "shard must be a loaderpool.Shard, a process's share in distributed training, got "
+                f"{brief(settings['shard'])}. Did you mean shards=, the generators' arguments?"
+            )
         if cycle_length is not None:
             cycle_length = whole_number(
                 "cycle_length", cycle_length, at_least=1, hint="shards open at once"

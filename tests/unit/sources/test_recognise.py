@@ -114,7 +114,8 @@ def test_other_arrays_than_numpys_are_columns() -> None:
 
 def test_columns_of_different_length_are_named() -> None:
     with pytest.raises(
-        ArgumentError, match=r"dict of columns.*same length, but \['x'\] has 4, \['y'\]\[1\] has 3$"
+        ArgumentError,
+        match=r"dict of columns.*same length, but \['x'\] has 4, \['y'\]\[1\] has 3\. Shapes",
     ):
         as_source({"x": ROWS, "y": {1: LABELS[:3]}})
     with pytest.raises(
@@ -199,7 +200,7 @@ REFUSED = [
     (frozenset({1}), r"is a frozenset, which cannot be indexed"),
     ({1: 2}.keys(), r"is a dict_keys, .*list\(source\)"),
     ({1: 2}.values(), r"is a dict_values, .*list\(source\)"),
-    (_generate, r"is a function, which .* A generator function goes to Loader\.from_generator"),
+    (_generate, r"is a generator function: use Loader\.from_generator\(_generate, shards="),
     (Endless(), "is a Endless, which has no length"),
     (object(), "is a object, which has no length"),
 ]
