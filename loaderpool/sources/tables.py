@@ -38,6 +38,11 @@ class Columns:
         self._getters = [column.__getitem__ for column in columns]
         self._unflatten = structure.unflatten
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the columns in an item, such as "['image']"."""
+        return self._structure.paths
+
     def __len__(self) -> int:
         return self._size
 

@@ -395,11 +395,9 @@ def _dtype_in(what: Any) -> Any:
 
 def _advice_on(dtype: Any) -> str:
     """Return advice on a dtype that no list of an Example has, as a new sentence."""
-    if dtype is str:
-        return ". Use bytes for text, then .decode()"
     name = str(getattr(dtype, "name", getattr(dtype, "__name__", dtype)))
-    if name == "string":
-        return ". Use bytes for text, then .decode()"
+    if name in ("str", "string"):
+        return ". Use bytes for images and for text, then .decode()"
     if name == "uint8":
         return (
             ". Records store np.int64 for integers, and pixels mostly as bytes: use bytes, then "

@@ -30,6 +30,8 @@ from loaderpool.transport.reports import (
 )
 from loaderpool.worker.own_process import end_stray
 
+_SHOWN_COLUMNS = 8  # columns in a message about a missing one
+
 
 class Abandoned(Exception):
     """The ticket's run was abandoned."""
@@ -228,6 +230,7 @@ class Progress:
         self.counts_generated = False  # True if a generator's item counts as a call
         # arguments of the generators, for messages; None: there are no shards
         self.shards: Sequence[Any] | None = None
+        self.columns: tuple[str, ...] = ()  # paths of the source's columns, for messages
         self._index_field, self._started_field = cell + Field.INDEX, cell + Field.STARTED_NS
         # Failures of calls that must not run again, by epoch and source index. The key of a batch
         # is its first index.
@@ -357,6 +360,12 @@ class Progress:
             indices=() if is_of_one else tuple(indices),
             position=position,
         )
+        if isinstance(error, KeyError) and self.columns and error.args:
+            step = f"[{brief(error.args[0])}]"
+            if not any(path.startswith(step) for path in self.columns):
+                shown = ", ".join(self.columns[:_SHOWN_COLUMNS])
+                more = ", ..." * (len(self.columns) > _SHOWN_COLUMNS)
+                failure = failure._replace(text=f"{failure.text}. The source has {shown}{more}")
         generated = generated_item(indices[0]) if indices and self.shards is not None else None
         if generated is not None and self.shards is not None:
             failure = failure._replace(shard=brief(self.shards[generated[0]]))

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.board import Board
 from loaderpool.memory.layout import BatchForm, Block, VaryingLayout
+from loaderpool.sources.tables import Columns
 from loaderpool.system import clock
 from loaderpool.transport.payload.generators import with_imports
 from loaderpool.transport.payload.record import Pair, WorkerPayload
@@ -72,6 +73,7 @@ class Work:
         self.given_spec = payload.given_spec
         progress.timeout_s = config.limits.timeout_s or 0.0
         source = payload.source
+        progress.columns = source.paths if isinstance(source, Columns) else ()
         if self.plan.lanes:
             # If no function is called for an item that a generator yields, the generator's time
             # counts.

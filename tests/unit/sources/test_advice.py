@@ -71,7 +71,7 @@ def test_arguments_show_what_to_write(make: Callable[[], Any], message: str) -> 
     [
         ({"id": np.int32}, r"np\.int64 for integers"),
         ({"id": np.uint8}, r"np\.int64 for integers.*bytes, then np\.frombuffer"),
-        ({"id": str}, r"bytes for text"),
+        ({"id": str}, r"bytes for images and for text"),
         (["id"], r"features must be a dict"),
     ],
 )
@@ -106,3 +106,13 @@ def test_a_group_of_zarr_shows_its_own_arrays(tmp_path: Path) -> None:
         with pytest.raises(lp.SourceError, match=r"group\[\"mask\"\]") as raised:
             as_source(source)
         assert 'group["scan"]' in str(raised.value)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_missing_column_lists_the_columns(workers: int) -> None:
+    columns = {"image": np.zeros((4, 2)), "label": np.zeros(4)}
+    with (
+        pytest.raises(KeyError, match=r"labels.*The source has \['image'\], \['label'\]"),
+        lp.Loader(columns, lambda row: row["labels"], workers=workers) as loader,
+    ):
+        list(loader)
