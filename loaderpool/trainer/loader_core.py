@@ -119,7 +119,8 @@ class LoaderCore:
         """Have short batches of shards counted, if no setting explains them."""
         config, lanes = self.config, self.plan.lanes
         is_plain = not config.drop_remainder and config.on_error.action != "skip"
-        if lanes < 2 or self._unit != "sample" or config.batch_size is None or not is_plain:
+        # Two generators have two short batches, which is what the advice leads to.
+        if lanes < 3 or self._unit != "sample" or config.batch_size is None or not is_plain:
             return
         source = self.arguments["source"]
         generators = replicated(source)
@@ -133,7 +134,7 @@ class LoaderCore:
             else "Use Loader.from_generator(open_one_file, shards=files, ...) with"
         )
         counters.more_rows = (
-            f"{way} cycle_length={2 if lanes > 2 else 1}: then fewer than {lanes} generators run "
+            f"{way} cycle_length=2: then fewer than {lanes} generators run "
             "at once, and each reads more shards"
         )
 
