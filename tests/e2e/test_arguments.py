@@ -138,7 +138,7 @@ def test_what_is_wrong_names_the_argument_and_the_present_value(
 
 
 def test_settings_go_by_name() -> None:
-    with pytest.raises(TypeError, match="positional arguments"):
+    with pytest.raises(TypeError, match="takes only source and fn without a name"):
         lp.Loader(range(8), None, 32)  # type: ignore[misc]
 
 
