@@ -40,8 +40,8 @@ class TFRecords(FileSource):
     """Source of records of TFRecord files, as bytes, without TensorFlow.
 
     Needs the extra `files`, and for URLs also `remote`. Uncompressed local files are read by index.
-    If any file is compressed (gzip, zlib, bzip2, xz, zstd) or at a URL, all files are read in
-    order, by one generator for each file.
+    If any file is compressed (gzip, zlib, bzip2, xz, zstd) or at a URL, all are read in order. Then
+    each file has its own generator.
 
     Args:
         paths: As in `FileSource`.

@@ -34,8 +34,8 @@ _OF_OTHERS = """
     PR_SET_PDEATHSIG PyDLL PyDataset RAY_ADDRESS RandomState Real Sequence SharedMemory TensorBoard
     TensorStore VarLenFeature as_py background_thread_postfork_child baseTimeNanoseconds c
     default_collate dmesg evaluate eventpoll finalize fit i islice manual_seed mlockall n out
-    padded_batch padding_values predict rng same_kind sbatch steps_per_epoch stop_training to
-    to_numpy unbatch
+    padded_batch padding_values predict rng same_kind sbatch steps_per_epoch steps_per_execution
+    stop_training to to_numpy unbatch
 """
 _OWNERS = {*sys.stdlib_module_names, *_FOREIGN.split()}
 _KNOWN = _OWNERS.union(dir(builtins), keyword.kwlist, _OF_OTHERS.split())
