@@ -9,7 +9,7 @@ import mmap
 import random
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,21 @@ pytestmark = [
     pytest.mark.no_leaks,
 ]
 
-# Above glibc's largest dynamic threshold, so that malloc always gives a mapping of its own.
+# Above glibc's largest dynamic threshold, so that malloc gives a mapping of its own, unless the heap has the room.
 LARGE = 40 << 20
+MAPPED_AT = 16  # where malloc's block begins in its mapping
+
+
+@pytest.fixture(autouse=True)
+def _no_room_in_the_heap() -> Iterator[None]:
+    """Take up the room that other tests' arrays have left in the heap."""
+    ctypes.CDLL(None).malloc_trim(0)
+    taken: list[Any] = []
+    while (block := np.empty(LARGE, np.uint8)).ctypes.data % mmap.PAGESIZE != MAPPED_AT:
+        taken.append(block)
+    del block
+    yield
+    taken.clear()
 
 
 def array_of(nbytes: int = LARGE, seed: int = 0) -> Any:
