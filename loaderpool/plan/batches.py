@@ -276,11 +276,6 @@ class Numbering:
         self.batch_size = plan.most_rows
         self._missing = self.batches_per_epoch - self._rest_plan.batches_per_epoch
 
-    @property
-    def first(self) -> int:
-        """Number of the first batch of `epoch`."""
-        return self._epoch * self.batches_per_epoch + self._missing
-
     def locate(self, number: int) -> tuple[int, int, Start]:
         """Return the epoch of batch `number`, the batch's number within it, and its start.
 

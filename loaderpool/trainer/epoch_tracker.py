@@ -94,19 +94,25 @@ class ParkedRun:
 
     def take(self, position: Position) -> Run | None:
         """Return the run if it is at this position. Otherwise end it, and return None."""
-        with self._lock:
-            parked, self._parked = self._parked, None
-        if parked is None or parked[1] == position:
-            return None if parked is None else parked[0]
-        parked[0].end()
+        parked = self._remove()
+        if parked is None:
+            return None
+        run, parked_at = parked
+        if parked_at == position:
+            return run
+        run.end()
         return None
 
     def drop(self) -> None:
         """End the run. Idempotent and finalizer-safe."""
-        with self._lock:
-            parked, self._parked = self._parked, None
+        parked = self._remove()
         if parked is not None:
             parked[0].end()
+
+    def _remove(self) -> tuple[Run, Position] | None:
+        with self._lock:
+            parked, self._parked = self._parked, None
+        return parked
 
     def drop_unless(self, position: Position) -> None:
         """End the run, unless it is at this position."""

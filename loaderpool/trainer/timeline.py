@@ -28,26 +28,25 @@ _LEAST_SHARE = 0.005
 _LEFT = 18.0  # width of the labels, in percent
 _ROW, _BAR = 20, 14  # pixels from row to row, and height of a bar
 _TICKS = 5  # the largest number of ticks
+_DOT = '<circle cx="3" cy="3" r="1.2" fill="#808080"/>'
+_STRIPES = '<path d="M1.5 0V6M4.5 0V6" stroke="#c8503c" stroke-width="1.5"/>'
 # Fill, pattern and label of each state. An empty pattern means a plain fill.
 _STATES = {
     "task": ("#2f7fb8", "", "runs a task: your function, and copying its results"),
     "buffer": ("#b8791a",
                '<path d="M-1 7L7-1M-1 1L1-1M5 7L7 5" stroke="#b8791a" stroke-width="2"/>',
                "waits for a free batch buffer"),
-    "idle": ("#808080", '<circle cx="3" cy="3" r="1.2" fill="#808080"/>', "waits for a task"),
+    "idle": ("#808080", _DOT, "waits for a task"),
     "step": ("#4a8f3c", "", "training step"),
-    "wait": ("#c8503c", '<path d="M1.5 0V6M4.5 0V6" stroke="#c8503c" stroke-width="1.5"/>',
-             "waits for data"),
+    "wait": ("#c8503c", _STRIPES, "waits for data"),
     "epoch": ("#9a5fb4", '<path d="M0 1.5H6M0 4.5H6" stroke="#9a5fb4" stroke-width="1.5"/>',
               "waits for the first batch of an epoch"),
     "make": ("#2f7fb8", "", "makes a batch in the main process"),
     "compute": ("#2f7fb8", "", "computes"),
     "other": ("#3f9a94", '<path d="M0 3H6M3 0V6" stroke="#3f9a94" stroke-width="1.2"/>',
               "waits within a task, such as for a file or a lock"),
-    "cpu": ("#c8503c", '<path d="M1.5 0V6M4.5 0V6" stroke="#c8503c" stroke-width="1.5"/>',
-            "waits for a CPU"),
-    "hungry": ("#808080", '<circle cx="3" cy="3" r="1.2" fill="#808080"/>',
-               "waits for a task or a batch buffer"),
+    "cpu": ("#c8503c", _STRIPES, "waits for a CPU"),
+    "hungry": ("#808080", _DOT, "waits for a task or a batch buffer"),
 }  # fmt: skip
 STYLE = "".join(
     f".lp-{name}{{fill:url(#lp-p-{name});stroke:{color};stroke-width:.5}}"
