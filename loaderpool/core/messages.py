@@ -7,7 +7,7 @@
 | `Load`, `Look` | main -> supervisor | a few for each loader and each epoch with changed objects |
 | `Begin` | main -> supervisor | one for each run |
 | `End` | main -> supervisor | one for each run and each loader |
-| `Extend` | main -> supervisor | one for each epoch; one for each prefetched batch of a stream |
+| `Extend` | main -> supervisor | one for each epoch; one for each prefetched batch of a stream, or ticket of a node |
 | `Release` | main -> supervisor | one for each slot |
 | `Resize` | main -> supervisor | one: the next one is sent after this one was read |
 | `Filled`, `BatchFailed` | supervisor -> main | one for each slot; one for a run without a slot |
@@ -69,7 +69,9 @@ class Begin(NamedTuple):
     lanes_over: tuple[int, ...]  # lanes that have ended
     is_in_order: bool  # True if the consumer takes the batches in their order
     feed: int  # offset of the stream's table in the arena, as in `Look`
-    is_whole: bool = False  # all batches go into one slot: the run is one ticket of another machine
+    # True: make only the batches that `Extend` requests, because they are the tickets of a cluster's
+    # node
+    is_on_demand: bool = False
 
 
 class Extend(NamedTuple):
@@ -81,6 +83,8 @@ class Extend(NamedTuple):
     run: int
     stop: int  # number after the last batch
     last_rows: int  # rows of the last batch of a stream; 0: the number in the plan
+    # For a run on demand: number of the first batch. All batches from it on go into one slot.
+    first: int = -1
 
 
 class End(NamedTuple):

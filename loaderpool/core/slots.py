@@ -10,7 +10,15 @@ import heapq
 from collections.abc import Callable, Iterator
 
 from loaderpool.core.messages import BatchFailed, Ticket
-from loaderpool.core.records import Filling, Instruction, Job, ReturnPages, RunRecord, ToMain
+from loaderpool.core.records import (
+    MOST_TICKETS,
+    Filling,
+    Instruction,
+    Job,
+    ReturnPages,
+    RunRecord,
+    ToMain,
+)
 from loaderpool.memory.arena import Extent, ExtentMap
 
 # A run has at least 32 slots if they take less than this in all.
@@ -37,6 +45,8 @@ _FASTER = 4
 # fewer than two slots.
 _FOR_OTHERS = 32
 _LEAST_AT_END = 4  # least number of tiny batches in a ticket near the end of an epoch
+# Least and greatest number of tickets that a node may have. Each ticket has a slot on the node.
+_NODE_TICKETS, _MOST_NODE_TICKETS = 4, 256
 
 
 def slots_of(slot_bytes: int, most: int, workers: int, room: int) -> int:
@@ -53,6 +63,11 @@ def slots_of(slot_bytes: int, most: int, workers: int, room: int) -> int:
     """
     few = _MANY_BATCHES_BYTES if most > _MANY_BATCHES else _FEW_BYTES
     return max(room * workers + _AT_CONSUMER, min(max(32, 4 * workers), few // slot_bytes))
+
+
+def tickets_of_node(workers: int) -> int:
+    """Return the number of tickets that a node with this number of workers may have."""
+    return min(max(_NODE_TICKETS, MOST_TICKETS * workers), _MOST_NODE_TICKETS)
 
 
 def lendable(slots: int, workers: int) -> int:
@@ -99,7 +114,11 @@ class Slots:
         if layout is None or run.is_ended:
             return
         size, has_some = layout.slot_bytes, run.slots > 0
-        run.slots_wanted = slots_of(size, layout.max_chunk, workers, layout.room)
+        run.slots_wanted = (
+            slots_of(size, layout.max_chunk, workers, layout.room)
+            if run.demand is None
+            else tickets_of_node(workers)
+        )
         of_loader = [
             each.slots
             for each in self.runs.values()
@@ -109,9 +128,7 @@ class Slots:
             layout.limit_bytes // size,
             min(self._memory.largest, self.free_bytes + self.kept_bytes),
         )
-        share = min(
-            1 if run.is_whole else run.slots_wanted, max(_most_of(limit) // len(of_loader), 1)
-        )
+        share = min(run.slots_wanted, max(_most_of(limit) // len(of_loader), 1))
         # The last slot of all is for a run that has none, so `has_some` is subtracted.
         by_memory = min(limit - sum(of_loader), _most_of(nbytes // size)) - has_some
         by_number = self.most - sum(each.slots for each in self.runs.values()) - has_some
@@ -181,13 +198,16 @@ class Cutter:
         )
         epoch, of_epoch, rest = plan.locate(batch)
         run.window = None
+        if run.demand is not None:
+            count, run.last_rows = run.demand.pop(batch)
+            run.stop = batch + count
         if run.lanes:
             lane = run.lanes[batch % len(run.lanes)]
             lane.turn += 1
-        elif batch == run.next:
+        elif run.demand is None and batch == run.next:
             count = self._batches_in_ticket(run, of_epoch, batch_s, workers)
             run.next += count
-        else:
+        elif run.demand is None:
             # A batch of `again`. Later batches may fill all other slots, so the consumer must copy
             # this one and return its slot.
             may_lend = 0
@@ -227,8 +247,6 @@ class Cutter:
         self, run: RunRecord, of_epoch: int, batch_s: float, workers: int
     ) -> int:
         loader, plan = run.loader, run.plan
-        if run.is_whole:
-            return run.stop - run.next
         if batch_s > self._chunk_s / 2 or not loader.rows_measured or loader.layout is None:
             return 1
         left = run.alike(run.next)
@@ -245,6 +263,16 @@ class Cutter:
 
 def next_batch(run: RunRecord, worker: int) -> int | None:
     """Return the next batch of a run that a worker may make, or None if there is none now."""
+    if run.demand is not None:
+        homes = (None, worker)
+        return next(
+            (
+                batch
+                for batch in run.demand
+                if not run.lanes or run.lanes[batch % len(run.lanes)].home in homes
+            ),
+            None,
+        )
     if run.again:
         return heapq.heappop(run.again)
     if not run.lanes:

@@ -55,7 +55,7 @@ from loaderpool.core.records import (
     ToWorker,
     WorkerRecord,
 )
-from loaderpool.core.slots import Cutter, Slots, next_batch
+from loaderpool.core.slots import Cutter, Slots, next_batch, tickets_of_node
 from loaderpool.memory.arena import ExtentMap
 from loaderpool.plan.batches import Numbering
 from loaderpool.transport.reports import GivenUp
@@ -64,8 +64,6 @@ from loaderpool.transport.reports import GivenUp
 # would wait behind a slow sample.
 _SHORT_S = 0.02
 _LAST_TICKET, _SLOTS = operator.attrgetter("last_ticket"), operator.attrgetter("slots")
-# Least and greatest number of tickets that a node may have. Each ticket has a slot on the node.
-_NODE_TICKETS, _MOST_NODE_TICKETS = 4, 256
 
 
 class State:
@@ -184,7 +182,8 @@ class State:
         run = self.runs[asked.run] = RunRecord(
             asked.run, loader, plan or loader.plan, first, stop, had
         )
-        run.feed, run.is_in_order, run.is_whole = asked.feed, asked.is_in_order, asked.is_whole
+        run.feed, run.is_in_order = asked.feed, asked.is_in_order
+        run.demand = {} if asked.is_on_demand else None
         lanes, over = loader.plan.lanes, asked.lanes_over
         run.lanes = [
             Lane(first // lanes + (lane < first % lanes), batches=0 if lane in over else None)
@@ -195,11 +194,15 @@ class State:
             self.resume()
         self.slots.give(run, self.width)
 
-    def extend(self, number: int, stop: int, last_rows: int) -> None:
+    def extend(self, number: int, stop: int, last_rows: int, first: int = -1) -> None:
         """Allow more batches of a run, as in `Extend`."""
         run = self.runs.get(number)
-        if run is not None:
+        if run is None:
+            return
+        if run.demand is None:
             run.stop, run.last_rows = stop, last_rows
+        else:
+            run.demand[first] = stop - first, last_rows
 
     def end(self, number: int, lent: tuple[int, ...]) -> None:
         """End a run. Free its slots, except those with views and those that workers write into.
@@ -417,9 +420,7 @@ class State:
         if worker.is_leaving or worker.is_paused:
             has_room = False
         elif self._of_nodes:
-            most = min(
-                max(_NODE_TICKETS, MOST_TICKETS * worker.workers), _MOST_NODE_TICKETS
-            ) * bool(worker.workers)
+            most = tickets_of_node(worker.workers) * bool(worker.workers)
             has_room = len(jobs) < most and not any(job.is_alone for job in jobs.values())
         elif not jobs:
             has_room = True
@@ -502,7 +503,9 @@ class State:
             run.free.append(slot.offset)
             self._settle(run)
             return
-        if lane is not None:  # a lane ends with a batch that is short, empty or failed
+        # A lane ends with a batch that is short, empty or failed. The dispatcher watches the lanes of
+        # a run on demand.
+        if lane is not None and run.demand is None:
             turn, has_rows = slot.batch // len(run.lanes), slot.rows > 0 or slot.failure is not None
             is_end = slot.rows < slot.asked or slot.failure is not None
             if is_end and (lane.batches is None or turn + has_rows < lane.batches):
@@ -513,7 +516,7 @@ class State:
                 run.free.append(slot.offset)
                 return
         if slot.failure is not None:
-            if slot.count > 1 and not run.is_whole:
+            if slot.count > 1 and run.demand is None:
                 # Make each batch again by itself, so the batches before the failed one arrive.
                 for batch in range(slot.batch, slot.batch + slot.count):
                     heapq.heappush(run.again, batch)

@@ -18,14 +18,18 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from loaderpool.cache.setting import MEMORY, Count
 from loaderpool.core.messages import Ticket
 from loaderpool.errors import shortened
 from loaderpool.ray.head import why_no_head
 from loaderpool.ray.node import NodeActor, versions
 from loaderpool.system import clock
 from loaderpool.system.interrupts import FailuresIgnored
+
+if TYPE_CHECKING:
+    from loaderpool.cache.store import SharedCache
 
 _KNOCK_S = 3.0  # timeout of a connection; a head answers within this, however busy it is
 _CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
@@ -57,13 +61,24 @@ class Node:
         self.orders: collections.deque[Order] = collections.deque()
         # Tickets that wait until all orders are done.
         self.waiting: collections.deque[Ticket] = collections.deque()
-        self.forms: set[int] = set()  # loaders whose form of batches the node knows
+        # By loader: counts of its cache that were in the node's cell before.
+        self._counted: dict[int, list[int]] = {}
         self.is_busy = False  # True: an order has not been answered yet
         self.has_answered = False  # True: its actor runs
         self.heard_s = 0.0  # time of the latest heartbeat
         # The cluster's thread sets `actor` and `id`. `_settle` clears both, `_check` sets `id`.
         self.actor: Any = None
         self.id = ""  # Ray's id of the node; empty: none is chosen yet
+
+
+    def count_cache(self, loader: int, cache: SharedCache, latest: list[int]) -> None:
+        """Add the node's latest counts of a loader's cache to those of earlier nodes in its cell."""
+        counts = cache.counts_of(self.cell)
+        before = self._counted.setdefault(loader, counts[: len(latest)].tolist())
+        for count, number in enumerate(latest):
+            # The main process reads the size of a store on disk from its file.
+            if cache.plan.where == MEMORY or count != Count.BYTES:
+                counts[count] = before[count] + number
 
 
 class Cluster:
@@ -73,7 +88,7 @@ class Cluster:
         settings: Settings of the pool, by name.
         post: Makes the loop call one of the dispatcher's methods, by name. May be called in any
             thread.
-        on_beat: Called in the loop with a node and its answer to each heartbeat.
+        on_beat: Called in the loop with a node and its answer to each heartbeat (`NodeActor.beat`).
         is_first: True if no dispatcher ran before. Then a cluster that does not answer was never
             there, and the connection is not retried.
     """
@@ -82,7 +97,7 @@ class Cluster:
         self,
         settings: Any,
         post: Callable[..., None],
-        on_beat: Callable[[Node, int], None],
+        on_beat: Callable[[Node, tuple[int, dict[int, list[int]]]], None],
         is_first: bool,
     ) -> None:
         self._settings, self._post, self._is_first = settings, post, is_first

@@ -18,16 +18,19 @@ import pickle
 import queue
 import select
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from loaderpool.config import MAX_WORKERS
 from loaderpool.core.channel import Received
 from loaderpool.core.messages import (
     BatchFailed,
+    Begin,
     Done,
     Found,
     Load,
@@ -37,17 +40,18 @@ from loaderpool.core.messages import (
     Ticket,
     Warn,
 )
-from loaderpool.core.records import Abandon, Death, Instruction, Start, Stop, ToWorker
+from loaderpool.core.records import Abandon, Death, Instruction, Job, Start, Stop, ToWorker
 from loaderpool.core.supervisor import Supervisor, serve
 from loaderpool.errors import ClusterError, MemoryLimitError, SourceError
 from loaderpool.memory.arena import oversize_file
 from loaderpool.memory.board import Board, Field
 from loaderpool.ray.cluster import BEAT_S, Cluster, Node
-from loaderpool.ray.node import Made
+from loaderpool.ray.node import Made, Request
 from loaderpool.system import clock, machine
 from loaderpool.transport import reports
 from loaderpool.transport.payload.modules import ModuleStore
 from loaderpool.transport.reports import GivenUp, LostReport, describe_failure
+from loaderpool.worker.bundles import Bundle, FeedTable
 
 # Bytes of tickets in one call, at most; one object of 19 MB takes 0.6 of the CPU time of four.
 _GROUP_BYTES = 16 << 20
@@ -77,6 +81,8 @@ class Dispatcher(Supervisor):
         self._modules = ModuleStore(start["modules"])
         # By loader: its payload, as a reference into the cluster's stores.
         self._stored: dict[int, Any] = {}
+        # The beginning of each run, which a node gets with each ticket.
+        self._begun: dict[int, Begin] = {}
         self._losses: collections.deque[tuple[str, str]] = collections.deque(maxlen=_KEPT)
         # By node: its latest state that has not been sent to the main process.
         self._untold: dict[int, NodeIs] = {}
@@ -96,6 +102,9 @@ class Dispatcher(Supervisor):
         """Run the supervisor's loop. End all nodes after it."""
         try:
             super().run()
+        except BaseException:
+            traceback.print_exc()  # here, because `leave` ends this process's standard error
+            raise
         finally:
             self._cluster.leave()
 
@@ -120,6 +129,16 @@ class Dispatcher(Supervisor):
             for node in self._running():
                 self._order_load(node, message.loader)
 
+    def _begin(self, message: Begin) -> None:
+        self._begun[message.run] = message
+        super()._begin(message)
+
+    def _tell_workers(self, form: Found) -> None:
+        super()._tell_workers(form)
+        for node in self._running():
+            self._order_form(node, form.loader)
+            self._go_on(node)
+
     def _unload(self, number: int) -> None:
         super()._unload(number)
         self._stored.pop(number, None)
@@ -136,22 +155,31 @@ class Dispatcher(Supervisor):
     def _order_load(self, node: Node, loader: int) -> None:
         """Queue an order to load a payload. All nodes read it from the cluster's stores."""
         if loader not in self._stored:
-            pickled, buffers, *_, generators = self._payloads.read(
+            pickled, buffers, cache, _, generators = self._payloads.read(
                 loader, *self._payloads.places[loader]
             )
             arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
             self._stored[loader] = self._cluster.put(
-                (pickled, arrays, generators, self._modules.frames())
+                (pickled, arrays, cache, generators, self._modules.frames())
             )
         node.orders.append(("load", loader, self._stored[loader]))
+        if loader in self._forms:
+            self._order_form(node, loader)
         self._go_on(node)
+
+    def _order_form(self, node: Node, loader: int) -> None:
+        """Queue an order to use the form of a loader's batches."""
+        form = Found(0, loader, self._forms[loader], self._state.loaders[loader].row_s)
+        node.orders.append(("take_form", loader, form))
 
     def _go_on(self, node: Node) -> None:
         """Send a node its next order, or its tickets if there are no orders."""
         if node.orders and not node.is_busy:
             node.is_busy = True
-            method, *arguments = node.orders.popleft()
-            self._cluster.call(node, functools.partial(self._ordered, node), method, *arguments)
+            method, loader, *arguments = node.orders.popleft()
+            self._cluster.call(
+                node, functools.partial(self._ordered, node), method, loader, *arguments
+            )
         while node.waiting and not node.is_busy:
             self._send_tickets(node)
 
@@ -168,7 +196,7 @@ class Dispatcher(Supervisor):
         these travel.
         """
         group: list[Ticket] = []
-        places: list[tuple[Any, ...]] = []
+        requests: list[Request] = []
         nbytes = 0
         while node.waiting and len(group) < max(2, node.workers):
             ticket = node.waiting[0]
@@ -177,22 +205,47 @@ class Dispatcher(Supervisor):
                 break
             node.waiting.popleft()
             job = self._state.workers[node.number].jobs[ticket.number]
-            if job.is_unwanted or ticket.loader not in self._payloads.settings:
+            request = None if job.is_unwanted else self._request(ticket, job)
+            if request is None:
                 self._on_made(node, ticket, None)
                 continue
             group.append(ticket)
-            first = 0 if job.slot is None else job.slot.batch
-            places.append((ticket.loader, ticket.run, first, ticket.batches, ticket.rest))
+            requests.append(request)
+            nbytes += sum(place.nbytes for _, place in request.items)
         if group:
-            unknown = {ticket.loader for ticket in group if ticket.run} - node.forms
-            forms = [
-                (0, loader, self._forms[loader], self._state.loaders[loader].row_s)
-                for loader in unknown
-            ]
-            node.forms |= unknown
             self._cluster.call(
-                node, functools.partial(self._on_group, node, group), "make", places, forms
+                node, functools.partial(self._on_group, node, group), "make", requests
             )
+
+    def _request(self, ticket: Ticket, job: Job) -> Request | None:
+        """Return a ticket as a node gets it, with the items of a stream; None if it is unwanted."""
+        settings = self._payloads.settings.get(ticket.loader)
+        if settings is None:
+            return None
+        items: list[tuple[npt.NDArray[np.uint8], Bundle]] = []
+        last_rows = 0
+        if ticket.feed:
+            table = FeedTable(self._arena.map, ticket.feed)
+            for batch in range(ticket.batch, ticket.batch + ticket.batches):
+                if (found := table.content(batch)) is None:  # the run has been abandoned
+                    return None
+                items.append(found)
+            table.release()
+            last_rows = ticket.stop - (ticket.batches - 1) * settings.plan.most_rows
+        if job.slot is None:
+            return Request(ticket.loader, 0, 0, 0, 0, 0, 1, last_rows, items)
+        begun = self._begun[ticket.run]
+        return Request(
+            ticket.loader,
+            ticket.run,
+            begun.first,
+            begun.rest,
+            job.slot.batch,
+            ticket.batch,
+            ticket.batches,
+            last_rows,
+            items,
+        )
 
     def _on_group(self, node: Node, group: list[Ticket], answers: list[Made]) -> None:
         for ticket, made in zip(group, answers, strict=True):
@@ -224,6 +277,7 @@ class Dispatcher(Supervisor):
             case _:
                 super()._obey(instruction)
         if isinstance(instruction, Abandon):
+            self._begun.pop(instruction.run, None)
             for node in self._running():
                 self._cluster.call(node, lambda _: None, "drop", instruction.run)
 
@@ -268,7 +322,7 @@ class Dispatcher(Supervisor):
             self._order_load(node, loader)
         self._note_free_memory()
         self._state.joined(node.number, workers)
-        self._on_beat(node, 0)
+        self._on_beat(node, (0, {}))
         self._go_on(node)
 
     def answered(self, node: Node, then: Callable[[Any], None], result: Any) -> None:
@@ -276,11 +330,16 @@ class Dispatcher(Supervisor):
         if self._nodes.get(node.number) is node:
             then(result)
 
-    def _on_beat(self, node: Node, waited_ns: int) -> None:
+    def _on_beat(self, node: Node, answer: tuple[int, dict[int, list[int]]]) -> None:
         node.heard_s = clock.monotonic_s()
+        waited_ns, counts = answer
         self._put(
             node, Field.WAIT_NS, max(waited_ns, self._arena.board.read(node.cell, Field.WAIT_NS))
         )
+        for loader, latest in counts.items():
+            payload = self._payloads.loaded.get(loader)
+            if payload is not None and payload.cache is not None:
+                node.count_cache(loader, payload.cache, latest)
 
     def _on_made(self, node: Node, ticket: Ticket, made: Made) -> None:
         """Write a node's batches into the ticket's slot.

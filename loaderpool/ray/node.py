@@ -1,9 +1,10 @@
 """A node: an actor with its own supervisor and workers.
 
-Each ticket of the dispatcher is a short run of the actor's:
+A run of the dispatcher is a run on each node that makes some of its batches. The node makes only
+the batches that the dispatcher requests:
 
-    dispatcher --make(ticket)--> actor --Begin--> supervisor --Ticket--> worker
-         ^------ bytes ---------- slot <-Filled------+ <------ Done -------+
+    dispatcher --make(Request)--> actor --Extend--> supervisor --Ticket--> worker
+         ^------- bytes ---------- slot <--Filled------+ <------ Done -------+
 
 Runs in: a Ray actor, and its supervisor's process. The actor's calls are coroutines of one thread.
 Another thread reads the supervisor's messages.
@@ -12,15 +13,16 @@ Another thread reads the supervisor's messages.
 from __future__ import annotations
 
 import asyncio
-import itertools
+import collections
 import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from loaderpool.config import DEFAULT_RESTARTS
 from loaderpool.core.channel import Received
@@ -30,6 +32,7 @@ from loaderpool.core.messages import (
     Begin,
     End,
     Ended,
+    Extend,
     Filled,
     Found,
     Load,
@@ -37,24 +40,49 @@ from loaderpool.core.messages import (
     LoaderFailed,
     Look,
     Message,
+    Release,
 )
 from loaderpool.core.session import Listener, Session
+from loaderpool.core.stream.stored import StoredItems
 from loaderpool.core.supervisor import Supervisor, serve
-from loaderpool.memory.arena import Arena, map_memory_file
+from loaderpool.errors import CacheError, MemoryLimitError
+from loaderpool.memory.arena import Arena, Extent, ExtentPool, map_memory_file
 from loaderpool.memory.board import Field
 from loaderpool.system import clock, machine, process
 from loaderpool.system.machine import StopWatch
+from loaderpool.transport import reports
 from loaderpool.transport.payload.modules import ModuleStore
 from loaderpool.transport.payload.sent import Sent
 from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.pickling import receive
+from loaderpool.worker.bundles import Bundle
+
+if TYPE_CHECKING:
+    from loaderpool.cache.setting import CachePlan
+    from loaderpool.cache.store import SharedCache
+
+
+class Request(NamedTuple):
+    """A ticket of the dispatcher, as it is sent to a node."""
+
+    loader: int
+    run: int  # 0: make the first sample
+    begins_at: int  # number of the run's first batch
+    rest: int | tuple[int, ...]  # start of the first epoch, as in `Begin`
+    first: int  # number of the first batch to make
+    batch: int  # number of that batch in its epoch
+    batches: int
+    last_rows: int  # rows of the last batch of a stream; 0: the number in the plan
+    # Items of each batch, and their `Bundle` at the dispatcher; empty: the source is no stream.
+    items: Sequence[tuple[npt.NDArray[np.uint8], Bundle]] = ()
+
 
 # Result of a ticket: seconds, rows, failures of samples, and bytes of the slot. Or the first
 # sample. Or an error of the ticket, or of the whole loader. None: the ticket is no longer
 # needed.
 Made: TypeAlias = "tuple[float, int, bytes, Any] | Found | BatchFailed | LoaderFailed | None"
 
-_RUNS = 1 << 32  # first number of this module's runs; no loader has such a number
+_DROPPED = 1000  # ended runs that are remembered; more than calls can be on their way
 _LOADING, _LOOKING = -1, -2
 # Seconds in which an answer has been sent; the dispatcher waits for it before it ends.
 _ANSWER_S = 0.05
@@ -66,50 +94,111 @@ def versions() -> str:
     return f"loaderpool {sys.modules['loaderpool'].__version__} and NumPy {np.__version__}"
 
 
-class _Loader(Listener):
-    """A loader of the dispatcher, and the calls that wait for messages about it."""
+class _Calls(Listener):
+    """Calls of the actor that wait for messages of its supervisor, keyed by what they wait for."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._loop = session, asyncio.get_running_loop()
-        # Calls that wait, by run, `_LOADING` or `_LOOKING`.
-        self._calls: dict[int, asyncio.Future[Received | None]] = {}
-        self.form: Any = None
-        self.failed: LoaderFailed | None = None
+        self._waiting: dict[int, asyncio.Future[Received | None]] = {}
 
-    async def ask(self, about: int, message: Message) -> Any:
+    async def ask(self, about: int, message: Message, descriptors: Sequence[int] = ()) -> Any:
         """Send a message and return the answer as received; None if it is no longer needed."""
-        call = self._calls[about] = self._loop.create_future()
-        self._session.send(message)
+        call = self._waiting[about] = self._loop.create_future()
+        self._session.send(message, descriptors)
         return await call
 
     def hear(self, received: Received) -> None:
         """Pass a message of the supervisor to the actor's thread. Called in the reader's thread."""
-        self._loop.call_soon_threadsafe(self._settle, received)
+        self._loop.call_soon_threadsafe(self.settle, received)
 
-    def _settle(self, received: Received) -> None:
+    def settle(self, received: Received) -> None:
+        """Resume the calls that wait for a message. Called in the actor's thread."""
+        raise NotImplementedError
+
+    def answer(self, received: Received | None, *calls: int) -> None:
+        """Resume calls with a message as their result."""
+        for about in calls:
+            if about in self._waiting:
+                self._waiting.pop(about).set_result(received)
+            elif received is not None:
+                for descriptor in received.descriptors:
+                    os.close(descriptor)
+
+    def answer_all(self, received: Received | None) -> None:
+        """Resume all calls with a message as their result, or with None."""
+        self.answer(received, *self._waiting)
+
+
+class _Loader(_Calls):
+    """A loader of the dispatcher, and the calls that wait for messages about it.
+
+    Args:
+        session: The node's supervisor.
+        sent: Its payload in the arena.
+        cache: Its cache on this node; None: it has none.
+    """
+
+    def __init__(self, session: Session, sent: Sent, cache: SharedCache | None) -> None:
+        super().__init__(session)
+        self.sent, self.cache = sent, cache
+        self.runs: list[_Run] = []
+        self.form: Any = None
+        self.failed: LoaderFailed | None = None
+
+    def settle(self, received: Received) -> None:
         match received.message:
             case LoaderFailed() as message:
                 self.failed = message
-                self.answer(received, *self._calls)
-            case Filled(run=about) | BatchFailed(run=about):
-                self.answer(received, about)
+                for calls in (self, *self.runs):
+                    calls.answer_all(received)
             case Found():
                 self.answer(received, _LOOKING)
             case Loaded() | Ended():  # `Ended` comes when no process uses the loader any more
                 self.answer(received, _LOADING)
 
-    def answer(self, received: Received | None, *calls: int) -> None:
-        """Resume calls with a message as their result."""
-        for about in calls:
-            if about in self._calls:
-                self._calls.pop(about).set_result(received)
-            elif received is not None:
-                for descriptor in received.descriptors:
-                    os.close(descriptor)
 
-    def close(self) -> None:
-        """Resume all calls with None."""
-        self.answer(None, *self._calls)
+class _Run(_Calls):
+    """A run of the dispatcher, of which this node makes some batches.
+
+    The calls are keyed by the number of the first batch.
+
+    Args:
+        session: The node's supervisor.
+        loader: The run's loader.
+        items: Items of a stream; None: the source is no stream.
+    """
+
+    def __init__(self, session: Session, loader: _Loader, items: StoredItems | None) -> None:
+        super().__init__(session)
+        self.loader, self.items = loader, items
+        self.lent: dict[int, None] = {}  # offsets of the slots whose bytes are being sent
+
+    def settle(self, received: Received) -> None:
+        match received.message:
+            case Ended(number):  # no worker reads the items any more
+                self._session.listeners.pop(number, None)
+                if self.items is not None:
+                    self.items.free()
+            case BatchFailed(offset=-1):
+                self.answer_all(received)
+            case Filled(batch=first) | BatchFailed(batch=first):
+                self.answer(received, first)
+
+
+class _NodeArena(Arena):
+    """An arena whose extents two threads may take: one copies payloads, the other has items."""
+
+    def __init__(self, descriptor: int, nbytes: int = 0, tag: str = "") -> None:
+        super().__init__(descriptor, nbytes, tag)
+        self.lock = threading.RLock()
+
+    def take(self, nbytes: int, purpose: str) -> Extent:
+        with self.lock:
+            return super().take(nbytes, purpose)
+
+    def give_back(self, extent: Extent) -> None:
+        with self.lock:
+            super().give_back(extent)
 
 
 class NodeActor:
@@ -129,12 +218,13 @@ class NodeActor:
         # cluster.
         os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
         self._at = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
-        self._workers, self._arena = workers, Arena.create()
+        self._workers, self._arena = workers, _NodeArena.create()
+        self._rooms = ExtentPool(self._arena)  # for the items of streams
         self._loaders: dict[int, _Loader] = {}
-        self._sent: dict[int, Sent] = {}  # payloads, by loader
-        # By the actor's run: the ticket's loader, and the run of the dispatcher.
-        self._runs: dict[int, tuple[_Loader, int]] = {}
-        self._numbers = itertools.count(_RUNS)
+        self._runs: dict[int, _Run] = {}
+        # Runs that have ended. Ray may start a call for one of them later.
+        self._dropped: collections.deque[int] = collections.deque(maxlen=_DROPPED)
+        self._tickets = 0  # tickets in progress
         self._patience_s = patience_s
         self._heard_s = clock.monotonic_s()  # time of the latest heartbeat
         settings = {"node": self._at[1], "workers": workers, "max_restarts": DEFAULT_RESTARTS}
@@ -172,101 +262,186 @@ class NodeActor:
         """
         asyncio.get_running_loop().call_later(_ANSWER_S, os._exit, 0)
 
-    async def beat(self) -> int:
-        """Note that the dispatcher is alive. Return the total waiting time of the workers in ns."""
+    async def beat(self) -> tuple[int, dict[int, list[int]]]:
+        """Note that the dispatcher is alive.
+
+        Returns:
+            Total waiting time of the workers in ns, and the counts of each loader's cache.
+        """
         self._heard_s = clock.monotonic_s()
         board = self._arena.board
-        return sum(board.read(cell, Field.WAIT_NS) for _, _, cell in board.workers())
+        counts = {
+            number: loader.cache.counts()
+            for number, loader in self._loaders.items()
+            if loader.cache is not None
+        }
+        return sum(board.read(cell, Field.WAIT_NS) for _, _, cell in board.workers()), counts
 
     # ---- loaders ----
 
-    async def load(self, number: int, payload: tuple[bytes, list[Any], bytes, bytes]) -> Any:
+    async def load(
+        self, number: int, payload: tuple[bytes, list[Any], CachePlan | None, bytes, bytes]
+    ) -> Any:
         """Load a payload, read from the node's store.
 
-        The payload is a pickle, its arrays, its random generators, and the dispatcher's modules.
+        The payload is a pickle, its arrays, its cache, its random generators, and the dispatcher's
+        modules.
 
         Raises:
             MemoryLimitError: There is no memory for it.
         """
-        pickled, arrays, generators, modules = payload
+        pickled, arrays, plan, generators, modules = payload
         self._modules.extend(modules)
         shipment = Shipment(pickled, tuple(map(memoryview, arrays)), generators=generators)
-        # In a thread, because the actor must answer heartbeats while it copies gigabytes.
-        sent = self._sent[number] = await asyncio.to_thread(Sent, self._arena, shipment)
-        loader = self._loaders[number] = self._session.listeners[number] = _Loader(self._session)
-        answer = await loader.ask(_LOADING, Load(number, sent.offset, sent.nbytes))
+        try:
+            # In a thread, because the actor must answer heartbeats while it copies gigabytes.
+            sent, cache = await asyncio.to_thread(self._store, shipment, plan)
+        except CacheError as error:
+            return LoaderFailed(number, reports.of_error(error))
+        loader = _Loader(self._session, sent, cache)
+        self._loaders[number] = self._session.listeners[number] = loader
+        files = [] if cache is None or cache.descriptor < 0 else [cache.descriptor]
+        answer = await loader.ask(_LOADING, Load(number, sent.offset, sent.nbytes), files)
         return answer.message
+
+    def _store(
+        self, shipment: Shipment, plan: CachePlan | None
+    ) -> tuple[Sent, SharedCache | None]:
+        """Copy a payload into the arena, and create its cache on this node."""
+        if plan is None:
+            return Sent(self._arena, shipment), None
+        # Imported here, because few loaders have a cache.
+        from loaderpool.cache.store import SharedCache
+
+        cache = SharedCache.create(plan)
+        cache.count_in(self._arena, self._arena.lock)
+        return Sent(self._arena, shipment, cache=cache.plan), cache
 
     async def unload(self, number: int) -> None:
         """Unload a loader, and free its payload."""
         loader = self._loaders.pop(number, None)
-        if loader is not None:
-            loader.close()
-            await loader.ask(_LOADING, End(number))
-            del self._session.listeners[number]
-        if (sent := self._sent.pop(number, None)) is not None:
-            sent.give_back()
+        if loader is None:
+            return
+        loader.answer_all(None)
+        await loader.ask(_LOADING, End(number))
+        del self._session.listeners[number]
+        loader.sent.give_back()
+        if loader.cache is not None:
+            loader.cache.close(clears=True)
+
+    async def take_form(self, number: int, found: Found) -> None:
+        """Use the form of a loader's batches, which the dispatcher has chosen."""
+        if (loader := self._loaders.get(number)) is not None:
+            loader.form, loader.failed = receive(found.content)[0], None
+            self._session.send(found)
 
     # ---- tickets ----
 
-    async def make(
-        self, tickets: list[tuple[Any, ...]], forms: list[tuple[Any, ...]]
-    ) -> list[Made]:
-        """Make the batches of some tickets. One call for all costs half as much as one for each.
+    async def make(self, tickets: list[Request]) -> list[Made]:
+        """Make the batches of some tickets. One call for all costs half as much as one for each."""
+        return await asyncio.gather(*map(self._make, tickets))
 
-        Args:
-            tickets: Arguments of `_make`.
-            forms: Fields of `Found`, for loaders whose form of batches is new to this node.
-        """
-        for found in itertools.starmap(Found, forms):
-            if (loader := self._loaders.get(found.loader)) is not None:
-                loader.form, loader.failed = receive(found.content)[0], None
-                self._session.send(found)
-        return await asyncio.gather(*(self._make(*ticket) for ticket in tickets))
-
-    async def _make(self, number: int, run: int, first: int, batches: int, rest: Any) -> Made:
-        """Make batches from number `first` on, all in one slot, for a run of the dispatcher.
-
-        If `run` is 0, make the first sample instead.
-        """
-        began_s, loader, mine = clock.monotonic_s(), self._loaders.get(number), next(self._numbers)
-        if loader is None:  # the loader was unloaded in the meantime
+    async def _make(self, ticket: Request) -> Made:
+        began_s, loader = clock.monotonic_s(), self._loaders.get(ticket.loader)
+        if loader is None or ticket.run in self._dropped:
             return None
-        if not run:
-            answer = await loader.ask(_LOOKING, Look(number, 0))
-            return answer and answer.message  # type: ignore[no-any-return]
-        if loader.failed is not None:
+        if loader.failed is not None and ticket.run:
             return loader.failed
-        self._runs[mine], self._session.listeners[mine] = (loader, run), loader
-        begin = Begin(mine, number, first, first + batches, rest, (), (), True, 0, True)
-        received: Received | None = await loader.ask(mine, begin)
+        try:
+            run = self._run_of(ticket, loader)
+            self._put_items(ticket, run)
+        except MemoryLimitError as error:
+            return BatchFailed(ticket.run, ticket.first, -1, reports.of_error(error))
+        if not ticket.run:
+            return await self._look(ticket, run)
+        self._tickets += 1
+        asked = Extend(ticket.run, ticket.first + ticket.batches, ticket.last_rows, ticket.first)
+        received: Received | None = await run.ask(ticket.first, asked)
         # The workers' share of the time in which the ticket was in progress.
-        share = min(1.0, self._workers / len(self._runs))
-        del self._runs[mine], self._session.listeners[mine]
-        lent: tuple[int, ...] = ()
-        made: Any = None if received is None else received.message
-        if isinstance(made, Filled):
-            if made.oversize:
-                (descriptor,) = received.descriptors  # type: ignore[union-attr]
-                content = np.frombuffer(map_memory_file(descriptor, made.oversize), np.uint8)[
-                    : made.oversize
-                ]
-                os.close(descriptor)
-            else:
-                lent = (made.offset,)
-                slot = self._session.lender.lend(
-                    mine, made.ticket, made.offset, made.slot_bytes, {}
-                )
-                content = slot[: loader.form.used_bytes(slot, made.rows)]
-            made = (clock.monotonic_s() - began_s) * share, made.rows, made.failures, content
-        self._session.send(End(mine, lent))
-        return made  # type: ignore[no-any-return]
+        seconds = (clock.monotonic_s() - began_s) * min(1.0, self._workers / self._tickets)
+        self._tickets -= 1
+        if run.items is not None:
+            for batch in range(ticket.batch, ticket.batch + ticket.batches):
+                run.items.drop(batch)
+        return None if received is None else self._made(received, run, seconds)
+
+    def _run_of(self, ticket: Request, loader: _Loader) -> _Run:
+        """Return the run of a ticket. Begins the run with its first ticket."""
+        run = self._runs.get(ticket.run)
+        if run is None:
+            has_items = bool(ticket.items)
+            items = StoredItems(self._arena, self._rooms) if has_items else None
+            run = _Run(self._session, loader, items)
+            if ticket.run:
+                loader.runs.append(run)
+                self._runs[ticket.run] = self._session.listeners[ticket.run] = run
+                feed = 0 if items is None else items.offset
+                begin = Begin(
+                    ticket.run, ticket.loader, ticket.begins_at, -1, ticket.rest, (), (), True,
+                    feed, is_on_demand=True,
+                )  # fmt: skip
+                self._session.send(begin)
+        return run
+
+    def _put_items(self, ticket: Request, run: _Run) -> None:
+        """Store the items of a stream's batches in the arena."""
+        for batch, (content, place) in enumerate(ticket.items, ticket.batch):
+            assert run.items is not None
+            extent = self._rooms.take(place.nbytes)
+            with memoryview(self._arena.map) as arena:
+                arena[extent.offset : extent.offset + place.nbytes] = content.data
+            run.items.enter(batch, extent, place._replace(offset=extent.offset))
+
+    async def _look(self, ticket: Request, run: _Run) -> Made:
+        """Make the first sample."""
+        items = run.items
+        answer = await run.loader.ask(
+            _LOOKING, Look(ticket.loader, 0 if items is None else items.offset)
+        )
+        if items is not None:
+            items.free()
+        return answer and answer.message  # type: ignore[no-any-return]
+
+    def _made(self, received: Received, run: _Run, seconds: float) -> Made:
+        message: Any = received.message
+        if isinstance(message, BatchFailed):
+            if message.offset >= 0:
+                self._session.send(Release(message.run, message.offset, 0))
+            else:  # the supervisor has ended the run, because there was no slot for it
+                self._end(message.run)
+            return message
+        if isinstance(message, LoaderFailed):
+            return message
+        if message.oversize:
+            (descriptor,) = received.descriptors
+            content = np.frombuffer(map_memory_file(descriptor, message.oversize), np.uint8)[
+                : message.oversize
+            ]
+            os.close(descriptor)
+            self._session.send(Release(message.run, message.offset, message.ticket))
+        else:
+            # The slot is released when the bytes were sent.
+            slot = self._session.lender.lend(
+                message.run, message.ticket, message.offset, message.slot_bytes, run.lent
+            )
+            content = slot[: run.loader.form.used_bytes(slot, message.rows)]
+        return seconds, message.rows, message.failures, content
 
     async def drop(self, run: int) -> None:
         """Resume the calls for a run of the dispatcher, which has ended."""
-        for mine, (loader, of) in self._runs.items():
-            if of == run:
-                loader.answer(None, mine)
+        self._dropped.append(run)
+        if run in self._runs:
+            self._runs[run].answer_all(None)
+            self._end(run)
+
+    def _end(self, number: int) -> None:
+        run = self._runs.pop(number, None)
+        if run is None:
+            return
+        run.loader.runs.remove(run)
+        if run.items is None:  # otherwise `Ended` is still to come
+            self._session.listeners.pop(number, None)
+        self._session.send(End(number, tuple(run.lent)))
 
 
 class NodeSupervisor(Supervisor):

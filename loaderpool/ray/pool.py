@@ -6,7 +6,7 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from loaderpool.checks import whole_number
 from loaderpool.config import MAX_WORKERS
@@ -15,9 +15,6 @@ from loaderpool.errors import ArgumentError, ClusterError, brief
 from loaderpool.hints import known_names_only
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.trainer.pool import Pool
-
-if TYPE_CHECKING:
-    from loaderpool.core.delivery import CheckedArguments
 
 # The number of lost nodes that are replaced, and the seconds in which they count. Machines die less
 # often than processes and take longer to come back.
@@ -88,17 +85,6 @@ class RayPool(Pool):
         """Current number of workers on all nodes."""
         found = self._worker_pool
         return self._workers if found is None else found.workers_wanted
-
-    def _check_loader(self, checked: CheckedArguments) -> None:
-        if checked.stream is not None or checked.plan.lanes:
-            raise ArgumentError(
-                "RayPool needs a source that is read by index, and this one is an iterable. Pass "
-                "workers=N to read it on this machine, or a source with __len__ and __getitem__"
-            )
-        if checked.cache is not None:
-            raise ArgumentError(
-                "RayPool cannot be combined with cache=. Pass workers=N, or remove it"
-            )
 
     def resize(self, nodes: int | Literal["auto"]) -> None:
         """Set the number of nodes, at least 1, or `"auto"`. The batches stay the same."""

@@ -21,6 +21,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from loaderpool.errors import UnpicklableError
 from loaderpool.system.interrupts import is_of_a_handler
@@ -75,6 +76,19 @@ class FeedTable:
         if numbers[at] != batch + 1:
             return None
         return Bundle(*numbers[at + 1 : at + 5])
+
+    def content(self, batch: int) -> tuple[npt.NDArray[np.uint8], Bundle] | None:
+        """Return a copy of a batch's bundle as `uint8[nbytes]`, and its place here.
+
+        None if it was removed. Called by the dispatcher of a cluster, to send it to a node.
+        """
+        bundle = self.read(batch)
+        if bundle is None:
+            return None
+        copied = self._shared[bundle.offset : bundle.offset + bundle.nbytes]
+        if self.read(batch) != bundle:  # FEED-1
+            return None
+        return np.frombuffer(copied, np.uint8), bundle
 
     def items(self, batch: int, loader: int) -> tuple[int, list[Any]] | None:
         """Return the position of a batch's first item, and the items, or None if it was removed.

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderpool.core.messages import BatchFailed, Done, Filled, Found, Ticket
+from loaderpool.core.messages import BatchFailed, Done, Filled, Ticket
 from loaderpool.core.records import Layout, Stop, ToMain, ToWorker
 from loaderpool.core.state import State
 from loaderpool.memory.arena import ExtentMap
@@ -139,21 +139,49 @@ def test_a_ticket_that_ends_nodes_is_dealt_alone_and_given_up_and_no_other_is() 
     assert cluster.full() == [batch for batch in range(40) if batch != 7]
 
 
-def test_a_run_that_is_whole_has_one_slot_and_one_ticket() -> None:
-    """As a node makes a ticket of the dispatcher's."""
-    state, told = State(1, ExtentMap(4096, 1 << 30), 160), []
-    state.load(LOADER, Endless())
+def on_demand(lanes: int = 0) -> State:
+    """The state of a node, which has one worker and a run of the dispatcher's."""
+    state = State(2, ExtentMap(4096, 1 << 30), 160)
+    state.load(LOADER, Endless(lanes=lanes))
     state.lay_out(LOADER, Layout(4096, 64, True), 0.001)
-    begin(state, RUN, LOADER, 5, stop=45, is_whole=True)
+    begin(state, RUN, LOADER, 5, is_on_demand=True)
+    return state
+
+
+def dealt(state: State) -> list[tuple[int, Ticket]]:
+    """Deal, and return the new tickets with their workers."""
+    state.instructions.clear()
     state.deal()
-    (ticket,) = [each.message for each in state.instructions if isinstance(each, ToWorker)]
-    assert isinstance(ticket, Ticket) and (ticket.batch, ticket.batches, ticket.stop) == (
-        5,
-        40,
-        160,
-    )
-    state.done(0, Done(ticket.number, error=b"error"))
-    state.deal()
+    told = [each for each in state.instructions if isinstance(each, ToWorker)]
+    return [(each.worker, each.message) for each in told if isinstance(each.message, Ticket)]
+
+
+def test_a_node_makes_only_the_batches_that_are_requested_each_request_in_one_slot() -> None:
+    state = on_demand()
+    assert not dealt(state)
+    state.extend(RUN, 45, 0, first=5)
+    ((worker, ticket),) = dealt(state)
+    assert (ticket.batch, ticket.batches, ticket.stop) == (5, 40, 160)
+    state.done(worker, Done(ticket.number, error=b"error"))
     told = [each.message for each in state.instructions if isinstance(each, ToMain)]
-    assert [type(message) for message in told] == [BatchFailed]  # and it is not made again in parts
-    assert Found not in map(type, told)
+    assert [type(message) for message in told] == [BatchFailed]
+    assert not dealt(state)  # it is not made again in parts
+    state.extend(RUN, 103, 1, first=100)
+    ((_, ticket),) = dealt(state)
+    assert (ticket.batch, ticket.batches, ticket.stop) == (100, 3, 9)  # the last one is shorter
+
+
+def test_a_lane_of_a_node_stays_with_its_worker() -> None:
+    state = on_demand(lanes=2)
+    workers: dict[int, set[int]] = {0: set(), 1: set()}
+    for batch in range(6, 26):
+        state.extend(RUN, batch + 1, 0, first=batch)
+        ((worker, ticket),) = dealt(state)
+        assert (ticket.batch, ticket.batches) == (batch, 1)
+        workers[batch % 2].add(worker)
+        # Batches after a short one are answered, too: the dispatcher decides that the lane is over.
+        state.done(worker, Done(ticket.number, rows=3 if batch < 20 else 0))
+        (told,) = [each.message for each in state.instructions if isinstance(each, ToMain)]
+        assert isinstance(told, Filled) and not told.is_last and told.batch == batch
+        release(state, RUN, told.offset)
+    assert [len(each) for each in workers.values()] == [1, 1]

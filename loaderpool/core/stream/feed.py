@@ -29,6 +29,7 @@ from loaderpool.core.delivery import FIRST_EPOCH
 from loaderpool.core.failures import reading_error
 from loaderpool.core.forms import memory_limit
 from loaderpool.core.stream.reader import Arriving, ReaderPass, ReaderProcess, StreamEnded
+from loaderpool.core.stream.stored import StoredItems
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.memory.arena import Extent, ExtentPool, room_bytes
 from loaderpool.plan.batches import Plan
@@ -38,7 +39,7 @@ from loaderpool.transport.payload.sent import Sent, place
 from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.payload.structure import Difference
 from loaderpool.transport.reports import what_ended
-from loaderpool.worker.bundles import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable, Frame, frames
+from loaderpool.worker.bundles import ENTRIES, Bundle, Frame, frames
 
 if TYPE_CHECKING:
     from loaderpool.config import LoaderConfig
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 # middle-sized items stay small.
 _CHEAP_BYTES = 16 << 20
 _THREAD_NAME = "loaderpool-feed"
-_EMPTY_TABLE = bytes(FEED_TABLE_BYTES)
 # Waiting items may use this part (1/4) of the memory limit for batches. A smaller part: with large
 # items, workers idle while the next ones are read. A larger part: waiting items use most of the
 # limit, in addition to the batches.
@@ -82,7 +82,6 @@ class Feed:
         latest_rows: Rows of the latest of these batches.
         end: Number of batches of the whole pass; None: not known yet.
         make_error: Makes the error that follows the last batch; None: the stream has no error.
-        offset: Offset of the feed's table in the arena.
         process: Pass of a reader process; None: this process reads, on the feed's thread.
         is_started: True after `start`.
         is_over: True if the consumer has abandoned the rest.
@@ -105,22 +104,22 @@ class Feed:
         self.end: int | None = None
         self.make_error: Callable[[], LoaderpoolError] | None = None
         self.latest_rows = plan.most_rows
-        self.is_over = self.is_started = self.is_gone = self._is_freed = False
+        self.is_over = self.is_started = self.is_gone = False
         # Wakes the feed's thread when the consumer has taken something, or has abandoned the rest.
         # A `SimpleQueue`, because a finalizer can put to it without a deadlock.
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
         with self._pool.lock:
-            self._extent = self._rooms.take(FEED_TABLE_BYTES)
-        self.offset, self._shared = self._extent.offset, self._pool.arena.map
-        self._shared[self.offset : self.offset + FEED_TABLE_BYTES] = _EMPTY_TABLE
-        self._table = FeedTable(self._shared, self.offset)
-        self._held: dict[int, Extent] = {}  # extents of all batches since `_first_held`, by batch
+            self._held = StoredItems(self._pool.arena, self._rooms)  # since `_first_held`
         self._first_held = 0
         # taken batches that are held, or that will be
         self._taken: set[int] = set()
-        self._bytes = 0  # size of all held extents
         self._size = 0  # size of the latest extent
         self._told = 0  # number of batches that were reported to the engine
+
+    @property
+    def offset(self) -> int:
+        """Offset of the feed's table in the arena."""
+        return self._held.offset
 
     def start(self) -> None:
         """Start to read. Called under the lock, once the engine can notify users of this feed."""
@@ -144,7 +143,8 @@ class Feed:
         try:
             self._taken.update(batches)
             while self._first_held < min(before, self.made):
-                self._drop(self._first_held)
+                self._taken.discard(self._first_held)
+                self._held.drop(self._first_held)
                 self._first_held += 1
         finally:
             if self._news.empty():
@@ -165,22 +165,7 @@ class Feed:
     def free(self) -> None:
         """Release all memory, because no worker reads it any more. Idempotent. Under the lock."""
         self.stop()
-        if self._is_freed:
-            return
-        self._is_freed = True
-        self._table.release()
-        for extent in [self._extent, *self._held.values()]:
-            self._rooms.give(extent)
-        self._held.clear()
-
-    def _drop(self, batch: int) -> None:
-        self._taken.discard(batch)
-        extent = self._held.pop(batch, None)
-        if extent is None:  # `free` has released it
-            return
-        self._table.clear(batch)
-        self._bytes -= extent.nbytes
-        self._rooms.give(extent)
+        self._held.free()
 
     # ---- called by the feed's thread, which no signal interrupts ----
 
@@ -227,7 +212,7 @@ class Feed:
         is_entered = False
         try:
             with (
-                memoryview(self._shared) as whole,
+                memoryview(self._pool.arena.map) as whole,
                 whole[extent.offset : extent.offset + frame.nbytes] as view,
             ):
                 frame.write_into(view)
@@ -244,10 +229,10 @@ class Feed:
 
     def _enter(self, frame: Frame | Arriving, extent: Extent) -> None:
         batch = self.made
-        self._held[batch] = extent
-        self._bytes += extent.nbytes
         self._size = extent.nbytes
-        self._table.write(batch, Bundle(extent.offset, frame.nbytes, frame.buffers, frame.first))
+        self._held.enter(
+            batch, extent, Bundle(extent.offset, frame.nbytes, frame.buffers, frame.first)
+        )
         self.latest_rows = frame.rows
         self.made = batch + 1
         # If more batches are at hand, they are reported together.
@@ -275,7 +260,7 @@ class Feed:
                     try:
                         return self._rooms.take(nbytes)
                     except MemoryLimitError:
-                        if not self._held:
+                        if not len(self._held):
                             raise
                 self._tell()  # The consumer may wait for a batch that was not reported yet.
             self._news.get()
@@ -288,9 +273,9 @@ class Feed:
     def _fitting(self, size: int) -> int:
         """Return the number of further batches of this size that the feed may hold."""
         (least, most, most_bytes), held = self._feeds.ahead(), len(self._held)
-        waiting, left = held - len(self._taken), most_bytes - self._bytes
+        waiting, left = held - len(self._taken), most_bytes - self._held.nbytes
         needed = min(least - waiting, left // size)
-        cheap = min(_CHEAP_BYTES - self._bytes, left) // size
+        cheap = min(_CHEAP_BYTES - self._held.nbytes, left) // size
         # Held batches are consecutive, so each has its own entry of the table.
         most = min(most - waiting, ENTRIES - held)
         # At least two: one that the workers make, and one that waits.
