@@ -62,7 +62,7 @@ def of_copies(workers: int | lp.Pool) -> lp.Loader:
             yield worker.index * 1000 + int(rng.integers(1000))
 
     return lp.Loader.from_generator(
-        copy, prepare, copies=3, batch_size=4, seed=3, shuffle=8, workers=workers
+        copy, fn=prepare, copies=3, batch_size=4, seed=3, shuffle=8, workers=workers
     )
 
 
