@@ -38,7 +38,7 @@ from loaderpool.transport.payload.generators import MOST_ENTERED_HERE, Registry
 from loaderpool.transport.reports import OURS, describe_failure
 from loaderpool.worker.own_process import KeptGlobals, SavedGlobals
 from loaderpool.worker.probe import probe
-from loaderpool.worker.tickets import Progress, StreamedItems, Ticket, WorkFailed
+from loaderpool.worker.tickets import Progress, Ticket, WorkFailed
 from loaderpool.worker.work import Work
 
 if TYPE_CHECKING:
@@ -190,8 +190,8 @@ class LocalEngine:
         """Pass these items to the next ticket."""
         if batch is None:
             raise SourceError(nothing_there(self.plan))
-        assert isinstance(self.work.items, StreamedItems)
-        self.work.items.put(*batch)
+        first, items = batch
+        self.work.items.put(range(first, first + len(items)), items)
 
     def reseed(self) -> None:
         """Seed the random generators by their present keys."""

@@ -207,6 +207,8 @@ class Done(NamedTuple):
     oversize: int = 0  # bytes of the batch in the file; 0: the batch is in the slot
     failures: bytes = b""  # pickled `RowFailure`s, as in `Filled`
     error: bytes = b""  # pickled `Failure`: the user's code raised; empty: it did not
+    # The items were read, and are in the file: another worker makes the rows. As in `Ticket`.
+    items: tuple[int, ...] = ()
 
 
 Message = (

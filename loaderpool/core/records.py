@@ -43,6 +43,7 @@ class ToWorker(NamedTuple):
 
     worker: int
     message: Message
+    file: Any = None  # descriptor to send with the message; it stays open
 
 
 class Start(NamedTuple):
@@ -171,6 +172,7 @@ class Filling:
     rows: int = 0  # number of rows that were made
     answer: Done | None = None  # last answer
     file: Any = None  # descriptor that came with the last answer
+    items: Any = None  # descriptor of the file with the items, if they were read by another ticket
     failure: tuple[int, bytes] | None = None  # (start, error) of the lowest row range that failed
 
 

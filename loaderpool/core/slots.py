@@ -174,10 +174,16 @@ class Slots:
 
 
 class Cutter:
-    """Cuts tickets. Tickets for nodes are larger."""
+    """Cuts tickets. Tickets for nodes are larger.
 
-    def __init__(self, tickets: Iterator[int], of_nodes: bool) -> None:
-        self._tickets, self._of_nodes = tickets, of_nodes
+    Args:
+        tickets: Provides the numbers of tickets.
+        of_nodes: True if the workers are nodes.
+        hands_over: True if a worker may read items for another one.
+    """
+
+    def __init__(self, tickets: Iterator[int], of_nodes: bool, hands_over: bool) -> None:
+        self._tickets, self._of_nodes, self._hands_over = tickets, of_nodes, hands_over
         self._chunk_s = _NODE_CHUNK_S if of_nodes else _CHUNK_S
 
     def cut(self, run: RunRecord, batch: int, workers: int) -> list[Job]:
@@ -222,7 +228,10 @@ class Cutter:
         ):
             ranges = min(rows, round(batch_s / _RANGE_S))
         slot = run.making[offset] = Filling(run, offset, batch, count, ranges, may_lend, rows, lane)
-        place = offset, layout.slot_bytes, offset in run.fresh, run.feed, 0, ()
+        # If some workers have no lane, they make rows of items that others read.
+        homes = {each.home for each in run.lanes if each.batches is None}
+        hands_over = self._hands_over and lane is not None and len(homes) < workers
+        place = offset, layout.slot_bytes, offset in run.fresh, run.feed, 0, (), hands_over
         run.fresh.discard(offset)
         jobs = []
         for number in range(ranges):

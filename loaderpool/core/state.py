@@ -86,6 +86,8 @@ class State:
         of_nodes: True if the workers are nodes, which have their own workers. A node gets tickets
             after it has `joined`, and loads new loaders without a restart. Its death is not blamed
             on a sample.
+        hands_over: True if a worker may read items for another one. They go through the supervisor
+            in a file.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class State:
         most_slots: int,
         restarts: tuple[int, float] | None = None,
         of_nodes: bool = False,
+        hands_over: bool = True,
     ) -> None:
         self.instructions: list[Instruction] = []
         self._say = self.instructions.append
@@ -109,7 +112,7 @@ class State:
         self._broken: bytes | None = None
         self.is_short = False
         self._tickets, self._names = itertools.count(1), itertools.count()
-        self._cutter = Cutter(self._tickets, of_nodes)
+        self._cutter = Cutter(self._tickets, of_nodes, hands_over and not of_nodes)
 
     # ---- messages of the main process
 
@@ -309,6 +312,9 @@ class State:
         if answer.error:
             self._give_up(job, answer.error)
             return None
+        if answer.items:
+            self._hand_over(job, answer, file)
+            return None
         loader = job.loader
         if answer.rows:
             loader.row_s += (answer.seconds / answer.rows - loader.row_s) * (
@@ -317,6 +323,20 @@ class State:
             loader.rows_measured += answer.rows
         self._answered(job, answer, file)
         return loader.of if answer.rows else None
+
+    def _hand_over(self, job: Job, answer: Done, file: Any) -> None:
+        """Queue a ticket for any worker, because another one has read its items into a file."""
+        slot = job.slot
+        assert slot is not None
+        slot.items = file
+        job.ticket = job.ticket._replace(
+            number=next(self._tickets), is_fresh=False, may_hand_over=False, items=answer.items
+        )
+        job.deaths.clear()
+        if job.is_unwanted:
+            self._answered(job)
+        else:
+            self.due.append(job)
 
     def died(self, worker: int, now: float, ticket: int, death: Death | None) -> bool:
         """Process the death of a worker. All its messages were processed before.
@@ -409,6 +429,13 @@ class State:
                     else:
                         return
 
+    @property
+    def files(self) -> list[Any]:
+        """Descriptors of the files that came with answers and are still needed."""
+        slots = [slot for run in self.runs.values() for slot in run.making.values()]
+        found = [file for slot in slots for file in (slot.items, slot.file)]
+        return [file for file in found if file is not None]
+
     def running(self, worker: int) -> Job | None:
         """Return the oldest job of a worker, which should be running, or None if it has no job."""
         record = self.workers.get(worker)
@@ -438,16 +465,24 @@ class State:
             self.roomy.pop(worker.number, None)
 
     def _next_job(self, worker: WorkerRecord) -> Job | None:
+        later: Job | None = None
         for job in self.due:
+            slot = job.slot
             if self._of_nodes and worker.jobs and job.is_alone:
                 return None  # a job that must be alone waits until the node has no other
-            if (
-                job.slot is None
-                or job.slot.lane is None
-                or job.slot.lane.home in (None, worker.number)
+            if slot is not None and slot.items is not None:
+                # A worker with a lane reads on, so that others have items.
+                if any(lane.home == worker.number for lane in slot.run.lanes):
+                    later = later or job
+                    continue
+            elif (
+                slot is not None
+                and slot.lane is not None
+                and slot.lane.home not in (None, worker.number)
             ):
-                self.due.remove(job)
-                return job
+                continue
+            self.due.remove(job)
+            return job
         for run in sorted(self.runs.values(), key=_LAST_TICKET):
             if not run.free or run.is_ended or run.loader.failure is not None:
                 continue
@@ -455,11 +490,13 @@ class State:
                 first, *others = self._cutter.cut(run, batch, self.width)
                 self.due.extend(others)
                 return first
-        return None
+        if later is not None:
+            self.due.remove(later)
+        return later
 
     def _give(self, worker: WorkerRecord, job: Job) -> None:
         loader, slot = job.loader, job.slot
-        if slot is not None and slot.lane is not None:
+        if slot is not None and slot.lane is not None and slot.items is None:
             slot.lane.home, slot.run.window = worker.number, None
         if loader.keeper is not None and slot is not None and slot.batch == job.ticket.start == 0:
             keeper, loader.keeper = self.workers.get(loader.keeper), None
@@ -478,7 +515,7 @@ class State:
             job.ticket = job.ticket._replace(left_out=left_out)
         worker.jobs[job.ticket.number] = job
         self.note_room(worker)
-        self._say(ToWorker(worker.number, job.ticket))
+        self._say(ToWorker(worker.number, job.ticket, None if slot is None else slot.items))
 
     # ---- slots
 
@@ -496,6 +533,7 @@ class State:
             slot.answer, slot.file = answer, file
         if slot.unanswered:
             return
+        self._drop(slot.items)
         run, lane, is_last = slot.run, slot.lane, False
         del run.making[slot.offset]
         if run.is_ended:

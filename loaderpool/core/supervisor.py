@@ -148,7 +148,8 @@ class Supervisor:
     def _private(self) -> list[int]:
         mine = [self._main.fileno(), self._epoll.fileno()]
         mine += [] if self._main_pidfd is None else [self._main_pidfd]
-        return mine + [file for files in self._payloads.files.values() for file in files]
+        mine += [file for files in self._payloads.files.values() for file in files]
+        return mine + self._state.files
 
     def _look_at_clock(self) -> None:
         """Run `_on_tick` if its time has come."""
@@ -440,11 +441,11 @@ class Supervisor:
 
     def _obey(self, instruction: records.Instruction) -> None:
         match instruction:
-            case records.ToWorker(number, message):
+            case records.ToWorker(number, message, file):
                 worker = self._workers.by_number.get(number)
                 if worker is not None:
                     fault_points.reach("supervisor.dealing")
-                    self._send_to_worker(worker, message)
+                    self._send_to_worker(worker, message, () if file is None else (file,))
             case records.ToMain(message, None):
                 self._main.send(message)
             case records.ToMain(message, file):
@@ -465,9 +466,11 @@ class Supervisor:
 
     _close_file = staticmethod(os.close)
 
-    def _send_to_worker(self, worker: WorkerProcess, message: messages.Message) -> None:
+    def _send_to_worker(
+        self, worker: WorkerProcess, message: messages.Message, files: Sequence[int] = ()
+    ) -> None:
         try:
-            worker.channel.send(message)
+            worker.channel.send(message, files)
         except OSError:  # no descriptor for a long message; another worker gets the ticket
             worker.kill()
 

@@ -7,26 +7,29 @@ supervisor --Ticket--> worker --rows--> slot
 from __future__ import annotations
 
 import collections
+import functools
+import mmap
 import os
 import pickle
 import traceback
 from collections.abc import Mapping
+from typing import Any
 
 from loaderpool.core.channel import Channel, ChannelClosed
 from loaderpool.core.messages import Done, Ended, Found, Ticket
-from loaderpool.memory.arena import Arena, SlotFile, oversize_file
+from loaderpool.memory.arena import Arena, SlotFile, map_memory_file, oversize_file
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
-from loaderpool.memory.layout import VaryingLayout
 from loaderpool.memory.recorder import CallKind
 from loaderpool.system import clock, fault_points, machine
 from loaderpool.transport import reports
 from loaderpool.transport.payload.record import WorkerPayload
 from loaderpool.transport.pickling import dumps, receive
 from loaderpool.transport.reports import LOST_PIPES_STATUS, describe_failure
+from loaderpool.worker.bundles import Bundle, Frame, unpacked
 from loaderpool.worker.own_process import end_stray
 from loaderpool.worker.probe import probe
-from loaderpool.worker.tickets import Abandoned, Progress, WorkFailed
+from loaderpool.worker.tickets import Abandoned, MadeRows, Progress, WorkFailed
 from loaderpool.worker.work import Work
 
 
@@ -70,6 +73,7 @@ class Worker:
         self._counted_as: dict[int, int] = {}
         self._lanes: dict[int, tuple[int, int]] = {}  # (loader, epoch) of each run of generators
         self._tickets: collections.deque[Ticket] = collections.deque()  # tickets still to make
+        self._files: dict[int, int] = {}  # by ticket: descriptor of the file with its items
         self._begun = 0  # number of the last ticket whose calls were passed to threads
         self._identity = machine.file_identity(channel.fileno())
 
@@ -96,6 +100,8 @@ class Worker:
             message = received.message
             if isinstance(message, Ticket):
                 self._tickets.append(message)
+                if message.items:
+                    (self._files[message.number],) = received.descriptors
             elif isinstance(message, Found):
                 self._forms[message.loader] = message.content
             elif isinstance(message, Ended):
@@ -157,7 +163,7 @@ class Worker:
         begun_ns = clock.monotonic_ns()
         rows = batches = 0
         answer: Done | Found
-        oversize: VaryingLayout | None = None
+        filled: MadeRows | None = None
         try:
             if ticket.run and self._numbers[Board.mark(ticket.run)] == ticket.run:
                 # This check comes first: after the run's end, the loader's memory may be reused.
@@ -173,12 +179,15 @@ class Worker:
             else:
                 if ticket.is_fresh:
                     machine.reserve(self._slots.descriptor, ticket.offset, ticket.slot_bytes)
-                if work.plan.lanes:
+                if ticket.items:
+                    work.items.put(*self._items_of(ticket))
+                elif work.plan.lanes:
                     self._lanes[ticket.run] = ticket.loader, ticket.epoch
                 filled = work.fill(ticket, self._slots.map, ticket.offset, ticket.slot_bytes)
-                rows, oversize = filled.rows, filled.oversize
+                rows = filled.rows
                 # The worker that makes the first row counts the batch.
-                batches = ticket.batches if filled.items and not ticket.start else 0
+                is_counted = filled.items and filled.read is None and not ticket.start
+                batches = ticket.batches if is_counted else 0
                 failed = pickle.dumps(filled.row_failures, 5) if filled.row_failures else b""
                 answer = Done(ticket.number, filled.items, failures=failed)
         except Abandoned:
@@ -202,10 +211,12 @@ class Worker:
         fault_points.reach("worker.before_report")
         if isinstance(answer, Done):
             answer = answer._replace(seconds=took_ns / 1e9)
-        if isinstance(answer, Done) and oversize is not None:
-            self._send_oversize(answer, oversize, ticket.epoch)
+        if isinstance(answer, Done) and filled is not None and filled.is_in_file:
+            self._send_file(answer, filled, ticket.epoch)
         else:
             self._channel.send(answer)
+        if (file := self._files.pop(ticket.number, None)) is not None:
+            os.close(file)
         # Cleared after the send: if the answer cannot be sent, this process ends, and the
         # supervisor blames the ticket.
         board[base + Field.TICKET] = 0
@@ -232,16 +243,34 @@ class Worker:
         content = dumps(found)
         return Found(ticket.number, ticket.loader, content, found.elapsed_ns / 1e9)
 
-    def _send_oversize(self, answer: Done, batch: VaryingLayout, epoch: int) -> None:
+    def _items_of(self, ticket: Ticket) -> tuple[list[int], list[Any]]:
+        """Return the items that another worker has read, and their positions."""
+        nbytes, buffers = ticket.items
+        with memoryview(map_memory_file(self._files[ticket.number], nbytes)).cast("B") as content:
+            found: tuple[list[int], list[Any]] = unpacked(
+                content, Bundle(0, nbytes, buffers, 0), ticket.loader
+            )
+        return found
+
+    def _send_file(self, answer: Done, filled: MadeRows, epoch: int) -> None:
         try:
-            self._send_batch(answer._replace(oversize=batch.nbytes), batch)
+            self._send_batch(answer, filled)
         except (MemoryError, OSError) as error:  # no memory or descriptor is left
             failure = describe_failure(error, epoch=epoch, worker=self._number)
             self._channel.send(Done(answer.ticket, error=reports.of_sample(failure)))
 
-    def _send_batch(self, answer: Done, batch: VaryingLayout) -> None:
-        """Send an answer with a file that has the batch, because it did not fit its slot."""
-        file = oversize_file(batch.nbytes, lambda view: batch.write(view, 0))
+    def _send_batch(self, answer: Done, filled: MadeRows) -> None:
+        """Send an answer with a file: a batch that did not fit its slot, or items for another
+        worker.
+        """
+        batch, read = filled.oversize, filled.read
+        if batch is not None:
+            answer = answer._replace(oversize=batch.nbytes)
+            file = oversize_file(batch.nbytes, functools.partial(batch.write, base=0))
+        else:
+            assert read is not None
+            answer = answer._replace(items=(read.nbytes, read.buffers))
+            file = oversize_file(read.nbytes, functools.partial(_write, read))
         try:
             self._channel.send(answer, [file])
         finally:
@@ -261,3 +290,8 @@ class Worker:
         place = self._lanes.pop(run, None)
         if place is not None and place not in self._lanes.values():
             self._works[place[0]].items.forget(place[1])
+
+
+def _write(read: Frame, file: mmap.mmap) -> None:
+    with memoryview(file) as view:  # otherwise the mapping could not be closed
+        read.write_into(view)

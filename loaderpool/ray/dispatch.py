@@ -261,7 +261,7 @@ class Dispatcher(Supervisor):
 
     def _obey(self, instruction: Instruction) -> None:
         match instruction:
-            case ToWorker(number, Ticket() as ticket):
+            case ToWorker(number, Ticket() as ticket, _):
                 if number in self._nodes:
                     self._nodes[number].waiting.append(ticket)
             case Start(number):

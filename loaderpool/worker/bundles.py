@@ -97,30 +97,44 @@ class FeedTable:
         Classes that are pickled by value are those of `loader`.
         """
         bundle = self.read(batch)
-        parts = [] if bundle is None else _copied(self._shared, bundle)
-        if bundle is None or not parts or self.read(batch) != bundle:  # FEED-1
+        if bundle is None:
             return None
-        return bundle.first, receive(parts[0], [memoryview(copy) for copy in parts[1:]], own=loader)
+        pickled, arrays = _copied(self._shared, bundle)
+        if self.read(batch) != bundle:  # FEED-1
+            return None
+        return bundle.first, receive(pickled, arrays, own=loader)
 
     def release(self) -> None:
         """Release the view of the arena."""
         self._numbers.release()
 
 
-def _copied(shared: Any, bundle: Bundle) -> list[Any]:
-    """Return copies of a bundle's pickle and of its arrays; empty if another bundle has overwritten
-    it.
+def unpacked(shared: Any, bundle: Bundle, loader: int) -> Any:
+    """Return the content of a bundle that `packed` has made. Its arrays are copies.
+
+    Classes that are pickled by value are those of `loader`.
+    """
+    pickled, arrays = _copied(shared, bundle)
+    return receive(pickled, arrays, own=loader)
+
+
+def _copied(shared: Any, bundle: Bundle) -> tuple[bytes, list[memoryview]]:
+    """Return copies of a bundle's pickle and of its arrays.
+
+    If another bundle has overwritten it, the sizes may be wrong, and the copies too short.
     """
     at, end = bundle.offset, bundle.offset + bundle.nbytes
     if not bundle.buffers:
-        return [shared[at:end]]
-    sizes = np.frombuffer(shared[at : at + 8 * (1 + bundle.buffers)], np.uint64).tolist()
+        return bytes(shared[at:end]), []
+    sizes = np.frombuffer(bytes(shared[at : at + 8 * (1 + bundle.buffers)]), np.uint64).tolist()
     ends = list(itertools.accumulate(sizes, initial=at + 8 * len(sizes)))
     if ends[-1] > end:
-        return []
+        return b"", []
     with memoryview(shared) as view:
-        arrays = [bytearray(view[start:stop]) for start, stop in itertools.pairwise(ends[1:])]
-    return [shared[ends[0] : ends[1]], *arrays]
+        arrays = [
+            memoryview(bytearray(view[start:stop])) for start, stop in itertools.pairwise(ends[1:])
+        ]
+    return bytes(shared[ends[0] : ends[1]]), arrays
 
 
 # ---- items into bundles ----
@@ -156,9 +170,8 @@ def frames(batches: Iterator[tuple[int, list[Any]]]) -> Generator[Frame, None, N
         UnpicklableError: an item cannot be pickled.
     """
     for first, items in batches:
-        buffers: list[memoryview] = []
         try:
-            pickled = send(items, out_of_band(buffers.append, _LARGE_BYTES))
+            frame = packed(items, first, len(items))
         except Exception as error:
             if is_of_a_handler(error):
                 raise
@@ -166,9 +179,16 @@ def frames(batches: Iterator[tuple[int, list[Any]]]) -> Generator[Frame, None, N
                 f"an item in the stream's batch from position {first} on cannot be pickled and "
                 f"sent to the workers: {type(error).__name__}: {error}"
             ) from error
-        parts: list[bytes | memoryview] = [pickled, *buffers]
-        if buffers:
-            parts.insert(0, array.array("Q", map(len, parts)).tobytes())
-        yield Frame(first, len(items), len(buffers), parts)
+        yield frame
         # Otherwise two batches would be held while the next one is read.
-        del items, buffers, parts
+        del items, frame
+
+
+def packed(content: object, first: int, rows: int) -> Frame:
+    """Return pickled items as a frame. Raises the errors of pickle."""
+    buffers: list[memoryview] = []
+    pickled = send(content, out_of_band(buffers.append, _LARGE_BYTES))
+    parts: list[bytes | memoryview] = [pickled, *buffers]
+    if buffers:
+        parts.insert(0, array.array("Q", map(len, parts)).tobytes())
+    return Frame(first, rows, len(buffers), parts)

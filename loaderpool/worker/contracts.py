@@ -7,7 +7,7 @@ workers. One thread processes all tickets. `Runner.unit` may pass calls to other
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from loaderpool.plan.generators import CapturedGenerators
@@ -35,6 +35,12 @@ class Items(Protocol):
         Raises:
             Abandoned: The ticket's run was abandoned.
             Exception: The user's code raised: a generator, or code that unpickles an item.
+        """
+
+    def put(self, positions: Sequence[int], items: Sequence[Any]) -> None:
+        """Store the items of the next ticket to open, which another process or thread has read.
+
+        Never called for a source with an index.
         """
 
     def seed(self, captured: CapturedGenerators | None) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +74,9 @@ class IndexedItems:
         plan, batch = self._plan.after(rest), block * self._at_once
         positions = plan.positions(epoch, batch, min(self._at_once, plan.batches_per_epoch - batch))
         return positions, plan.order.indices(epoch, positions)
+
+    def put(self, positions: Sequence[int], items: Sequence[Any]) -> None:
+        """Do nothing, because each worker reads items itself."""
 
     def seed(self, captured: CapturedGenerators | None) -> None:
         """Do nothing, because each sample is seeded by itself."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -90,6 +90,8 @@ class LaneItems:
         self.copies = window > 0
         self._lanes: dict[tuple[int, int], Lane] = {}  # keyed by epoch and number
         self._latest: Lane | None = None  # lane of the current ticket's batch
+        # items of the next ticket, by position, if another worker has read them
+        self._given: dict[int, Any] = {}
         self.progress: Progress
         self.captured: CapturedGenerators | None = None
         self._times_items = self.is_timed = False
@@ -132,15 +134,23 @@ class LaneItems:
         """One batch for each lane: its first one."""
         return self._plan.lanes
 
+    def put(self, positions: Sequence[int], items: Sequence[Any]) -> None:
+        """Store the items of the next ticket, which another worker has read."""
+        self._given = dict(zip(positions, items, strict=True))
+
     def open(self, ticket: Ticket) -> Opened:
         """Return the rows of a ticket; empty if the lane has ended."""
+        if ticket.items:
+            given, self._given = self._given, {}
+            return Opened(ticket, np.array([*given], np.int64), [*given], given.__getitem__)
         round_number, number = divmod(ticket.batch, self._plan.lanes)
         rows = self._plan.most_rows
         self.run, self.is_timed = ticket.run, self._times_items or ticket.deaths > 0
         positions = self._take((ticket.epoch, number), round_number * rows, rows)
         if self._plan.drop_remainder and len(positions) < rows:
             positions = []
-        return Opened(ticket, np.array(positions, np.int64), positions)
+        assert self._latest is not None
+        return Opened(ticket, np.array(positions, np.int64), positions, self._latest.give)
 
     def seed(self, captured: CapturedGenerators | None) -> None:
         """Close all generators. Use these random generators in those that start later."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ from loaderpool.transport.reports import (
     how_it_ended,
 )
 from loaderpool.worker.own_process import end_stray
+
+if TYPE_CHECKING:
+    from loaderpool.worker.bundles import Frame
 
 _SHOWN_COLUMNS = 8  # columns in a message about a missing one
 
@@ -71,6 +74,11 @@ class Ticket(NamedTuple):
     deaths: int = 0
     # samples that ended a worker: index, seconds, exit code
     left_out: tuple[tuple[int, float, int], ...] = ()
+    # True: the worker may only read the generator, and let another worker make the rows
+    may_hand_over: bool = False
+    # size and number of large arrays of the items that another worker has read, in the file that
+    # comes with the ticket; empty: there are none
+    items: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(slots=True)
@@ -105,6 +113,12 @@ class MadeRows(NamedTuple):
     # batches that did not fit the slot; the caller writes them elsewhere
     oversize: VaryingLayout | None = None
     items: int = 0  # number of items that the rows were made of
+    read: Frame | None = None  # the items themselves, because another worker makes the rows
+
+    @property
+    def is_in_file(self) -> bool:
+        """True if the caller passes the result on in a file."""
+        return self.oversize is not None or self.read is not None
 
 
 class Probe(NamedTuple):
@@ -176,9 +190,9 @@ class StreamedItems:
     def close(self) -> None:
         """Do nothing."""
 
-    def put(self, first: int, items: list[Any]) -> None:
+    def put(self, positions: Sequence[int], items: Sequence[Any]) -> None:
         """Store the items of the next ticket. Called by the main process, with `workers=0`."""
-        self._items = dict(enumerate(items, first))
+        self._items = dict(zip(positions, items, strict=True))
 
     def _positions(self, ticket: Ticket) -> npt.NDArray[np.int64]:
         if self.shared is None:

@@ -25,6 +25,7 @@ from loaderpool.transport.payload.record import Pair, WorkerPayload
 from loaderpool.transport.reports import RowFailure
 from loaderpool.worker.calls import Calls, ThreadCalls
 from loaderpool.worker.contracts import Items, Runner
+from loaderpool.worker.handing_over import HandingOver
 from loaderpool.worker.items import IndexedItems
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.rows import Converter, blocks_of_array, collate
@@ -96,6 +97,7 @@ class Work:
             else None
         )
         self.look_ahead: Callable[[], bool] | None = None
+        self._handing_over = HandingOver()
         # Duration of a row in each of the latest two tickets. Two, because one may have been
         # interrupted. At first they are set so that rows are made one by one.
         self._row_ns = self._earlier_row_ns = _SINGLE_ROW_NS
@@ -215,6 +217,9 @@ class Work:
         if not opened.indices:  # its lane has ended
             VaryingLayout([]).write(buffer, base)
             return MadeRows(0)
+        if ticket.may_hand_over and (read := self._handing_over.frame(opened)):
+            return MadeRows(0, items=len(opened.indices), read=read)
+        opened_ns = clock.monotonic_ns()
         # Not stored in `self`: a reference cycle would keep the files of a dropped loader open.
         fill = self._fill_batches if opened.arrays is None else self._fill_rows
         try:
@@ -230,6 +235,7 @@ class Work:
         if progress.worker is not None:
             progress.end_ticket(now)
         self._earlier_row_ns, self._row_ns = self._row_ns, (now - started) // len(opened.indices)
+        self._handing_over.calls_ns = now - opened_ns
         return filled
 
     def _open(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> Opened:

@@ -9,13 +9,14 @@ it, of items and of generators. Loaders come and go. What is released may have b
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from typing import Any
 
 import pytest
 
 from loaderpool.core.messages import BatchFailed, Done, Filled, Found, LoaderFailed, Message, Ticket
-from loaderpool.core.records import Death, Layout, Start, Stop, ToMain, ToWorker
+from loaderpool.core.records import Death, DropFile, Layout, Start, Stop, ToMain, ToWorker
 from loaderpool.core.state import State
 from loaderpool.memory.arena import ExtentMap
 from tests.support.state import begin, look, release, turn
@@ -148,6 +149,9 @@ class Walk:
         )
         self.times = chance.choice([[1e-6], [1e-6, 1e-4, 0.01, 0.3]])
         self.oversize = chance.choice([0, 0, 0.02])
+        self.hand_over = chance.choice([0, 0.5, 0.9])
+        self.files = itertools.count()
+        self.open_files: set[int] = set()  # with items that one worker has read for another
         self.now, self.taken = 0.0, 0
 
     def run(self, steps: int) -> None:
@@ -170,8 +174,13 @@ class Walk:
 
     def obey(self, instruction: Any) -> None:
         match instruction:
-            case ToWorker(worker, message):
+            case DropFile(file):
+                self.open_files.remove(file)
+            case ToWorker(worker, message, file):
                 self.look_at(message)
+                assert isinstance(message, Ticket) or file is None
+                has_items = isinstance(message, Ticket) and bool(message.items)
+                assert (file in self.open_files) == has_items
                 if (
                     worker in self.channels
                 ):  # else it could not be started, and another one gets the same ticket
@@ -364,6 +373,14 @@ class Walk:
                 self.state.lay_out(message.loader, layout, self.random.choice([1e-6, 0.001, 0.3]))
         elif self.random.random() < self.failures:
             self.state.done(worker, Done(message.number, error=b"error"))
+        elif message.may_hand_over and self.random.random() < self.hand_over:
+            rows = plan.made(message.batch)
+            if not rows:
+                self.state.done(worker, Done(message.number))
+                return
+            file = next(self.files)
+            self.open_files.add(file)
+            self.state.done(worker, Done(message.number, rows, 0.001, items=(10, 0)), file)
         else:
             rows = plan.made(message.batch) if plan.lanes else message.stop - message.start
             oversize = layout.slot_bytes * 2 if self.random.random() < self.oversize else 0
@@ -417,6 +434,7 @@ class Walk:
                 release(self.state, consumer.number, consumer.lent.pop())
         self.settle()
         assert not self.state.runs and not self.state.due, "something is left"
+        assert not self.open_files, "files of items are left"
 
     def settle(self) -> None:
         self.turn()
