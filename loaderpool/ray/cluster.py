@@ -70,7 +70,6 @@ class Node:
         self.actor: Any = None
         self.id = ""  # Ray's id of the node; empty: none is chosen yet
 
-
     def count_cache(self, loader: int, cache: SharedCache, latest: list[int]) -> None:
         """Add the node's latest counts of a loader's cache to those of earlier nodes in its cell."""
         counts = cache.counts_of(self.cell)

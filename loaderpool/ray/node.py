@@ -304,9 +304,7 @@ class NodeActor:
         answer = await loader.ask(_LOADING, Load(number, sent.offset, sent.nbytes), files)
         return answer.message
 
-    def _store(
-        self, shipment: Shipment, plan: CachePlan | None
-    ) -> tuple[Sent, SharedCache | None]:
+    def _store(self, shipment: Shipment, plan: CachePlan | None) -> tuple[Sent, SharedCache | None]:
         """Copy a payload into the arena, and create its cache on this node."""
         if plan is None:
             return Sent(self._arena, shipment), None
