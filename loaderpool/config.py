@@ -174,7 +174,7 @@ class Limits:
         )
 
 
-def check_group(name: str, value: Any, kind: type[_Group], also: str = "") -> _Group | None:
+def check_group(name: str, value: object, kind: type[_Group], also: str = "") -> _Group | None:
     """Return a loader's argument if it is a `kind` or None.
 
     Args:
@@ -191,7 +191,7 @@ def check_group(name: str, value: Any, kind: type[_Group], also: str = "") -> _G
     )
 
 
-def check_restarts(name: str, value: Any) -> tuple[int, float] | None:
+def check_restarts(name: str, value: object) -> tuple[int, float] | None:
     """Return the limit of worker deaths, and its window in seconds. None if there is no limit."""
     if value is None:
         return None
@@ -206,7 +206,7 @@ def check_restarts(name: str, value: Any) -> tuple[int, float] | None:
     return count, window_s
 
 
-def _set(group: Any, **fields: Any) -> None:
+def _set(group: object, **fields: object) -> None:
     for name, value in fields.items():
         object.__setattr__(group, name, value)
 
@@ -277,7 +277,7 @@ class LoaderConfig(NamedTuple):
     shard: Shard  # share of the epoch for this loader
     # Pad samples to the largest of the batch: with True (zeros), a value, or one for each
     # component.
-    pad: Any
+    pad: object
     ragged: bool  # components of varying length are ragged
     on_error: ErrorPolicy
     buckets: BucketSettings | None  # batching by length; None: off
@@ -367,7 +367,7 @@ def unit_of(config: LoaderConfig, batch_fn: object) -> UnitKind:
     return "sample" if config.batch_size is not None else "element"
 
 
-def check_workers(value: Any, of_pool: bool = False) -> int | Auto:
+def check_workers(value: object, of_pool: bool = False) -> int | Auto:
     """Return the checked `workers` argument: `Auto`, or a number up to MAX_WORKERS.
 
     The number may be 0, but for a pool (`of_pool`) it is at least 1.
@@ -392,14 +392,14 @@ def check_workers(value: Any, of_pool: bool = False) -> int | Auto:
     return whole_number("workers", value, at_least=int(of_pool), at_most=MAX_WORKERS, hint=hint)
 
 
-def flag(name: str, value: Any, also: str = "") -> bool:
+def flag(name: str, value: object, also: str = "") -> bool:
     """Return a checked argument that must be True or False."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise ArgumentError(f"{name} must be True or False{also}, got {brief(value)}")
 
 
-def _shuffle(value: Any) -> bool | int:
+def _shuffle(value: object) -> bool | int:
     """Return True, False, or the number of a stream's items that are shuffled among each other."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         return flag("shuffle", value, ", or for a stream a number of items")
@@ -408,7 +408,7 @@ def _shuffle(value: Any) -> bool | int:
     )
 
 
-def _error_policy(value: Any) -> ErrorPolicy:
+def _error_policy(value: object) -> ErrorPolicy:
     action, budget = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if not isinstance(action, str) or action not in ("raise", "skip", "replace"):
         raise ArgumentError(
