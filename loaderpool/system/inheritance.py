@@ -137,7 +137,7 @@ _SETTLE: Mapping[str, Callable[[ModuleType], None]] = {
 
 
 class _Tracker(Protocol):
-    """`ResourceTracker` of one of the packages."""
+    """Resource tracker of one of the packages."""
 
     _fd: int | None
     _send: ClassVar[Callable[..., None]]
