@@ -14,9 +14,11 @@ import os
 import re
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from loaderpool.errors import ArgumentError, brief, shortened
 from loaderpool.system.annotations import Function, signature_of
@@ -64,6 +66,23 @@ def whole_number(
     if at_most is not None and number > at_most:
         raise ArgumentError(f"{name} must be at most {at_most}, got {brief(number)}{suffix}")
     return number
+
+
+def or_none(name: str, value: Any, *, check: Callable[..., Any], **bounds: Any) -> Any:
+    """Return the checked value; None stays None."""
+    return None if value is None else check(name, value, **bounds)
+
+
+def one_of(name: str, value: object, *, values: Sequence[object], also: str = "") -> Any:
+    """Return the value if it is one of `values`: True, False, None or a string."""
+    plain = bool(value) if isinstance(value, np.bool_) else value
+    if any(isinstance(plain, type(each)) and plain == each for each in values):
+        return plain
+    *most, last = (f'"{each}"' if isinstance(each, str) else str(each) for each in values)
+    raise ArgumentError(f"{name} must be {', '.join(most)} or {last}{also}, got {brief(value)}")
+
+
+flag: Callable[..., bool] = functools.partial(one_of, values=(True, False))
 
 
 def read_bytes_count(name: str, value: object) -> int | None:

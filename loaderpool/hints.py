@@ -60,6 +60,7 @@ ARGUMENTS = {
     "timeout_s": "Write limits=Limits(timeout_s={0})",
     "memory": "Write limits=Limits(memory={0})",
     "restarts": "Write limits=Limits(restarts={0})",
+    "restarts_per_item": "Write limits=Limits(restarts_per_item={0})",
 }
 # Hints for methods and classes of other libraries.
 ATTRIBUTES = {
