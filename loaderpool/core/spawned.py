@@ -251,6 +251,7 @@ class SpawnedPool(WorkerPool):
 class SpawnedSupervisor(Supervisor):
     """The supervisor's loop, on a thread of the main process."""
 
+    sends_files = False
     _main_pidfd = -1  # not needed, because the main process is this one
     _close_file: Any = staticmethod(lambda batch: None)  # batches arrive as arrays, not as files
     _listen: Any = staticmethod(lambda descriptor, handler: None)  # `_wait` checks all channels

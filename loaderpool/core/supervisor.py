@@ -57,6 +57,7 @@ class Supervisor:
     """
 
     of_nodes = False  # True if the workers are nodes of a cluster
+    sends_files = True  # False if messages to workers cannot carry descriptors
 
     def __init__(self, start: Mapping[str, Any]) -> None:
         self._main_pid: int = start["trainer_pid"]
@@ -69,7 +70,9 @@ class Supervisor:
         self._forms: dict[int, bytes] = {}
         space = ExtentMap(PAGE_BYTES, self._slots.nbytes)
         most_slots = max(2, most_messages - _FOR_OTHERS)
-        self._state = State(start["workers"], space, most_slots, self._restarts, self.of_nodes)
+        self._state = State(
+            start["workers"], space, most_slots, self._restarts, self.of_nodes, self.sends_files
+        )
         self._tick_ms = (
             min(StopWatch().look_ms, _LOOK_MS) if self._main_pidfd is None else StopWatch().look_ms
         )
