@@ -70,7 +70,7 @@ class Columns:
         """Present number of rows of the shortest column."""
         return min(map(len, self._columns), default=self._size)
 
-    def map(self, function: Callable[[Any, str], Indexed]) -> Columns:
+    def map(self, function: Callable[[Indexed, str], Any]) -> Columns:
         """Return `Columns` of `function(column, path)` for each column, with the same size."""
         columns = [
             function(column, path)
