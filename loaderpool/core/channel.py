@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from loaderpool.core.messages import KINDS, Message, decode, encode
+from loaderpool.memory.arena import oversize_file
 from loaderpool.system import machine
 
 # Longest message in a packet, in bytes. The kernel charges 768 bytes for a packet of up to 192, and
@@ -31,7 +32,7 @@ from loaderpool.system import machine
 _PACKET_BYTES = 192
 _IN_FILE = b"\0in the file"  # data of a packet whose message is in a file
 # Requested size of the send buffer. The kernel grants at most twice `net.core.wmem_max`.
-_BUFFER_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 20
 _MOST_PACKETS = 4096
 _MOST_DESCRIPTORS = 253  # the kernel's limit for one packet
 _ROOM_FOR_DESCRIPTORS = (
@@ -92,7 +93,7 @@ class Channel:
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         first, second = (socket.socket(fileno=machine.above_standard(end.detach())) for end in ends)
         for end in (first, second):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         return first, second
 
     def fileno(self) -> int:
@@ -135,6 +136,23 @@ class Channel:
         finally:
             if file >= 0:
                 os.close(file)
+
+    def send_batch(self, message: Message, nbytes: int, write: Callable[[Any], object]) -> None:
+        """Send a message with a batch that did not fit its slot, in a file.
+
+        Args:
+            message: The message.
+            nbytes: Size of the batch.
+            write: Writes the batch into a buffer of that size.
+
+        Raises:
+            OSError: There is no memory, or no descriptor.
+        """
+        file = oversize_file(nbytes, write)
+        try:
+            self.send(message, [file])
+        finally:
+            os.close(file)
 
     def receive(self) -> Received | None:
         """Return the next message, or None if there is none yet. Never blocks.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from multiprocess import resource_tracker
+from multiprocessing import resource_tracker
 
 import loaderpool as lp
 from tests.support.batches import indices_in, kill_supervisor, kill_worker, supervisor_of

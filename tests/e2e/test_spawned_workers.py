@@ -1,4 +1,4 @@
-"""Workers that `multiprocess` has spawned: the same bits as everywhere, whoever dies, and on systems without a fork."""
+"""Workers that are spawned: the same bits as everywhere, whoever dies, and on systems without a fork."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from multiprocess import resource_tracker
+from multiprocessing import resource_tracker
 
 import loaderpool as lp
 from loaderpool.core.state import State
@@ -347,7 +347,8 @@ def test_an_epoch_on_a_system_that_has_nothing_of_linux(platform: str, tmp_path:
     lines.write_text("".join(f"line {number}\n" for number in range(20)))
     code = ANOTHER_SYSTEM.format(platform=platform, lines=str(lines))
     path = os.pathsep.join([str(ELSEWHERE), os.environ.get("PYTHONPATH", "")])
-    run_child(code, env={"ELSEWHERE": platform, "PYTHONPATH": path}, timeout_s=100).check()
+    env = {"ELSEWHERE": platform, "ELSEWHERE_MEMORY": str(tmp_path), "PYTHONPATH": path}
+    run_child(code, env=env, timeout_s=100).check()
 
 
 NO_GUARD = """

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from multiprocess import resource_tracker
+from multiprocessing import resource_tracker
 
 import loaderpool as lp
 from tests.support.chrome_traces import Loaded, load

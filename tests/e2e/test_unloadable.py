@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from multiprocess import resource_tracker
+from multiprocessing import resource_tracker
 
 import loaderpool as lp
 

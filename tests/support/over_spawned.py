@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from multiprocess import resource_tracker
+from multiprocessing import resource_tracker
 
 from tests.support import child
 from tests.support.without_memfd import sitecustomize as _sitecustomize  # noqa: F401
