@@ -32,7 +32,7 @@ from loaderpool.system import machine
 _PACKET_BYTES = 192
 _IN_FILE = b"\0in the file"  # data of a packet whose message is in a file
 # Requested size of the send buffer. The kernel grants at most twice `net.core.wmem_max`.
-BUFFER_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 20
 _MOST_PACKETS = 4096
 _MOST_DESCRIPTORS = 253  # the kernel's limit for one packet
 _ROOM_FOR_DESCRIPTORS = (
@@ -93,7 +93,7 @@ class Channel:
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         first, second = (socket.socket(fileno=machine.above_standard(end.detach())) for end in ends)
         for end in (first, second):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         return first, second
 
     def fileno(self) -> int:

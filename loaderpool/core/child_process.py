@@ -227,12 +227,17 @@ def check_executable() -> None:
 def check_spawning(executable: str) -> None:
     """Raise `PoolBrokenError` if spawned workers would run this program again.
 
-    A frozen program becomes a worker by its import of this package (`become_child`).
-
     Blocks: Until an interpreter has started, if the name of the executable does not contain
     "python".
     """
-    if is_frozen() or "python" in os.path.basename(executable).lower():
+    if is_frozen():
+        cure = (
+            'Remove start="spawn", or use workers=0.'
+            if abilities.can_fork_workers()
+            else "Use workers=0."
+        )
+        raise PoolBrokenError(f"A frozen program cannot spawn workers. {cure}")
+    if "python" in os.path.basename(executable).lower():
         return
     command, answer = [executable, "-c", "print(6 * 7)"], b""
     with contextlib.suppress(OSError, subprocess.SubprocessError):

@@ -223,7 +223,8 @@ class Processes:
             files: Files of the user that the fork reopens. None: start it by exec.
 
         Raises:
-            OSError: Not enough memory, processes or descriptors, or the interpreter is gone.
+            OSError: Not enough memory, processes or descriptors.
+            PoolBrokenError: The interpreter is gone.
         """
         if not self._cells:
             raise OSError(errno.EAGAIN, "too many workers have not ended yet")

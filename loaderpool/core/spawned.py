@@ -170,6 +170,11 @@ class SpawnedSupervisor(Supervisor):
             for end in self._bell:
                 end.close()
 
+    def _on_tick(self) -> None:
+        super()._on_tick()
+        for worker in self._workers.by_number.values():
+            worker.channel.flush()
+
     def _hear_bell(self) -> None:
         self._bell[0].recv(4096)  # before the messages are read, so that no ring is lost
         self._hear_main()

@@ -7,15 +7,15 @@ other one drops. Unlike a `Channel` of packets, only one thread may send at each
 
 from __future__ import annotations
 
+import collections
 import contextlib
-import errno
 import os
 import selectors
 import socket
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from loaderpool.core.channel import BUFFER_BYTES, Channel, ChannelClosed, Received
+from loaderpool.core.channel import Channel, ChannelClosed, Received
 from loaderpool.core.delivery import aligned_empty
 from loaderpool.core.messages import Done, Message, decode, encode
 
@@ -29,41 +29,45 @@ class StreamChannel(Channel):
 
     Args:
         end: The socket.
-        waits: True if `send` blocks while the channel is full. False: a full channel is an error.
+        waits: True if `send` blocks while the channel is full. False: the caller calls `flush` later.
     """
 
     def __init__(self, end: socket.socket, waits: bool = False) -> None:
         end.setblocking(False)
+        with contextlib.suppress(OSError):  # it is not TCP, as only the pairs of Windows are
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._waits, self._owner = end, waits, os.getpid()
+        self._unsent = collections.deque[memoryview]()
         self._messages = self._read_messages()
 
     @staticmethod
     def pair() -> tuple[socket.socket, socket.socket]:
         """Return two connected sockets for `StreamChannel`."""
-        ends = socket.socketpair()
-        for end in ends:
-            for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                end.setsockopt(socket.SOL_SOCKET, buffer, BUFFER_BYTES)
-        return ends
+        return socket.socketpair()
 
     def send(self, message: Message, descriptors: Sequence[Any] = ()) -> None:
         """Send a message as `Channel.send` does. `descriptors` are buffers, which follow it."""
-        if os.getpid() != self._owner:
-            return
-        data = encode(message)
-        with contextlib.suppress(ConnectionError):  # `receive` reports it
-            for part in (len(data).to_bytes(_LENGTH_BYTES, "little") + data, *descriptors):
-                self._send_part(memoryview(part))
+        if os.getpid() == self._owner:
+            data = encode(message)
+            frame = len(data).to_bytes(_LENGTH_BYTES, "little") + data
+            self._unsent += map(memoryview, (frame, *descriptors))
+            self.flush()
 
-    def _send_part(self, rest: memoryview) -> None:
-        while rest:
-            try:
-                rest = rest[self._socket.send(rest) :]
-            except BlockingIOError:
-                if not self._waits:
-                    # A part may have been sent, so the channel cannot be used any more.
-                    raise OSError(errno.ENOBUFS, "the channel is full") from None
-                self._wait_for(selectors.EVENT_WRITE)
+    def flush(self) -> None:
+        """Send what `send` could not, because the channel was full."""
+        try:
+            while self._unsent:
+                rest = self._unsent[0]
+                try:
+                    self._unsent[0] = rest[self._socket.send(rest) :]
+                except BlockingIOError:
+                    if not self._waits:
+                        return
+                    self._wait_for(selectors.EVENT_WRITE)
+                if not self._unsent[0]:
+                    self._unsent.popleft()
+        except ConnectionError:  # the other process is gone, which `receive` reports
+            self._unsent.clear()
 
     def send_batch(self, message: Message, nbytes: int, write: Callable[[Any], object]) -> None:
         """Send a message and a batch as `Channel.send_batch` does."""

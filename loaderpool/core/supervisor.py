@@ -22,7 +22,7 @@ from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received
 from loaderpool.core.processes import Processes, WorkerProcess, fault_in, look_ns
 from loaderpool.core.state import State
 from loaderpool.core.trial import Trial
-from loaderpool.errors import LoaderpoolError
+from loaderpool.errors import LoaderpoolError, PoolBrokenError
 from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena, ExtentMap, SlotFile
 from loaderpool.memory.board import Field, TrialResult
 from loaderpool.plan.batches import Numbering
@@ -483,7 +483,7 @@ class Supervisor:
             worker = self._workers.start(
                 number, None if obstacles else self._fork_check.handles.files
             )
-        except OSError as error:
+        except (OSError, PoolBrokenError) as error:
             failure = describe_failure(error, epoch=0, worker=number)
             packed = reports.of_setup(
                 failure, "no worker could be started", capacity.START_ADVICE, None

@@ -70,7 +70,10 @@ def install(platform: str) -> None:
             gone[name] = gone.get(name, frozenset()) | frozenset(names.split())
     others: dict[str, dict[str, Any]] = {"sys": {"platform": platform}}
     if platform == "win32":
-        others |= {"os": {"name": "nt", "set_handle_inheritable": os.set_inheritable}, "subprocess": _SUBPROCESS}
+        others |= {
+            "os": {"name": "nt", "set_handle_inheritable": os.set_inheritable},
+            "subprocess": _SUBPROCESS,
+        }
     made: dict[str, types.ModuleType] = {}
     real_import, real_open = builtins.__import__, builtins.open
 
@@ -118,7 +121,9 @@ def _map_by_name(arena: Any) -> None:
     arena._map_named = map_named
 
 
-def _popen(command: Any, *, startupinfo: Any = None, start_new_session: Any = None, **named: Any) -> Any:
+def _popen(
+    command: Any, *, startupinfo: Any = None, start_new_session: Any = None, **named: Any
+) -> Any:
     handles = startupinfo.lpAttributeList["handle_list"] if startupinfo else []
     assert all(map(os.get_inheritable, handles)), "CreateProcess refuses them"
     return subprocess.Popen(command, pass_fds=handles, **named)
