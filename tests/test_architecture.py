@@ -60,7 +60,6 @@ OUTSIDE_ONLY_IN = {
     "loaderpool.system.annotations": {
         "annotationlib"
     },  # the standard library's, from Python 3.14 on
-    "loaderpool.core.spawned": {"multiprocess"},
     "loaderpool.adapters": {"jax", "keras", "tensorflow", "torch"},
     "loaderpool.ray": {"ray"},
     "loaderpool.tools": {"click", "rich"},

@@ -17,7 +17,7 @@ from typing import Any
 
 from loaderpool.core.channel import Channel, ChannelClosed
 from loaderpool.core.messages import Done, Ended, Found, Ticket
-from loaderpool.memory.arena import Arena, SlotFile, map_memory_file, oversize_file
+from loaderpool.memory.arena import Arena, SlotFile, map_memory_file
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.recorder import CallKind
@@ -253,28 +253,22 @@ class Worker:
         return found
 
     def _send_file(self, answer: Done, filled: MadeRows, epoch: int) -> None:
-        try:
-            self._send_batch(answer, filled)
-        except (MemoryError, OSError) as error:  # no memory or descriptor is left
-            failure = describe_failure(error, epoch=epoch, worker=self._number)
-            self._channel.send(Done(answer.ticket, error=reports.of_sample(failure)))
-
-    def _send_batch(self, answer: Done, filled: MadeRows) -> None:
         """Send an answer with a file: a batch that did not fit its slot, or items for another
         worker.
         """
-        batch, read = filled.oversize, filled.read
-        if batch is not None:
-            answer = answer._replace(oversize=batch.nbytes)
-            file = oversize_file(batch.nbytes, functools.partial(batch.write, base=0))
-        else:
-            assert read is not None
-            answer = answer._replace(items=(read.nbytes, read.buffers))
-            file = oversize_file(read.nbytes, functools.partial(_write, read))
         try:
-            self._channel.send(answer, [file])
-        finally:
-            os.close(file)
+            batch, read = filled.oversize, filled.read
+            if batch is not None:
+                answer = answer._replace(oversize=batch.nbytes)
+                self._channel.send_contents(
+                    answer, batch.nbytes, lambda buffer: batch.write(buffer, 0)
+                )
+            elif read is not None:
+                answer = answer._replace(items=(read.nbytes, read.buffers))
+                self._channel.send_contents(answer, read.nbytes, functools.partial(_write, read))
+        except (MemoryError, OSError) as error:  # no memory or descriptor is left
+            failure = describe_failure(error, epoch=epoch, worker=self._number)
+            self._channel.send(Done(answer.ticket, error=reports.of_sample(failure)))
 
     def _check_channel(self) -> None:
         """End this process if it is a fork by the user's code, or if its channel was closed.
