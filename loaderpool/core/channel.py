@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from loaderpool.core.messages import KINDS, Message, decode, encode
+from loaderpool.memory.arena import oversize_file
 from loaderpool.system import machine
 
 # Longest message in a packet, in bytes. The kernel charges 768 bytes for a packet of up to 192, and
@@ -135,6 +136,23 @@ class Channel:
         finally:
             if file >= 0:
                 os.close(file)
+
+    def send_batch(self, message: Message, nbytes: int, write: Callable[[Any], object]) -> None:
+        """Send a message with a batch that did not fit its slot, in a file.
+
+        Args:
+            message: The message.
+            nbytes: Size of the batch.
+            write: Writes the batch into a buffer of that size.
+
+        Raises:
+            OSError: There is no memory, or no descriptor.
+        """
+        file = oversize_file(nbytes, write)
+        try:
+            self.send(message, [file])
+        finally:
+            os.close(file)
 
     def receive(self) -> Received | None:
         """Return the next message, or None if there is none yet. Never blocks.

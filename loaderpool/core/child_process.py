@@ -1,4 +1,4 @@
-"""Start processes without a fork: clean interpreters that read their settings from a memory file.
+"""Start processes without a fork: clean interpreters that read their settings from a file.
 
 If `sys.executable` is a frozen or embedding program, a start runs that program instead of the
 command. So each start sets a mark in the child's environment, and the command removes it. If an
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import marshal
-import mmap
 import os
 import signal
 import subprocess
@@ -18,7 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from loaderpool.errors import PoolBrokenError
 from loaderpool.system import abilities, capacity, clock, machine
@@ -38,8 +37,9 @@ _ONE_THREAD = (
 # - sys.path is set before any import, so the process finds the same modules as the main process.
 #   `-c` has put the working directory in front, and nothing may be imported from there, not even
 #   mmap.
-# - The settings are in a memory file, because the script's arguments alone (6,000 file names) can
-#   be longer than one argument of a command.
+# - The settings are in a file, because the script's arguments alone (6,000 file names) can be longer
+#   than one argument of a command. The file is the standard input, which the child of any system
+#   inherits. Its position is at its end, so that the user's code reads nothing from it.
 # - They are marshalled: both ends are the same interpreter, and marshal is built in. The import of
 #   json would take each end 1.5 ms.
 # - Descriptors had to be inheritable for the exec. Processes that the user's code starts need none.
@@ -48,14 +48,14 @@ _ONE_THREAD = (
 _BOOT = (
     "import sys; sys.path[:] = filter(None, sys.path); "
     "import importlib, marshal, mmap, os; "
-    "module, file, size = os.environ.pop('LOADERPOOL_START').split(); "
-    "start = marshal.loads(mmap.mmap(int(file), int(size))[:]); os.close(int(file)); "
+    "module, size = os.environ.pop('LOADERPOOL_START').split(); "
+    "start = marshal.loads(mmap.mmap(0, int(size))[:]); "
     "sys.path[:] = start['path']; sys.argv[:] = start['argv']; "
     "[os.set_inheritable(each, False) for each in start['descriptors']]; "
     "import gc; gc.disable(); main = importlib.import_module(module).main; "
     "gc.freeze(); gc.enable(); main(start)"
 )
-# Environment variable with the module to run, and the descriptor and size of the memory file.
+# Environment variable with the module to run, and the size of the settings.
 _MARK = "LOADERPOOL_START"
 
 
@@ -138,33 +138,31 @@ def start(
         OSError: The process cannot be started for another reason.
     """
     directory, modules = around.directory, around.modules.descriptor
-    descriptors = [*descriptors, modules]
+    descriptors = [each for each in (*descriptors, modules) if each >= 0]
     told = {
         "path": around.path,
         "argv": around.argv,
         "modules": modules,
-        "descriptors": descriptors,
+        "descriptors": [] if sys.platform == "win32" else descriptors,
     }
     content = marshal.dumps({**program.settings, **told, **settings})
-    file = machine.create_memory_file("start")
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    # A frozen program does not know these options.
+    command = [] if is_frozen() else [*flags, "-c", _BOOT]
     try:
-        os.ftruncate(file, len(content))
-        # By mmap, because the fallback of a memory file has no write().
-        with mmap.mmap(file, len(content)) as view:
-            view[:] = content
-        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        # A frozen program does not know these options.
-        command = [] if is_frozen() else [*flags, "-c", _BOOT]
-        return subprocess.Popen(
-            [sys.executable, *command, program.label],
-            pass_fds=[file, *descriptors],
-            stdin=subprocess.DEVNULL,
-            stdout=_inherited(sys.__stdout__, 1),
-            stderr=_inherited(sys.__stderr__, 2),
-            start_new_session=is_apart,
-            cwd=directory if directory is not None and os.path.isdir(directory) else None,
-            env={**around.environment, _MARK: f"{program.module} {file} {len(content)}"},
-        )
+        with _settings_file() as file:
+            file.write(content)
+            file.flush()
+            return subprocess.Popen(
+                [sys.executable, *command, program.label],
+                stdin=file,
+                stdout=_inherited(sys.__stdout__, 1),
+                stderr=_inherited(sys.__stderr__, 2),
+                start_new_session=is_apart,
+                cwd=directory if directory is not None and os.path.isdir(directory) else None,
+                env={**around.environment, _MARK: f"{program.module} {len(content)}"},
+                **_inheriting(descriptors),
+            )
     except OSError as error:
         if error.filename == sys.executable:
             text = (
@@ -173,8 +171,26 @@ def start(
             )
             raise PoolBrokenError(text) from error
         raise
-    finally:
-        os.close(file)
+
+
+def _settings_file() -> IO[bytes]:
+    """Return a new file without a name, for writing and reading."""
+    if abilities.has_memory_files():
+        return open(machine.create_memory_file("start"), "w+b")
+    # Imported here, because few systems need it.
+    import tempfile
+
+    return tempfile.TemporaryFile()
+
+
+def _inheriting(descriptors: Sequence[int]) -> dict[str, Any]:
+    """Return arguments of `Popen` for a child that inherits descriptors, or handles on Windows."""
+    if sys.platform == "win32":
+        for handle in descriptors:
+            os.set_handle_inheritable(handle, True)
+        attributes = {"handle_list": [*descriptors]}
+        return {"startupinfo": subprocess.STARTUPINFO(lpAttributeList=attributes)}
+    return {"pass_fds": descriptors}
 
 
 # ---- programs that are not Python
@@ -209,7 +225,7 @@ def check_executable() -> None:
 
 
 def check_spawning(executable: str) -> None:
-    """Raise `PoolBrokenError` if processes of `multiprocess` would run this program again.
+    """Raise `PoolBrokenError` if spawned workers would run this program again.
 
     Blocks: Until an interpreter has started, if the name of the executable does not contain
     "python".
@@ -258,7 +274,7 @@ def become_child() -> None:
     has the mark. If that process does run the command, then the import is part of Python's site
     code, which runs before the command. The function then returns at once.
     """
-    is_told = len(os.environ[_MARK].split()) == 3  # otherwise the mark is of `check_spawning`
+    is_told = len(os.environ[_MARK].split()) == 2  # otherwise the mark is of `check_spawning`
     is_main = threading.current_thread() is threading.main_thread()
     if sys.argv[:1] == ["-c"] or not is_told or not is_main:
         return

@@ -14,6 +14,7 @@ import faulthandler
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from loaderpool.worker.tickets import WorkFailed
 if TYPE_CHECKING:
     import subprocess
 
+    from loaderpool.core.child_process import Surroundings
 
 # Checks of a worker's sample within its timeout, and the limits of the time between two checks.
 _LOOKS_PER_TIMEOUT = 8
@@ -97,7 +99,8 @@ class StackFile:
     The supervisor creates it before the fork. It calls `ask`, waits, then calls `read`.
 
     Args:
-        descriptor: Descriptor of a file that another process has created; None: create one.
+        descriptor: Descriptor of a file that another process has created; -1: there is none, so
+            crashes are written to stderr, and stacks stay unknown; None: create one.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -109,23 +112,31 @@ class StackFile:
 
         Called by the worker when it starts. Crashes are SIGSEGV, SIGABRT and the like.
         """
+        if self.descriptor < 0:
+            faulthandler.enable(sys.stderr or os.open(os.devnull, os.O_WRONLY), all_threads=False)
+            return
         faulthandler.enable(self.descriptor, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file=self.descriptor, all_threads=True, chain=False)
 
     def ask(self, pid: int) -> None:
         """Request the stacks of all threads of the worker. `read` skips earlier contents."""
+        if self.descriptor < 0:
+            return
         self._begins = os.fstat(self.descriptor).st_size
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
 
     def read(self) -> str:
         """Return the text that was written since the last `ask`."""
+        if self.descriptor < 0:
+            return ""
         size = os.fstat(self.descriptor).st_size - self._begins
         return os.pread(self.descriptor, size, self._begins).decode(errors="replace")
 
     def close(self) -> None:
         """Close the file's descriptor in this process."""
-        os.close(self.descriptor)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
 
 
 class Sample:
@@ -177,6 +188,10 @@ class Processes:
         private: Returns the descriptors of the supervisor that workers must close.
     """
 
+    _channel_type: type[Channel] = Channel
+    _make_stacks: Callable[[], StackFile] = staticmethod(StackFile)
+    _is_spawned = False  # True if the supervisor is a thread of the main process
+
     def __init__(
         self,
         arena: Arena,
@@ -208,7 +223,8 @@ class Processes:
             files: Files of the user that the fork reopens. None: start it by exec.
 
         Raises:
-            OSError: Not enough memory, processes or descriptors, or the interpreter is gone.
+            OSError: Not enough memory, processes or descriptors.
+            PoolBrokenError: The interpreter is gone.
         """
         if not self._cells:
             raise OSError(errno.EAGAIN, "too many workers have not ended yet")
@@ -228,10 +244,10 @@ class Processes:
 
     def _launch(self, number: int, cell: int, files: Sequence[OpenFile] | None) -> WorkerProcess:
         with contextlib.ExitStack() as undo:
-            ours, theirs = Channel.pair()
+            ours, theirs = self._channel_type.pair()
             undo.callback(ours.close)
             with theirs:
-                stacks = StackFile()
+                stacks = self._make_stacks()
                 undo.callback(stacks.close)
                 started: Any
                 if files is not None:
@@ -242,7 +258,7 @@ class Processes:
                 else:
                     started = self._execute(number, cell, theirs.fileno(), stacks.descriptor)
             undo.pop_all()
-        worker = WorkerProcess(number, started, cell, Channel(ours), stacks)
+        worker = WorkerProcess(number, started, cell, self._channel_type(ours), stacks)
         try:
             worker.pidfd = machine.open_pidfd(worker.pid)
         # No descriptor is left. The worker's end is polled, as on systems without pidfds.
@@ -342,8 +358,8 @@ class Processes:
         for worker in workers:
             worker.kill()
         for worker in workers:
-            worker.process.wait()
-            worker.channel.close()
+            self.bury(worker)
+            worker.stacks.close()
 
     def _execute(
         self, number: int, cell: int, channel: int, stacks: int
@@ -351,31 +367,40 @@ class Processes:
         """Start a worker without a fork. It loads the payloads of the tickets that it gets."""
         from loaderpool.core import child_process  # imported here, because few supervisors need it
 
-        start = self._settings
-        settings = {name: start[name] for name in ("arena", "arena_bytes", "slots")}
-        settings |= {
+        around, payloads = self._surroundings(), self._payloads
+        settings = {
+            "arena": self._arena.address,
+            "slots": self._slots.address,
             "supervisor_pid": self._pid,
             "node": process.node(),
+            "is_spawned": self._is_spawned,
             "channel": channel,
             "stacks": stacks,
+            "number": number,
+            "cell": cell,
+            "module_frames": around.modules.frames() if around.modules.descriptor < 0 else b"",
+            "forms": dict(self._forms),
+            "files": payloads.files,
+            "places": payloads.places,
         }
-        settings |= self._told(number, cell)
-        files = [file for of_loader in self._payloads.files.values() for file in of_loader]
+        files = [file for of_loader in payloads.files.values() for file in of_loader]
         return child_process.start(
             child_process.Program("loaderpool.core.processes", f"loaderpool-worker-{number}"),
-            child_process.Surroundings(
-                None, os.environ, start["path"], start["argv"], ModuleStore(start["modules"])
-            ),
+            around,
             settings,
-            [settings["arena"], settings["slots"], channel, stacks, *files],
-            is_apart=False,  # the worker is in the supervisor's group, and is killed with it
+            [self._arena.descriptor, self._slots.descriptor, channel, stacks, *files],
+            # A supervisor process is killed with its group, and the worker with it.
+            is_apart=self._is_spawned,
         )
 
-    def _told(self, number: int, cell: int) -> dict[str, Any]:
-        """Return the settings of a worker without a fork: its number and cell, and the loaders."""
-        payloads, forms = self._payloads, dict(self._forms)
-        loaders = {"files": payloads.files, "places": dict(payloads.places)}
-        return {"number": number, "cell": cell, "forms": forms, **loaders}
+    def _surroundings(self) -> Surroundings:
+        """Return the surroundings of a worker without a fork, which the supervisor has itself."""
+        from loaderpool.core.child_process import Surroundings
+
+        start = self._settings
+        return Surroundings(
+            None, os.environ, start["path"], start["argv"], ModuleStore(start["modules"])
+        )
 
     def private(self) -> list[int]:
         """Return all descriptors that a new worker must close, with those for the other workers."""
@@ -464,10 +489,17 @@ def main(start: Mapping[str, Any]) -> None:
     """Run a worker without a fork, until its end. Called by the boot code of `child_process`."""
     process.become("worker", start["node"])
     become_worker(start["supervisor_pid"])
-    keep(ModuleStore(start["modules"]))
+    keep(ModuleStore(start["modules"], start["module_frames"]))
     StackFile(start["stacks"]).arm()
-    arena, slots = Arena(start["arena"], start["arena_bytes"]), SlotFile(start["slots"])
-    channel = Channel(socket.socket(fileno=start["channel"]))
+    arena, slots = Arena(*start["arena"]), SlotFile(*start["slots"])
+    end = socket.socket(fileno=start["channel"])
+    if start["is_spawned"]:
+        # Imported here, because few workers need it.
+        from loaderpool.core.stream_channel import StreamChannel
+
+        channel: Channel = StreamChannel(end, waits=True)
+    else:
+        channel = Channel(end)
     payloads = LatePayloads(arena, start)
     serve(
         Worker(start["number"], start["cell"], channel, arena, slots, payloads, start["forms"]).run

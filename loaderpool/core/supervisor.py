@@ -10,7 +10,7 @@ import contextlib
 import functools
 import gc
 import os
-import select
+import selectors
 import signal
 import socket
 import traceback
@@ -22,7 +22,7 @@ from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received
 from loaderpool.core.processes import Processes, WorkerProcess, fault_in, look_ns
 from loaderpool.core.state import State
 from loaderpool.core.trial import Trial
-from loaderpool.errors import LoaderpoolError
+from loaderpool.errors import LoaderpoolError, PoolBrokenError
 from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena, ExtentMap, SlotFile
 from loaderpool.memory.board import Field, TrialResult
 from loaderpool.plan.batches import Numbering
@@ -62,7 +62,7 @@ class Supervisor:
         self._main_pid: int = start["trainer_pid"]
         self._size: int = start["workers"]  # requested number of workers
         self._restarts: tuple[int, float] | None = start["max_restarts"]
-        self._handlers: dict[int, Callable[[], None]] = {}
+        self._selector = selectors.DefaultSelector()
         most_messages = self._open(start)
         self._fork_check = ForkCheck()
         self._payloads = Payloads(self._arena, {})
@@ -91,7 +91,6 @@ class Supervisor:
         self._arena = Arena(start["arena"], start["arena_bytes"])
         self._arena.board.begun = 1
         self._slots = SlotFile(start["slots"])
-        self._epoll = select.epoll()
         # The pidfd reports the main process' death even if a fork still holds the channel's end.
         self._main_pidfd = machine.open_pidfd(self._main_pid)
         self._listen(self._main.fileno(), self._hear_main)
@@ -128,25 +127,22 @@ class Supervisor:
 
     def _wait(self) -> None:
         """Wait for messages, deaths or the next tick, and handle the messages and deaths."""
-        for descriptor, _ in self._epoll.poll(self._wait_s):
-            handler = self._handlers.get(descriptor)
-            if handler is not None:
-                handler()
+        for key, _ in self._selector.select(self._wait_s):
+            key.data()
 
     @property
     def _wait_s(self) -> float:
         return (self._tick_ms if self._trial is None else min(self._tick_ms, _TRIAL_LOOK_MS)) / 1000
 
     def _listen(self, descriptor: int, handler: Callable[[], None]) -> None:
-        self._handlers[descriptor] = handler
-        self._epoll.register(descriptor, select.EPOLLIN)
+        self._selector.register(descriptor, selectors.EVENT_READ, handler)
 
     def _ignore(self, descriptor: int) -> None:
-        if self._handlers.pop(descriptor, None) is not None:
-            self._epoll.unregister(descriptor)
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(descriptor)
 
     def _private(self) -> list[int]:
-        mine = [self._main.fileno(), self._epoll.fileno()]
+        mine = [self._main.fileno(), self._selector.fileno()]
         mine += [] if self._main_pidfd is None else [self._main_pidfd]
         return mine + [file for files in self._payloads.files.values() for file in files]
 
@@ -487,7 +483,7 @@ class Supervisor:
             worker = self._workers.start(
                 number, None if obstacles else self._fork_check.handles.files
             )
-        except OSError as error:
+        except (OSError, PoolBrokenError) as error:
             failure = describe_failure(error, epoch=0, worker=number)
             packed = reports.of_setup(
                 failure, "no worker could be started", capacity.START_ADVICE, None

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from loaderpool.core.channel import Channel, ChannelClosed
 from loaderpool.core.messages import Done, Ended, Found, Ticket
-from loaderpool.memory.arena import Arena, SlotFile, oversize_file
+from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.layout import VaryingLayout
@@ -234,18 +234,14 @@ class Worker:
 
     def _send_oversize(self, answer: Done, batch: VaryingLayout, epoch: int) -> None:
         try:
-            self._send_batch(answer._replace(oversize=batch.nbytes), batch)
+            self._channel.send_batch(
+                answer._replace(oversize=batch.nbytes),
+                batch.nbytes,
+                lambda buffer: batch.write(buffer, 0),
+            )
         except (MemoryError, OSError) as error:  # no memory or descriptor is left
             failure = describe_failure(error, epoch=epoch, worker=self._number)
             self._channel.send(Done(answer.ticket, error=reports.of_sample(failure)))
-
-    def _send_batch(self, answer: Done, batch: VaryingLayout) -> None:
-        """Send an answer with a file that has the batch, because it did not fit its slot."""
-        file = oversize_file(batch.nbytes, lambda view: batch.write(view, 0))
-        try:
-            self._channel.send(answer, [file])
-        finally:
-            os.close(file)
 
     def _check_channel(self) -> None:
         """End this process if it is a fork by the user's code, or if its channel was closed.

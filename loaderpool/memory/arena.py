@@ -25,7 +25,7 @@ from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.board import BOARD_BYTES, Board
 from loaderpool.memory.call_times import CALL_TIMES_BYTES
 from loaderpool.memory.recorder import WorkerRecorder, worker_rings
-from loaderpool.system import capacity, machine
+from loaderpool.system import abilities, capacity, machine
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 
 PAGE_BYTES = 4096
@@ -157,15 +157,14 @@ HEADROOM_BYTES = 64 << 20
 
 
 class SparseFile:
-    """A memory file without a name, and its mapping. For spawned workers: a named block of memory.
+    """A memory file without a name, and its mapping. On Windows: a mapping with a name.
 
-    Ownership: owns the descriptor and the name, until `close_descriptor`. The mapping is never
-    closed explicitly, because arrays use it. The last of these arrays unmaps it.
+    Ownership: owns the descriptor until `close_descriptor`. The mapping is never closed explicitly,
+    because arrays use it. The last of these arrays unmaps it.
 
     Attributes:
         kind: name of the contents, as /proc shows it.
-        name: name by which other processes map the memory; empty: it has no name.
-        unlink: removes the name.
+        address: arguments with which a process that inherits the descriptor maps the memory.
 
     Args:
         descriptor: descriptor of the file; -1: there is no file.
@@ -174,22 +173,26 @@ class SparseFile:
     """
 
     kind = ""
-    name = ""
-    unlink: Callable[[], object] | None = None
 
     def __init__(self, descriptor: int, nbytes: int = 0, tag: str = "") -> None:
         self.descriptor, self.nbytes = descriptor, nbytes or os.fstat(descriptor).st_size
+        self.address = descriptor, self.nbytes, tag
         self.map = _map_named(tag, nbytes) if tag else mmap.mmap(descriptor, self.nbytes)
 
     @classmethod
     def create(cls: type[_File]) -> _File:  # noqa: PYI019 - Self is in typing from 3.11 on
         """Create a sparse file: 1 TiB of address space, or less if the process's limits demand it.
 
+        On a system without memory files, the memory is as large as the free memory, or a quarter of
+        it on Windows.
+
         Raises:
             MemoryLimitError: not even the smallest size fits (`ulimit -v`, `ulimit -f`), or the
                 process locks all memory that it maps, so that the file would not be sparse.
             OSError: any other failure, such as too many open files.
         """
+        if not abilities.has_memory_files():
+            return cls(*_shared_memory())
         descriptor, nbytes = machine.create_memory_file(cls.kind), _FILE_BYTES
         try:
             os.ftruncate(descriptor, PAGE_BYTES)
@@ -221,12 +224,10 @@ class SparseFile:
             raise
 
     def close_descriptor(self) -> None:
-        """Close the descriptor and remove the name. The mapping stays for arrays that use it."""
+        """Close the descriptor. The mapping stays for arrays that use it."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-            if self.unlink is not None:
-                self.unlink()
 
     def return_pages(self, offset: int, nbytes: int) -> None:
         """Return the pages of a range to the system. Without a descriptor, use the mapping."""
@@ -235,6 +236,28 @@ class SparseFile:
         elif nbytes > 0 and hasattr(mmap, "MADV_REMOVE"):
             with contextlib.suppress(OSError):
                 self.map.madvise(mmap.MADV_REMOVE, offset, -(-nbytes // PAGE_BYTES) * PAGE_BYTES)
+
+
+_BLOCK_BYTES = 64 << 20  # the size of shared memory without a memory file is a multiple of this
+
+
+def _shared_memory() -> tuple[int, int, str]:
+    """Create shared memory on a system without memory files.
+
+    Returns:
+        Descriptor, size and tag, as `SparseFile` takes them.
+    """
+    # Windows commits all of the memory when it is created, other systems only written pages.
+    divisor = _BLOCK_BYTES * (4 if os.name == "nt" else 1)
+    size = max(1, capacity.available_memory_bytes() // divisor) * _BLOCK_BYTES
+    if os.name == "nt":
+        return -1, size, f"loaderpool-{os.getpid()}-{os.urandom(8).hex()}"
+    # Imported here, because few systems need it.
+    from multiprocessing.shared_memory import SharedMemory
+
+    with contextlib.closing(SharedMemory(create=True, size=size)) as block:
+        block.unlink()  # other processes inherit the descriptor
+        return machine.above_standard(os.dup(block._fd)), block.size, ""  # type: ignore[attr-defined]
 
 
 class SlotFile(SparseFile):

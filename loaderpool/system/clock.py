@@ -20,11 +20,11 @@ def boot_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-def wait_until(is_so: Callable[[], bool], at_most_s: float) -> None:
-    """Wait until `is_so()` is true, or for `at_most_s` seconds."""
+def wait_until(is_so: Callable[[], bool], at_most_s: float, look_s: float = 0.0005) -> None:
+    """Wait until `is_so()` is true, or for `at_most_s` seconds. Check it every `look_s` seconds."""
     ends_s = monotonic_s() + at_most_s
     while monotonic_s() < ends_s and not is_so():
-        time.sleep(0.0005)
+        time.sleep(look_s)
 
 
 def cpu_ns_of(pid: int) -> int:

@@ -10,12 +10,14 @@ import contextlib
 import ctypes
 import errno
 import functools
+import math
 import mmap
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from loaderpool.errors import MemoryLimitError
 from loaderpool.system import clock, fault_points
@@ -173,14 +175,34 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Let the kernel kill this process when the parent's forking *thread* ends.
+    """End this process when its parent ends. Called by a worker as it starts.
 
-    Only for single-threaded parents. Called by a worker as it starts.
+    On Linux, the kernel kills it when the parent's *thread* that started it ends. On other systems,
+    a thread watches the parent.
     """
     if LINUX:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent_pid:  # the parent died before the call took effect
+    else:
+        threading.Thread(target=_end_after, args=(parent_pid,), daemon=True).start()
+    # The parent died before the call took effect. On Windows, the parent of a worker may be the
+    # launcher of a virtual environment.
+    if sys.platform != "win32" and os.getppid() != parent_pid:
         os._exit(1)
+
+
+_LOOK_S = 0.2  # time between two checks of a parent without Linux
+
+
+def _end_after(parent_pid: int) -> NoReturn:
+    """Wait until the parent has ended, and end this process."""
+    if sys.platform == "win32":
+        import _winapi
+
+        parent = _winapi.OpenProcess(_winapi.SYNCHRONIZE, False, parent_pid)
+        _winapi.WaitForSingleObject(parent, _winapi.INFINITE)
+    else:
+        clock.wait_until(lambda: os.getppid() != parent_pid, math.inf, _LOOK_S)
+    os._exit(1)
 
 
 def wake_when_orphaned() -> None:

@@ -54,10 +54,9 @@ def end_stray(error: BaseException | None = None) -> None:
 
 
 def become_worker(supervisor_pid: int, close_descriptors: Iterable[int] = ()) -> None:
-    """Cut the ties to the supervisor and the main process that a fork leaves.
+    """Cut the ties to the supervisor and the main process that a start leaves.
 
-    Called first in a worker. The kernel kills this process when the supervisor's thread ends; the
-    supervisor has only one.
+    Called first in a worker, which ends when the supervisor's thread ends.
 
     Args:
         supervisor_pid: the parent, whose death ends this process.
@@ -67,7 +66,8 @@ def become_worker(supervisor_pid: int, close_descriptors: Iterable[int] = ()) ->
     machine.raise_oom_score()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if hasattr(signal, "SIGCHLD"):  # otherwise this is Windows
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     for descriptor in close_descriptors:
         with contextlib.suppress(OSError):

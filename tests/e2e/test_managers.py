@@ -12,14 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from multiprocess import resource_tracker
 
 import loaderpool as lp
 from tests.support.batches import indices_in, kill_supervisor, kill_worker, supervisor_of
 from tests.support.child import run_child
-
-# One for the life of this process: no test leaves it behind.
-resource_tracker.ensure_running()
 
 
 @pytest.fixture(scope="module")

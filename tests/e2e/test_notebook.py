@@ -92,3 +92,21 @@ def test_the_advice_fits_a_notebook_and_works_there(shown: list[str]) -> None:
 )
 def test_hangs_streams_and_setup_show_them_too(shown: list[str], cell: int, line: str) -> None:
     assert f"  # {line}\n" in shown[cell], shown[cell]
+
+
+def test_spawned_workers_run_functions_of_cells() -> None:
+    with notebook() as book:
+        cell = book.run(
+            """
+import loaderpool as lp
+
+factor = 3
+
+def triple(item):
+    return item * factor
+
+with lp.Pool(2, start="spawn") as pool, lp.Loader(range(8), triple, batch_size=4, workers=pool) as loader:
+    print([batch.tolist() for batch in loader])
+"""
+        )
+    assert (cell.printed, cell.text) == ("[[0, 3, 6, 9], [12, 15, 18, 21]]\n", "")

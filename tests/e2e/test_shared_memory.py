@@ -12,7 +12,6 @@ from multiprocessing.shared_memory import ShareableList, SharedMemory
 from pathlib import Path
 from typing import Any
 
-import multiprocess.resource_tracker
 import numpy as np
 import pytest
 
@@ -22,12 +21,9 @@ from tests.support.child import run_child
 from tests.support.processes import command_of, descendants, wait_until
 
 STARTS = ("fork", "exec", "spawn")
-# One of each for the life of this process: no test leaves it behind.
+# One for the life of this process: no test leaves it behind.
 resource_tracker.ensure_running()
-multiprocess.resource_tracker.ensure_running()
-TRACKERS = {
-    each._resource_tracker._pid for each in (resource_tracker, multiprocess.resource_tracker)
-}  # type: ignore[attr-defined]
+TRACKERS = {resource_tracker._resource_tracker._pid}  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Workers that `multiprocess` has spawned: the same bits as everywhere, whoever dies, and on systems without a fork."""
+"""Workers that are spawned: the same bits as everywhere, whoever dies, and on systems without a fork."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import functools
 import itertools
 import os
 import signal
+import sys
+import textwrap
 import time
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from multiprocess import resource_tracker
 
 import loaderpool as lp
 from loaderpool.core.state import State
@@ -22,9 +24,9 @@ from loaderpool.system import machine
 from tests.support.batches import assert_same, kill_worker, read, read_while, told_when
 from tests.support.child import run_child
 from tests.support.notes import bytes_copied, bytes_shared, notes
-from tests.support.processes import is_alive, wait_gone
+from tests.support.processes import count_fds, is_alive, wait_gone
 
-ELSEWHERE = Path(__file__).parents[1] / "support" / "elsewhere"
+SUPPORT = Path(__file__).parents[1] / "support"
 SHAPES = (
     "single batches",
     "written into out",
@@ -222,6 +224,83 @@ def test_what_workers_have_in_their_environment(monkeypatch: pytest.MonkeyPatch)
     assert os.environ["PYTHONHASHSEED"] == "random"
 
 
+@pytest.mark.parametrize("status", ["exit 3", "kill -9 $$"])
+def test_worker_that_dies_while_it_starts_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: str
+) -> None:
+    python, starts = tmp_path / "python", tmp_path / "starts"
+    python.write_text(
+        f"#!/bin/sh\necho >> {starts}\n[ $(wc -l < {starts}) -le 3 ] && {status}\n"
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with spawned(1) as pool, loader_of(pool, items=60) as loader:
+        got = read(loader)
+        assert loader.statistics().restarts == 3
+    with loader_of(0, items=60) as loader:
+        assert_same(got, read(loader))
+
+
+def test_workers_that_never_start_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 3\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with (
+        spawned() as pool,
+        loader_of(pool, items=60) as loader,
+        pytest.raises(lp.LoaderpoolError, match="exited with status 3 before it started"),
+    ):
+        read(loader)
+
+
+def test_interpreter_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with (
+        spawned() as pool,
+        loader_of(pool, items=60) as loader,
+        pytest.raises(
+            lp.LoaderpoolError, match=r"sys\.executable is .*python, which cannot be run"
+        ),
+    ):
+        read(loader)
+
+
+def test_worker_that_dies_while_it_loads_is_replaced(tmp_path: Path) -> None:
+    loaded = tmp_path / "loaded"
+
+    class Dies:
+        def __call__(self, item: int) -> int:
+            return item
+
+        def __getstate__(self) -> Any:
+            return {"a": 1}
+
+        def __setstate__(self, state: Any) -> None:
+            if not loaded.exists():
+                loaded.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    with spawned(1) as pool, lp.Loader(range(20), Dies(), batch_size=5, workers=pool) as loader:
+        assert np.concatenate(list(loader)).tolist() == list(range(20))
+        assert loader.statistics().restarts == 1
+
+
+def test_deaths_leave_no_descriptor_open() -> None:
+    with spawned(1) as pool, loader_of(pool, items=90) as loader:
+        kill = functools.partial(kill_worker, loader)
+        read_while(loader, {2: kill})
+        told_when(loader, lambda told: told.restarts >= 1)
+        before = count_fds(os.getpid())
+        read_while(loader, {2: kill, 8: kill})
+        told_when(loader, lambda told: told.restarts >= 3)
+        read(loader)
+        assert count_fds(os.getpid()) == before
+
+
 def test_another_way_to_start_is_refused() -> None:
     with pytest.raises(lp.ArgumentError, match='start must be "fork", "spawn" or None'):
         lp.Pool(1, start="thread")  # type: ignore[arg-type]
@@ -299,6 +378,16 @@ def test_batches_that_are_kept_outlive_the_pool_and_workers_do_not() -> None:
 
 # ---- processes of their own ----
 
+
+def system_env(system: str, folder: Path) -> dict[str, str]:
+    """Environment of a child that finds another system: "darwin", "win32", "no memfd" or, "", this one."""
+    if not system:
+        return {}
+    site = SUPPORT / ("without_memfd" if system == "no memfd" else "elsewhere")
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    return {"ELSEWHERE": system, "ELSEWHERE_MEMORY": str(folder), "PYTHONPATH": path}
+
+
 ANOTHER_SYSTEM = """
     import numpy as np
     import loaderpool as lp
@@ -346,8 +435,7 @@ def test_an_epoch_on_a_system_that_has_nothing_of_linux(platform: str, tmp_path:
     lines = tmp_path / "lines"
     lines.write_text("".join(f"line {number}\n" for number in range(20)))
     code = ANOTHER_SYSTEM.format(platform=platform, lines=str(lines))
-    path = os.pathsep.join([str(ELSEWHERE), os.environ.get("PYTHONPATH", "")])
-    run_child(code, env={"ELSEWHERE": platform, "PYTHONPATH": path}, timeout_s=100).check()
+    run_child(code, env=system_env(platform, tmp_path), timeout_s=100).check()
 
 
 NO_GUARD = """
@@ -363,9 +451,21 @@ NO_GUARD = """
 """
 
 
-@pytest.mark.parametrize("stdin_code", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_script_needs_no_guard(stdin_code: bool) -> None:
-    result = run_child(NO_GUARD, stdin_code=stdin_code).check()
+@pytest.mark.parametrize(
+    "way", ["file", pytest.param("stdin", marks=pytest.mark.slow), "command", "module"]
+)
+def test_a_script_needs_no_guard(way: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(NO_GUARD))
+    options = {
+        "command": "'-c', open('script.py').read()",
+        "module": "'-m', 'script'",
+    }
+    code = f"""
+        import subprocess, sys
+        sys.exit(subprocess.run([sys.executable, {options.get(way)}]).returncode)
+    """
+    code = code if way in options else NO_GUARD
+    result = run_child(code, stdin_code=way == "stdin", cwd=tmp_path).check()
     assert result.stdout.splitlines() == ["once", "[[0, 3, 6, 9], [12, 15, 18, 21]]"]
 
 
@@ -379,8 +479,11 @@ def test_a_pool_that_is_not_closed_ends_with_the_interpreter() -> None:
     assert "leaked" not in result.stderr
 
 
-def test_workers_end_with_a_trainer_that_is_killed() -> None:
-    result = run_child("""
+@pytest.mark.parametrize(
+    "system", ["", "no memfd", "darwin", pytest.param("win32", marks=pytest.mark.slow)]
+)
+def test_workers_end_with_a_trainer_that_is_killed(system: str, tmp_path: Path) -> None:
+    code = """
         import os, signal, time
         import loaderpool as lp
 
@@ -393,18 +496,17 @@ def test_workers_end_with_a_trainer_that_is_killed() -> None:
         for _ in range(40):
             next(batches)
         with open("/proc/self/maps") as file:
-            print(*{line.split()[5] for line in file if "/dev/shm/" in line and "(deleted)" not in line}, flush=True)
+            print({line.split()[5] for line in file if "/dev/shm/" in line and "(deleted)" not in line}, flush=True)
         print(*(worker.pid for worker in loader.statistics().workers), flush=True)
         open("hang", "w").close()
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGKILL)
-    """)
+    """
+    result = run_child(code, env=system_env(system, tmp_path))
     assert result.returncode == -signal.SIGKILL
-    blocks, pids = (line.split() for line in result.stdout.splitlines())
-    assert len(pids) == 2 and wait_gone(map(int, pids), 5) == []
-    assert blocks and not any(Path(block).exists() for block in blocks), (
-        "the resource tracker unlinks them"
-    )
+    blocks, pids = result.stdout.splitlines()
+    assert blocks == "set()", "no memory has a name that would stay"
+    assert len(pids.split()) == 2 and wait_gone(map(int, pids.split()), 5) == []
 
 
 def test_ctrl_c_ends_a_wait_and_no_worker() -> None:

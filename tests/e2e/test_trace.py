@@ -15,14 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from multiprocess import resource_tracker
 
 import loaderpool as lp
 from tests.support.chrome_traces import Loaded, load
 from tests.support.running_trainings import DEADLINE_S, ROOT, RunningTraining, running_trainings
-
-# One for the life of this process, for workers that are spawned: no test leaves it behind.
-resource_tracker.ensure_running()
 
 pytest.importorskip("rich", reason="pip install 'loaderpool[cli]'")
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from multiprocess import resource_tracker
 
 import loaderpool as lp
 from loaderpool.memory.board import Board
@@ -23,8 +22,6 @@ from tests.support.batches import kill_supervisor
 
 SETTINGS: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3}
 LONG_S = 60.0  # beside other tests
-# One for the life of this process: no test leaves it behind.
-resource_tracker.ensure_running()
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from multiprocess import resource_tracker
 
 import loaderpool as lp
-
-resource_tracker.ensure_running()  # which stays, once workers were spawned
 
 
 class Wrapper:

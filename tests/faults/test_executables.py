@@ -135,7 +135,6 @@ def test_a_loader_in_a_copy_of_the_program_is_an_error(tmp_path: Path) -> None:
 
 def test_a_python_of_another_name_spawns_workers(tmp_path: Path) -> None:
     body = TWICE.replace("workers=2", "workers=lp.Pool(2, start='spawn')")
-    # `multiprocess` takes the name when it is imported.
     result, starts = run_program(tmp_path, 'exec {python} "$@"', body)
     assert result.check().stdout.split() == ["program", "1560", "spawn"]
     assert starts >= 3

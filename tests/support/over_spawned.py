@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
-from multiprocess import resource_tracker
 
 from tests.support import child
 from tests.support.without_memfd import sitecustomize as _sitecustomize  # noqa: F401

@@ -2,14 +2,16 @@
 
 ELSEWHERE is "darwin" or "win32". Modules of loaderpool import `os`, `sys`, `signal` and others without what that system
 does not have; those that it does not have cannot be imported, and of /proc and /sys no file is there. On "win32" Python
-itself and `multiprocess` remain what they are here, so a block of shared memory that only Windows can map by its name
-is mapped by the name that it has here.
+itself remains what it is here, so three things that only Windows has are made of what is here: shared memory with a
+name, handles that a child inherits, and a wait for another process.
 """
 
 from __future__ import annotations
 
 import builtins
 import os
+import select
+import subprocess
 import sys
 import types
 from typing import Any
@@ -66,7 +68,12 @@ def install(platform: str) -> None:
     if platform == "win32":
         for name, names in _POSIX_ONLY.items():
             gone[name] = gone.get(name, frozenset()) | frozenset(names.split())
-    others = {"sys": {"platform": platform}, "os": {"name": "nt"} if platform == "win32" else {}}
+    others: dict[str, dict[str, Any]] = {"sys": {"platform": platform}}
+    if platform == "win32":
+        others |= {
+            "os": {"name": "nt", "set_handle_inheritable": os.set_inheritable},
+            "subprocess": _SUBPROCESS,
+        }
     made: dict[str, types.ModuleType] = {}
     real_import, real_open = builtins.__import__, builtins.open
 
@@ -75,6 +82,8 @@ def install(platform: str) -> None:
     ) -> Any:
         if level or not _is_ours(names):
             return real_import(name, names, locals_, wanted, level)
+        if name == "_winapi" and platform == "win32":
+            return _WINAPI
         if name in _NO_MODULES[platform]:
             raise ModuleNotFoundError(f"No module named {name!r} elsewhere")
         found = real_import(name, names, locals_, wanted, level)
@@ -100,15 +109,37 @@ def install(platform: str) -> None:
 
 def _map_by_name(arena: Any) -> None:
     """Stand in for what Windows does with `mmap.mmap(-1, nbytes, tagname=name)`."""
-    from multiprocess.shared_memory import SharedMemory
 
     def map_named(name: str, nbytes: int) -> Any:
-        block = SharedMemory(name=name)
-        mapping = arena.mmap.mmap(block._fd, nbytes)
-        block.close()
+        path = os.path.join(os.environ["ELSEWHERE_MEMORY"], name)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+        os.ftruncate(descriptor, nbytes)
+        mapping = arena.mmap.mmap(descriptor, nbytes)
+        os.close(descriptor)
         return mapping
 
     arena._map_named = map_named
+
+
+def _popen(
+    command: Any, *, startupinfo: Any = None, start_new_session: Any = None, **named: Any
+) -> Any:
+    handles = startupinfo.lpAttributeList["handle_list"] if startupinfo else []
+    assert all(map(os.get_inheritable, handles)), "CreateProcess refuses them"
+    return subprocess.Popen(command, pass_fds=handles, **named)
+
+
+def _wait_for(process: Any, _: Any) -> None:
+    select.select([process], [], [])
+
+
+_SUBPROCESS = {"Popen": _popen, "STARTUPINFO": types.SimpleNamespace}
+_WINAPI = types.SimpleNamespace(
+    SYNCHRONIZE=1 << 20,
+    INFINITE=-1,
+    OpenProcess=lambda rights, inherits, pid: os.pidfd_open(pid),
+    WaitForSingleObject=_wait_for,
+)
 
 
 if os.environ.get("ELSEWHERE"):
