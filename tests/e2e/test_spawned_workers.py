@@ -235,7 +235,7 @@ def test_worker_that_dies_while_it_starts_is_replaced(
     )
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    with spawned() as pool, loader_of(pool, items=60) as loader:
+    with spawned(1) as pool, loader_of(pool, items=60) as loader:
         got = read(loader)
         assert loader.statistics().restarts == 3
     with loader_of(0, items=60) as loader:
@@ -257,14 +257,14 @@ def test_workers_that_never_start_are_an_error(
         read(loader)
 
 
-def test_interpreter_that_is_gone_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_interpreter_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with (
         spawned() as pool,
         loader_of(pool, items=60) as loader,
-        pytest.raises(lp.LoaderpoolError, match=r"sys\.executable is .*python, which cannot be run"),
+        pytest.raises(
+            lp.LoaderpoolError, match=r"sys\.executable is .*python, which cannot be run"
+        ),
     ):
         read(loader)
 

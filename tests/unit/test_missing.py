@@ -42,7 +42,7 @@ def test_quick_tests_are_collected_without_optional_libraries() -> None:
         import sys
 
         KNOWN = {
-            "cloudpickle", "dill", "hypothesis", "loaderpool", "multiprocess", "numpy", "pytest",
+            "cloudpickle", "hypothesis", "loaderpool", "numpy", "pytest",
             "tests",
             # what pytest and hypothesis import
             "attr", "attrs", "exceptiongroup", "iniconfig", "packaging", "pluggy", "py",

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import multiprocess
 import numpy as np
 import pytest
 
@@ -110,7 +109,7 @@ SHARED: dict[str, Callable[[], Any]] = {
     "RawValue": lambda: multiprocessing.RawValue("i", 3),
     "Array": lambda: multiprocessing.Array("i", 4),
     "RawArray": lambda: multiprocessing.RawArray("i", 4),
-    "dill's Lock": lambda: multiprocess.Lock(),
+    "dill's Lock": lambda: pytest.importorskip("multiprocess").Lock(),
 }
 
 
@@ -124,12 +123,10 @@ def test_shared_objects_are_told_to_come_from_a_manager(kind: str) -> None:
     assert "setup=" not in text
 
 
-@pytest.mark.parametrize(
-    "package", [multiprocessing, multiprocess], ids=lambda package: package.__name__
-)
-def test_an_end_of_a_pipe_is_refused(package: Any) -> None:
+@pytest.mark.parametrize("package", ["multiprocessing", "multiprocess"])
+def test_an_end_of_a_pipe_is_refused(package: str) -> None:
     """Pickle writes the number of its descriptor, which is another file's in a worker."""
-    ours, theirs = package.Pipe()
+    ours, theirs = pytest.importorskip(package).Pipe()
     with ours, theirs:
         text = refused({"source": range(3), "fn": lambda index: ours})
     assert "closure variable 'ours' of function" in text
