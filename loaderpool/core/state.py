@@ -55,7 +55,7 @@ from loaderpool.core.records import (
     ToWorker,
     WorkerRecord,
 )
-from loaderpool.core.slots import Cutter, Slots, next_batch
+from loaderpool.core.slots import Cutter, Slots, has_slot, next_batch
 from loaderpool.memory.arena import ExtentMap
 from loaderpool.plan.batches import Numbering
 from loaderpool.transport.reports import GivenUp
@@ -389,7 +389,7 @@ class State:
         has_work, has_homes = bool(self.due), self._of_nodes
         for run in self.runs.values():
             run.window = None
-            has_work = has_work or (bool(run.free) and not run.is_ended)
+            has_work = has_work or (bool(run.free or run.fresh) and not run.is_ended)
             has_homes = has_homes or bool(run.lanes)
         asked = self.roomy.copy() if has_work else {}
         while asked:
@@ -447,11 +447,13 @@ class State:
             ):
                 self.due.remove(job)
                 return job
+        # A node's workers may be idle while others of them have tickets.
+        is_idle = not worker.jobs or self._of_nodes
         for run in sorted(self.runs.values(), key=_LAST_TICKET):
-            if not run.free or run.is_ended or run.loader.failure is not None:
+            if run.is_ended or run.loader.failure is not None or not has_slot(run, is_idle):
                 continue
             if (batch := next_batch(run, worker.number)) is not None:
-                first, *others = self._cutter.cut(run, batch, self.width)
+                first, *others = self._cutter.cut(run, batch, self.width, worker.number)
                 self.due.extend(others)
                 return first
         return None
