@@ -31,6 +31,7 @@ except ImportError as missing:
 
 from loaderpool.adapters.conversion import check_epochs
 from loaderpool.adapters.eager_tensors import EagerConversion, check_device, tensor_dtype
+from loaderpool.adapters.generator_dataset import generator_dataset
 from loaderpool.checks import whole_number
 from loaderpool.config import Shard
 from loaderpool.core.pool import close_all
@@ -74,7 +75,7 @@ def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: s
     source = _Elements(
         core, wire, epochs, first_pass.batches if tells_length and epochs is not None else None
     )
-    dataset = tf.data.Dataset.from_generator(source, output_signature=wire.signature)
+    dataset = generator_dataset(source, wire.signature, bool(prefetch) or device is not None)
     if wire.in_chunks:
         if prefetch:
             dataset = dataset.prefetch(prefetch)
@@ -143,7 +144,7 @@ def _options(wire: TensorFormat) -> Any:
 
 
 class _Elements:
-    """Callable that from_generator calls for each new iterator. Holds the loader weakly."""
+    """Callable that TensorFlow calls for each new iterator. Holds the loader weakly."""
 
     def __init__(
         self, core: LoaderCore, wire: TensorFormat, epochs: int | None, first_batches: int | None
@@ -213,7 +214,7 @@ class _Elements:
 
 
 class _Stream:
-    """Iterator that from_generator reads. It requests each element within the exit gate."""
+    """Iterator that TensorFlow reads. It requests each element within the exit gate."""
 
     def __init__(self, elements: Iterator[Any]) -> None:
         self._elements = elements
@@ -248,6 +249,8 @@ class TensorFormat:
         can_take_apart = all(map(EagerConversion.can_take_apart, spec.components))
         self.in_chunks = form.fixed is not None and form.max_chunk > 1 and can_take_apart
         self.has_ragged = any(component.ragged for component in spec.components)
+        # components in the order of TensorFlow, which sorts the keys of dicts
+        self._order = tf.nest.flatten(spec.structure.unflatten(range(len(spec.components))))
 
     @property
     def signature(self) -> Any:
@@ -264,16 +267,16 @@ class TensorFormat:
                 specs.append(tf.TensorSpec((None, *shape) if self.in_chunks else shape, dtype))
         return tuple(specs) if self.has_ragged else self.spec.structure.unflatten(specs)
 
-    def element(self, parts: Sequence[Any]) -> Any:
-        """Return the element that the generator yields for the components of a batch or chunk."""
+    def element(self, parts: Sequence[Any]) -> list[Any]:
+        """Return the arrays that the generator yields for the components of a batch or chunk."""
         if self._may_differ:
             self._check(parts)
         if not self.has_ragged:
-            return self.spec.structure.unflatten(parts)
+            return [parts[number] for number in self._order]
         flat: list[Any] = []
         for part in parts:
             flat += [part.values, part.row_splits] if isinstance(part, RaggedArray) else [part]
-        return tuple(flat)
+        return flat
 
     def restore(self, *flat: Any) -> Any:
         """Return the element as the user sees it. Called in tf.data's graph."""
