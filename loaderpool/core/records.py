@@ -113,7 +113,7 @@ class RunRecord:
     free: list[int] = dataclasses.field(default_factory=list)
     # Offsets of slots that have never had a batch, in the reverse of the order of their use.
     fresh: list[int] = dataclasses.field(default_factory=list)
-    # Number of the worker that got each large slot last, by offset.
+    # Number of the worker that got the latest ticket of each slot, by offset.
     writers: dict[int, int] = dataclasses.field(default_factory=dict)
     # Slots that workers write into, by offset.
     making: dict[int, Filling] = dataclasses.field(default_factory=dict)

@@ -285,7 +285,6 @@ def _taken(run: RunRecord, layout: Layout, worker: int) -> int:
     own = [offset for offset in run.free if run.writers.get(offset) == worker]
     offset = (own or run.free or run.fresh)[-1]
     (run.free or run.fresh).remove(offset)
-    run.writers[offset] = worker
     return offset
 
 

@@ -477,6 +477,8 @@ class State:
                 sample[1:] for sample in loader.left_out if sample[0] == job.ticket.epoch
             )
             job.ticket = job.ticket._replace(left_out=left_out)
+        if slot is not None:
+            slot.run.writers[slot.offset] = worker.number
         worker.jobs[job.ticket.number] = job
         self.note_room(worker)
         self._say(ToWorker(worker.number, job.ticket))
