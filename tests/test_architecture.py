@@ -48,8 +48,8 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 231_000,
-    "scripts": 48_500,
+    "loaderpool": 231_500,
+    "scripts": 48_700,
     "tests": 345_000,
 }
 MOST_NAMES = 17  # beside `__init__.py` and `py.typed`, directly in the package

@@ -1,11 +1,11 @@
-"""`Loader.as_dataset`: `tf.data.Dataset.from_generator` over arrays in the workers' memory.
+"""`Loader.as_dataset`: a `tf.data.Dataset` over arrays in the workers' memory.
 
-from_generator costs some hundred microseconds per element, under the GIL, whatever the size of the
-element. So an element is a whole batch. Tiny batches are grouped into chunks, which tf.data splits
-again in C++:
+A call of Python (`generator_dataset`) costs some hundred microseconds per element, under the GIL,
+whatever the size of the element. So an element is a whole batch. Tiny batches are grouped into
+chunks, which tf.data splits again in C++:
 
-    chunks:  from_generator ▶ prefetch ▶ unbatch ──▶ (join ragged) ─▶ assert_cardinality
-    batches: from_generator ─────────────────────▶ (join ragged) ─▶ assert_cardinality ─▶ prefetch
+    chunks:  generator ▶ prefetch ▶ unbatch ──▶ (join ragged) ─▶ assert_cardinality
+    batches: generator ─────────────────────▶ (join ragged) ─▶ assert_cardinality ─▶ prefetch
 
 TensorFlow aliases a C-contiguous array of the exact dtype at a 64-byte-aligned address. So there is
 no copy between worker and tensor. `unbatch` copies, which costs less than an element for tiny
@@ -161,7 +161,7 @@ class _Elements:
             raise ClosedError(
                 "The loader is closed, because no variable refers to it. Keep it in a variable."
             )
-        # The first `from_generator` of a process changes glibc's settings: free() then returns each
+        # The first `GeneratorDataset` of a process changes glibc's settings: free() then returns each
         # block above 128 KiB to the system at once (TensorFlow's issue 65675), which costs a page
         # fault for each page of each new array. Arrays that can be adopted in place must not come
         # from the heap.
@@ -235,11 +235,11 @@ class _Stream:
 
 
 class TensorFormat:
-    """Format of the elements that pass through from_generator.
+    """Format of the elements that pass from Python to tf.data.
 
     `spec` describes what the user gets. If `in_chunks`, each element is several batches, for
     `unbatch`. A ragged component travels as two arrays, in a flat tuple that `restore` joins again
-    in C++, because from_generator copies ragged elements on a slow path.
+    in C++, because Python functions return plain tensors only.
     """
 
     def __init__(self, form: BatchForm, spec: ElementSpec) -> None:
@@ -254,7 +254,7 @@ class TensorFormat:
 
     @property
     def signature(self) -> Any:
-        """The `output_signature` of from_generator."""
+        """The spec of the elements, as `output_signature` of from_generator."""
         specs: list[Any] = []
         for component, path in zip(self.spec.components, self.spec.paths, strict=True):
             dtype, shape = tensor_dtype(component, path, "as_dataset"), component.shape

@@ -93,9 +93,7 @@ def new_rows(work: Work, batches: int) -> float:
     def run(number: int) -> None:
         try:
             memory = mmap.mmap(-1, NEW_BUFFERS * work.batch_bytes)
-            buffers: Array = np.ndarray(
-                (NEW_BUFFERS, *work.batch_shape), work.dtype, buffer=memory
-            )
+            buffers: Array = np.ndarray((NEW_BUFFERS, *work.batch_shape), work.dtype, buffer=memory)
             first = number * count
             all_ready.wait()
             for done in range(count):

@@ -56,7 +56,10 @@ def check_state(state: State) -> None:
     assert sum(run.slots for run in state.runs.values()) <= state.slots.most
     for slot in (job.slot for job in jobs if job.slot is not None):
         assert slot.unanswered == sum(job.slot is slot for job in jobs)
-        assert slot.offset not in (*slot.run.free, *slot.run.fresh) and state.runs[slot.run.number] is slot.run
+        assert (
+            slot.offset not in (*slot.run.free, *slot.run.fresh)
+            and state.runs[slot.run.number] is slot.run
+        )
     for run in state.runs.values():
         making = {
             job.slot.offset: job.slot
