@@ -1,11 +1,11 @@
-"""`Loader.as_dataset`: `tf.data.Dataset.from_generator` over arrays in the workers' memory.
+"""`Loader.as_dataset`: a `tf.data.Dataset` over arrays in the workers' memory.
 
-from_generator costs some hundred microseconds per element, under the GIL, whatever the size of the
-element. So an element is a whole batch. Tiny batches are grouped into chunks, which tf.data splits
-again in C++:
+A call of Python (`generator_dataset`) costs some hundred microseconds per element, under the GIL,
+whatever the size of the element. So an element is a whole batch. Tiny batches are grouped into
+chunks, which tf.data splits again in C++:
 
-    chunks:  from_generator ▶ prefetch ▶ unbatch ──▶ (join ragged) ─▶ assert_cardinality
-    batches: from_generator ─────────────────────▶ (join ragged) ─▶ assert_cardinality ─▶ prefetch
+    chunks:  generator ▶ prefetch ▶ unbatch ──▶ (join ragged) ─▶ assert_cardinality
+    batches: generator ─────────────────────▶ (join ragged) ─▶ assert_cardinality ─▶ prefetch
 
 TensorFlow aliases a C-contiguous array of the exact dtype at a 64-byte-aligned address. So there is
 no copy between worker and tensor. `unbatch` copies, which costs less than an element for tiny
@@ -31,6 +31,7 @@ except ImportError as missing:
 
 from loaderpool.adapters.conversion import check_epochs
 from loaderpool.adapters.eager_tensors import EagerConversion, check_device, tensor_dtype
+from loaderpool.adapters.generator_dataset import generator_dataset
 from loaderpool.checks import whole_number
 from loaderpool.config import Shard
 from loaderpool.core.pool import close_all
@@ -76,7 +77,7 @@ def as_dataset(
     source = _Elements(
         core, wire, epochs, first_pass.batches if tells_length and epochs is not None else None
     )
-    dataset = tf.data.Dataset.from_generator(source, output_signature=wire.signature)
+    dataset = generator_dataset(source, wire.signature, bool(prefetch) or device is not None)
     if wire.in_chunks:
         if prefetch:
             dataset = dataset.prefetch(prefetch)
@@ -145,7 +146,7 @@ def _options(wire: TensorFormat) -> tf.data.Options:
 
 
 class _Elements:
-    """Callable that from_generator calls for each new iterator. Holds the loader weakly."""
+    """Callable that TensorFlow calls for each new iterator. Holds the loader weakly."""
 
     def __init__(
         self, core: LoaderCore, wire: TensorFormat, epochs: int | None, first_batches: int | None
@@ -162,7 +163,7 @@ class _Elements:
             raise ClosedError(
                 "The loader is closed, because no variable refers to it. Keep it in a variable."
             )
-        # The first `from_generator` of a process changes glibc's settings: free() then returns each
+        # The first `GeneratorDataset` of a process changes glibc's settings: free() then returns each
         # block above 128 KiB to the system at once (TensorFlow's issue 65675), which costs a page
         # fault for each page of each new array. Arrays that can be adopted in place must not come
         # from the heap.
@@ -215,7 +216,7 @@ class _Elements:
 
 
 class _Stream:
-    """Iterator that from_generator reads. It requests each element within the exit gate."""
+    """Iterator that TensorFlow reads. It requests each element within the exit gate."""
 
     def __init__(self, elements: Iterator[Any]) -> None:
         self._elements = elements
@@ -236,11 +237,11 @@ class _Stream:
 
 
 class TensorFormat:
-    """Format of the elements that pass through from_generator.
+    """Format of the elements that pass from Python to tf.data.
 
     `spec` describes what the user gets. If `in_chunks`, each element is several batches, for
     `unbatch`. A ragged component travels as two arrays, in a flat tuple that `restore` joins again
-    in C++, because from_generator copies ragged elements on a slow path.
+    in C++, because Python functions return plain tensors only.
     """
 
     def __init__(self, form: BatchForm, spec: ElementSpec) -> None:
@@ -250,10 +251,12 @@ class TensorFormat:
         can_take_apart = all(map(EagerConversion.can_take_apart, spec.components))
         self.in_chunks = form.fixed is not None and form.max_chunk > 1 and can_take_apart
         self.has_ragged = any(component.ragged for component in spec.components)
+        # components in the order of TensorFlow, which sorts the keys of dicts
+        self._order = tf.nest.flatten(spec.structure.unflatten(range(len(spec.components))))
 
     @property
     def signature(self) -> object:
-        """The `output_signature` of from_generator."""
+        """The spec of the elements, as `output_signature` of from_generator."""
         specs: list[Any] = []
         for component, path in zip(self.spec.components, self.spec.paths, strict=True):
             dtype, shape = tensor_dtype(component, path, "as_dataset"), component.shape
@@ -266,16 +269,16 @@ class TensorFormat:
                 specs.append(tf.TensorSpec((None, *shape) if self.in_chunks else shape, dtype))
         return tuple(specs) if self.has_ragged else self.spec.structure.unflatten(specs)
 
-    def element(self, parts: Sequence[Any]) -> object:
-        """Return the element that the generator yields for the components of a batch or chunk."""
+    def element(self, parts: Sequence[Any]) -> list[Any]:
+        """Return the arrays that the generator yields for the components of a batch or chunk."""
         if self._may_differ:
             self._check(parts)
         if not self.has_ragged:
-            return self.spec.structure.unflatten(parts)
+            return [parts[number] for number in self._order]
         flat: list[Any] = []
         for part in parts:
             flat += [part.values, part.row_splits] if isinstance(part, RaggedArray) else [part]
-        return tuple(flat)
+        return flat
 
     def restore(self, *flat: object) -> object:
         """Return the element as the user sees it. Called in tf.data's graph."""

@@ -110,14 +110,16 @@ class RunRecord:
     had: set[int]  # batches from `next` on that must not be made
     # Heap of batches to make again, one by one, before `next`.
     again: list[int] = dataclasses.field(default_factory=list)
-    # Offsets of free slots. The last one released is used first.
+    # Offsets of free slots that have had a batch. The last one released is used first.
     free: list[int] = dataclasses.field(default_factory=list)
+    # Offsets of slots that have never had a batch, in the reverse of the order of their use.
+    fresh: list[int] = dataclasses.field(default_factory=list)
+    # Number of the worker that got the latest ticket of each slot, by offset.
+    writers: dict[int, int] = dataclasses.field(default_factory=dict)
     # Slots that workers write into, by offset.
     making: dict[int, Filling] = dataclasses.field(default_factory=dict)
     # Ticket of each slot that the main process has, by offset. `Release` removes it.
     filled: dict[int, int] = dataclasses.field(default_factory=dict)
-    # Offsets of slots that have never had a batch.
-    fresh: set[int] = dataclasses.field(default_factory=set)
     slots: int = 0  # number of its slots, all of one size
     slots_wanted: int = 0  # number of slots that it would have if memory were unlimited
     may_lend: int = 0  # largest `may_lend` that was reported to the main process

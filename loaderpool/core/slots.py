@@ -15,6 +15,7 @@ from loaderpool.core.records import (
     Filling,
     Instruction,
     Job,
+    Layout,
     ReturnPages,
     RunRecord,
     ToMain,
@@ -47,6 +48,10 @@ _FOR_OTHERS = 32
 _LEAST_AT_END = 4  # least number of tiny batches in a ticket near the end of an epoch
 # Least and greatest number of tickets that a node may have. Each ticket has a slot on the node.
 _NODE_TICKETS, _MOST_NODE_TICKETS = 4, 256
+# A larger slot gets its first batch only if a worker would be idle otherwise. Smaller: workers
+# are idle for longer than the first use of the pages takes. Larger: this use, 0.4 ms per MiB,
+# delays the first batches, and takes memory that may never be needed.
+_LARGE_BYTES = 1 << 20
 
 
 def slots_of(slot_bytes: int, most: int, workers: int, room: int) -> int:
@@ -141,28 +146,27 @@ class Slots:
             self.free_bytes -= more * size - kept
             new = [offset + number * size for number in reversed(range(more))]
             run.slots += more
-            run.free.extend(new)
-            run.fresh.update(new)
+            run.fresh.extend(new)
         elif not has_some and not any(each.making for each in self.runs.values() if each.is_ended):
             del self.runs[run.number]
             self._say(ToMain(BatchFailed(run.number, run.next, -1, b"")))
 
     def give_back(self, run: RunRecord, returns_pages: bool) -> None:
-        """Release the free slots of an ended run, which have neither a writer nor views.
+        """Release the unused slots of an ended run, which have neither a writer nor views.
 
         Args:
             run: The ended run.
             returns_pages: Return the pages to the system, too, because the loader was closed.
         """
-        for offset in run.free:
-            assert run.loader.layout is not None
-            size = run.loader.layout.slot_bytes
+        unused, layout = [*run.free, *run.fresh], run.loader.layout
+        size = 0 if layout is None else layout.slot_bytes
+        for offset in unused:
             self._memory.give_back(Extent(offset, size))
             if returns_pages:
                 self._say(ReturnPages(offset, size))
-            else:
-                self.kept_bytes += size * (offset not in run.fresh)
-        run.slots -= len(run.free)
+        if not returns_pages:
+            self.kept_bytes += size * len(run.free)
+        run.slots -= len(unused)
         run.free.clear()
         run.fresh.clear()
 
@@ -171,6 +175,23 @@ class Slots:
         self.kept_bytes = 0
         for hole in self._memory.holes():
             self._say(ReturnPages(*hole))
+
+
+def has_slot(run: RunRecord, is_idle: bool) -> bool:
+    """Return True if a run has a slot for another ticket of a worker.
+
+    Fresh slots that are large are only for a worker that would be idle otherwise. So a run begins
+    with few of them, and uses another one only if a wait has shown that it is needed.
+
+    Args:
+        run: The run.
+        is_idle: True if the worker has nothing else to do.
+    """
+    layout = run.loader.layout
+    if run.free or not run.fresh or layout is None:
+        return bool(run.free)
+    # A worker with threads makes several batches at once, so it may be idle while it has tickets.
+    return is_idle or layout.slot_bytes <= _LARGE_BYTES or layout.room > MOST_TICKETS
 
 
 class Cutter:
@@ -186,16 +207,19 @@ class Cutter:
         self._tickets, self._of_nodes, self._hands_over = tickets, of_nodes, hands_over
         self._chunk_s = _NODE_CHUNK_S if of_nodes else _CHUNK_S
 
-    def cut(self, run: RunRecord, batch: int, workers: int) -> list[Job]:
-        """Take a free slot of a run, and return the jobs that fill it, from this batch on."""
-        loader, plan, layout, offset, lane = (
-            run.loader,
-            run.plan,
-            run.loader.layout,
-            run.free.pop(),
-            None,
-        )
+    def cut(self, run: RunRecord, batch: int, workers: int, worker: int) -> list[Job]:
+        """Take an unused slot of a run, and return the jobs that fill it, from this batch on.
+
+        Args:
+            run: The run.
+            batch: Number of the first batch.
+            workers: Number of processes that make rows.
+            worker: Number of the worker that gets the first job.
+        """
+        loader, plan, layout, lane = run.loader, run.plan, run.loader.layout, None
         assert layout is not None
+        is_fresh = not run.free
+        offset = _taken(run, layout, worker)
         batch_s, may_lend, count, ranges = (
             loader.row_s * plan.batch_size,
             lendable(run.slots, workers),
@@ -231,8 +255,7 @@ class Cutter:
         # If some workers have no lane, they make rows of items that others read.
         homes = {each.home for each in run.lanes if each.batches is None}
         hands_over = self._hands_over and lane is not None and len(homes) < workers
-        place = offset, layout.slot_bytes, offset in run.fresh, run.feed, 0, (), hands_over
-        run.fresh.discard(offset)
+        place = offset, layout.slot_bytes, is_fresh, run.feed, 0, (), hands_over
         jobs = []
         for number in range(ranges):
             start, stop = rows * number // ranges, rows * (number + 1) // ranges
@@ -268,6 +291,20 @@ class Cutter:
         if not run.had:
             return most
         return next((count for count in range(1, most) if run.next + count in run.had), most)
+
+
+def _taken(run: RunRecord, layout: Layout, worker: int) -> int:
+    """Take an unused slot of a run for a worker, and return its offset.
+
+    A worker gets a large slot that it has written before, if there is one, because the first write
+    of a process to each page takes time.
+    """
+    if layout.slot_bytes <= _LARGE_BYTES:
+        return (run.free or run.fresh).pop()
+    own = [offset for offset in run.free if run.writers.get(offset) == worker]
+    offset = (own or run.free or run.fresh)[-1]
+    (run.free or run.fresh).remove(offset)
+    return offset
 
 
 def next_batch(run: RunRecord, worker: int) -> int | None:

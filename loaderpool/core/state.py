@@ -55,7 +55,7 @@ from loaderpool.core.records import (
     ToWorker,
     WorkerRecord,
 )
-from loaderpool.core.slots import Cutter, Slots, next_batch, tickets_of_node
+from loaderpool.core.slots import Cutter, Slots, has_slot, next_batch, tickets_of_node
 from loaderpool.memory.arena import ExtentMap
 from loaderpool.plan.batches import Numbering
 from loaderpool.transport.reports import GivenUp
@@ -412,7 +412,7 @@ class State:
         has_work, has_homes = bool(self.due), self._of_nodes
         for run in self.runs.values():
             run.window = None
-            has_work = has_work or (bool(run.free) and not run.is_ended)
+            has_work = has_work or (bool(run.free or run.fresh) and not run.is_ended)
             has_homes = has_homes or bool(run.lanes)
         asked = self.roomy.copy() if has_work else {}
         while asked:
@@ -483,11 +483,13 @@ class State:
                 continue
             self.due.remove(job)
             return job
+        # A node's workers may be idle while others of them have tickets.
+        is_idle = not worker.jobs or self._of_nodes
         for run in sorted(self.runs.values(), key=_LAST_TICKET):
-            if not run.free or run.is_ended or run.loader.failure is not None:
+            if run.is_ended or run.loader.failure is not None or not has_slot(run, is_idle):
                 continue
             if (batch := next_batch(run, worker.number)) is not None:
-                first, *others = self._cutter.cut(run, batch, self.width)
+                first, *others = self._cutter.cut(run, batch, self.width, worker.number)
                 self.due.extend(others)
                 return first
         if later is not None:
@@ -513,6 +515,8 @@ class State:
                 sample[1:] for sample in loader.left_out if sample[0] == job.ticket.epoch
             )
             job.ticket = job.ticket._replace(left_out=left_out)
+        if slot is not None:
+            slot.run.writers[slot.offset] = worker.number
         worker.jobs[job.ticket.number] = job
         self.note_room(worker)
         self._say(ToWorker(worker.number, job.ticket, None if slot is None else slot.items))

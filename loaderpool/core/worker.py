@@ -133,11 +133,10 @@ class Worker:
         return True
 
     def _begin(self, work: Work, ticket: Ticket) -> bool:
-        if ticket.is_fresh:
-            try:
-                machine.reserve(self._slots.descriptor, ticket.offset, ticket.slot_bytes)
-            except (MemoryError, OSError):  # `_answer` will report the error
-                return False
+        try:
+            self._slots.prepare(ticket.offset, ticket.slot_bytes, ticket.is_fresh)
+        except (MemoryError, OSError):  # `_answer` will report the error
+            return False
         return work.begin(ticket, self._slots.map, ticket.offset, ticket.slot_bytes)
 
     def _work(self, loader: int) -> Work:
@@ -177,8 +176,7 @@ class Worker:
             if ticket.offset < 0:
                 answer = self._look(work, ticket)
             else:
-                if ticket.is_fresh:
-                    machine.reserve(self._slots.descriptor, ticket.offset, ticket.slot_bytes)
+                self._slots.prepare(ticket.offset, ticket.slot_bytes, ticket.is_fresh)
                 if ticket.items:
                     work.items.put(*self._items_of(ticket))
                 elif work.plan.lanes:

@@ -270,6 +270,31 @@ class SlotFile(SparseFile):
 
     kind = "batches"
 
+    def __init__(self, descriptor: int, nbytes: int = 0, tag: str = "") -> None:
+        super().__init__(descriptor, nbytes, tag)
+        self._entered: dict[int, int] = {}  # sizes of the slots in this process's page table
+
+    def prepare(self, offset: int, nbytes: int, is_fresh: bool) -> None:
+        """Reserve the pages of a slot, or enter them in this process's page table.
+
+        A worker calls it before each batch that it writes. Pages that another worker has written
+        would otherwise be entered one by one, at the first write to each. New pages are, because
+        the kernel fills each of them with zeros then.
+
+        Args:
+            offset: Start of the slot.
+            nbytes: Size of the slot.
+            is_fresh: True if the slot has never had a batch, and needs pages.
+
+        Raises:
+            MemoryLimitError: The machine has no such memory.
+        """
+        if is_fresh:
+            machine.reserve(self.descriptor, offset, nbytes)
+        elif self._entered.get(offset, 0) < nbytes:
+            machine.enter_pages(self.map, offset, nbytes)
+        self._entered[offset] = nbytes
+
     def slot(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return a slot as `uint8[nbytes]`, built on the mapping itself.
 

@@ -2,6 +2,7 @@
 
 - bare: as many processes as there are workers, which only run the function (the limit of the CPUs).
 - rows: the same, writing the rows into as many reused buffers as the loader has slots (the limit of memory).
+- new_rows: as rows, for a number of batches from the first use of the buffers on, a few for each process.
 - ideal: for work that waits, by arithmetic.
 - from_generator: yields one ready-made batch, 64-byte aligned, so that TensorFlow does not even copy it; with
   `prefetch` and without, the faster one.
@@ -27,6 +28,7 @@ from bench.works import Work, check_batch, make_batch
 DEFAULT_SLOTS = 8  # where loaderpool has not run before and told how many it has
 ALIGNMENT_BYTES = 64  # of an array that TensorFlow takes without a copy
 BUFFER_BYTES = 2**29  # all buffers together take this much at most, as a ring of slots would
+NEW_BUFFERS = 2  # of each process: one is written while the other one would be read
 TINY_TURN = 8  # batches that a process makes between two looks at the clock: a tiny one takes no longer than a look
 READY_POSITION = 1  # of the ready batch: its first number would be 0 otherwise, which is what memory holds by itself
 
@@ -80,6 +82,39 @@ def _rows(work: Work, window: Window) -> Delivery:
         return some_batches, check
 
     return _delivery(contender, work.workers, turn, window)
+
+
+def new_rows(work: Work, batches: int) -> float:
+    """Batches per second of processes that write so many into a few new buffers of shared memory each."""
+    context = multiprocessing.get_context("fork")
+    all_ready, ends = context.Barrier(work.workers + 1), context.SimpleQueue()
+    count = batches // work.workers
+
+    def run(number: int) -> None:
+        try:
+            memory = mmap.mmap(-1, NEW_BUFFERS * work.batch_bytes)
+            buffers: Array = np.ndarray((NEW_BUFFERS, *work.batch_shape), work.dtype, buffer=memory)
+            first = number * count
+            all_ready.wait()
+            for done in range(count):
+                make_batch(work, first + done, buffers[done % NEW_BUFFERS])
+            ends.put(time.perf_counter())
+            check_batch(work, first + count - 1, buffers[(count - 1) % NEW_BUFFERS])
+        except BaseException:
+            all_ready.abort()
+            raise
+
+    children = [context.Process(target=run, args=(number,)) for number in range(work.workers)]
+    for child in children:
+        child.start()
+    all_ready.wait()
+    started = time.perf_counter()
+    ended = max(ends.get() for _ in children)
+    for child in children:
+        child.join()
+    if any(child.exitcode for child in children):
+        raise ValueError("a bare process failed; see above")
+    return count * work.workers / (ended - started)
 
 
 def _ideal(work: Work, window: Window) -> Delivery:

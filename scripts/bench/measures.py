@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench.limits import LIMITS, ready_batch
+from bench.limits import LIMITS, new_rows, ready_batch
 from bench.peers import as_array, as_dataset, import_what_it_needs, make_loader, own
 from bench.rows import Row
 from bench.samples import STEP_WIDTH, Array, tiny
@@ -39,6 +39,7 @@ LOCAL_TURN_S = (
 WORK = WORKS["tiny32"]
 REPETITIONS = 5  # within a process, where a process can give several
 EPOCH_BATCHES = 1000
+COLD_BATCHES = 120  # few enough for the first use of the buffers to count
 EPOCHS, FEWEST_EPOCHS = 40, 4  # a gap is the median of several, and some peers take seconds for one
 LAYERS = 6  # of 4 MB each, which stay in the last-level cache
 LONG = 8  # times as many products
@@ -70,6 +71,27 @@ def _delivery(contestant: str, work: Work, view: str, window: Window) -> tuple[D
         return delivery, {
             "slots": batches.statistics().memory.buffers
         } if contestant == "loaderpool" else {}
+
+
+def cold(row: Row, contestant: str, window: Window) -> Figures:
+    """Batches per second of the first ones of a new loader, from the delivery of the first one on."""
+    work = WORKS[row.work]
+    if contestant == "new_rows":
+        return {contestant: new_rows(work, COLD_BATCHES)}
+    seen: list[tuple[int, float, float]] = []
+    last_row = (work.batch_size - 1) * int(np.prod(work.shape))
+    with own(contestant, work) as loader:
+        is_plain = row.view == "own"
+        batches = iter(loader if is_plain else loader.tensors())
+        look = as_array if is_plain else tensor_as_array
+        times: list[float] = []
+        for position, batch in enumerate(itertools.islice(batches, COLD_BATCHES + 1)):
+            array = look(batch)
+            seen.append((position, array.item(0), array.item(last_row)))
+            times.append(time.perf_counter())
+        check_batch(work, COLD_BATCHES, array)
+    check_ends(work, seen)
+    return {contestant: COLD_BATCHES / (times[-1] - times[0])}
 
 
 def tree(pid: int) -> list[int]:

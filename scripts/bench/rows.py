@@ -148,6 +148,15 @@ ROWS = (
     ),
     _rate("straggler", "own", ("bare",), _at_least(0.97, "bare"), peers=PEERS, seconds=2.5),
     _rate("straggler", "tf", ("bare",), _at_least(0.95, "bare"), peers=PEERS, seconds=2.5),
+    _rate("straggler4", "tf", ("bare",), _at_least(0.84, "bare"), _at_least(1.0, BEST_PEER), peers=PEERS, seconds=2.5),
+    *(
+        Row(
+            f"cold/{view}", f"the first 120 {WORKS['wide'].what} of a new loader" + " as tensors" * (view == "tensors"),
+            "measures:cold", "batches/s", ("loaderpool", "new_rows"), goals=(_at_least(0.9, "new_rows"),), work="wide",
+            view=view, rounds=5,
+        )
+        for view in ("own", "tensors")
+    ),
     *(
         Row(
             f"local/{size}", f"16 floats a sample, batch {size}, `workers=0`", "measures:local", "us", ("loaderpool",),

@@ -185,6 +185,10 @@ WORKS = {
             "straggler", "1 sample in 64 costs 50 times more, batch 8", samples.straggle, (2,), np.int64, 8, 10**5,
             period=samples.STRAGGLER_EVERY // 8,
         ),
+        Work(
+            "straggler4", "1 sample in 64 costs 50 times more, batch 8, 4 workers", samples.straggle, (2,), np.int64, 8,
+            10**5, workers=4, period=samples.STRAGGLER_EVERY // 8,
+        ),
         Work("step", "a training step, cores suffice", samples.ponder, _STEP, np.float32, 32, 2**12, workers=1),
     )
 }  # fmt: skip

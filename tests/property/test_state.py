@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from loaderpool.core import slots
 from loaderpool.core.messages import BatchFailed, Done, Filled, Found, LoaderFailed, Message, Ticket
 from loaderpool.core.records import Death, DropFile, Layout, Start, Stop, ToMain, ToWorker
 from loaderpool.core.state import State
@@ -443,8 +444,12 @@ class Walk:
             self.turn()
 
 
+@pytest.mark.parametrize("large_bytes", [slots._LARGE_BYTES, 0])
 @pytest.mark.parametrize("first", range(0, 400, 100))
-def test_no_consumer_waits_for_ever_and_nothing_is_left(first: int) -> None:
+def test_no_consumer_waits_for_ever_and_nothing_is_left(
+    first: int, large_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "_LARGE_BYTES", large_bytes)  # 0: each slot counts as large
     taken = 0
     for seed in range(first, first + 100):
         walk = Walk(seed)

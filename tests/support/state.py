@@ -56,7 +56,10 @@ def check_state(state: State) -> None:
     assert sum(run.slots for run in state.runs.values()) <= state.slots.most
     for slot in (job.slot for job in jobs if job.slot is not None):
         assert slot.unanswered == sum(job.slot is slot for job in jobs)
-        assert slot.offset not in slot.run.free and state.runs[slot.run.number] is slot.run
+        assert (
+            slot.offset not in (*slot.run.free, *slot.run.fresh)
+            and state.runs[slot.run.number] is slot.run
+        )
     for run in state.runs.values():
         making = {
             job.slot.offset: job.slot
@@ -64,8 +67,8 @@ def check_state(state: State) -> None:
             if job.slot is not None and job.slot.run is run
         }
         assert making == run.making
-        offsets = [*run.free, *run.filled, *making]
-        assert len(offsets) == len(set(offsets)) == run.slots and run.fresh <= set(offsets)
+        offsets = [*run.free, *run.fresh, *run.filled, *making]
+        assert len(offsets) == len(set(offsets)) == run.slots
     roomy = [*state.roomy]
     for worker in state.workers.values():
         state.note_room(worker)
@@ -107,7 +110,7 @@ class Pool:
         self.can_start = 1 << 30  # so many more workers
         self.now = 0.0
 
-    def with_a_run(self, most_deaths: int = 3) -> Pool:
+    def with_a_run(self, most_deaths: int = 3, slot_bytes: int = 4096, room: int = 2) -> Pool:
         """A loader whose first sample was made, and a run of it: one batch a slot, made by one worker."""
         self.state.load(LOADER, Endless(), most_deaths=most_deaths)
         look(self.state, LOADER)
@@ -115,7 +118,7 @@ class Pool:
         (worker,) = self.busy()
         found = Found(self.channels[worker].pop().number, LOADER, b"", 0.0)
         self.state.found(worker, found)
-        self.state.lay_out(LOADER, Layout(4096, 1, False), 0.001)
+        self.state.lay_out(LOADER, Layout(slot_bytes, 1, False, room=room), 0.001)
         begin(self.state, RUN, LOADER, 0)
         self.turn()
         return self
