@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 
 class Runs:
-    """Runs of a loader. All methods are called under the lock.
+    """Runs of a loader. Its methods are called under the lock, or by the finalizer of a run.
+
+    A finalizer does not wait for the lock. So the properties iterate over copies, which are made in
+    one step.
 
     Attributes:
         by_number: Runs that the present supervisor knows.
@@ -58,18 +61,18 @@ class Runs:
     @property
     def active(self) -> int:
         """Number of runs whose consumers still take batches."""
-        return sum(not run.is_over for run in self.by_number.values())
+        return sum(not run.is_over for run in [*self.by_number.values()])
 
     @property
     def versions(self) -> set[Version]:
         """Versions of the loader that a run uses, or will use when it is restarted."""
-        known = {run.version for run in self.by_number.values()}
+        known = {run.version for run in [*self.by_number.values()]}
         return known | {run.version for run in self._started if not run.is_over}
 
     @property
     def feeds(self) -> set[int]:
         """Ids of the feeds whose items a worker may still read."""
-        return {id(run.feed) for run in self.by_number.values()}
+        return {id(run.feed) for run in [*self.by_number.values()]}
 
     @property
     def slots_lent(self) -> int:
