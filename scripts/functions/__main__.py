@@ -29,7 +29,7 @@ sys.path.insert(0, str(HERE))
 from sitecustomize import FOLDER, PACKAGE, PHASE_FILE  # noqa: E402
 
 ROLES = "main", "supervisor", "worker"
-UNTIL_FIRST = 1  # as in `training`
+UNTIL_FIRST = 1  # as in `training`, which is not imported, because it imports the package
 TITLES = {"first": "until the first batch", "batch": "for one batch"}
 
 
@@ -41,7 +41,7 @@ class Function(NamedTuple):
     name: str
 
 
-Counted = dict[str, dict[str, set[Function]]]  # functions by title and role
+Counted = dict[str, dict[str, set[Function]]]  # functions by key of `TITLES` and role
 
 
 def record() -> Counted:
@@ -59,7 +59,9 @@ def record() -> Counted:
 
 
 def _read(folder: Path) -> Counted:
+    """Return the functions in the records of all processes."""
     first: dict[str, set[Function]] = {role: set() for role in ROLES}
+    # Phases of the steady state in which a function was called, by role and function.
     phases: dict[tuple[str, Function], set[int]] = collections.defaultdict(set)
     for role in ROLES:
         for path in folder.glob(f"{role}-*"):
@@ -70,12 +72,11 @@ def _read(folder: Path) -> Counted:
                     first[role].add(function)
                 else:
                     phases[role, function].add(int(phase))
-    recorded = len(set[int]().union(*phases.values()))
-    batch = {
-        role: {function for (of, function), seen in phases.items() if of == role}
-        & {function for (of, function), seen in phases.items() if of == role and 2 * len(seen) >= recorded}
-        for role in ROLES
-    }
+    batches = len(set[int]().union(*phases.values()))
+    batch: dict[str, set[Function]] = {role: set() for role in ROLES}
+    for (role, function), called in phases.items():
+        if 2 * len(called) >= batches:
+            batch[role].add(function)
     return {"first": first, "batch": batch}
 
 
@@ -92,9 +93,11 @@ def counts(counted: Counted) -> dict[str, dict[str, tuple[int, int]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/functions", description=__doc__)
-    parser.add_argument("--list", action="store_true")
-    parser.add_argument("--json", action="store_true")
+    parser = argparse.ArgumentParser(prog="scripts/functions", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--list", action="store_true", help="list the functions by process and file"
+    )
+    parser.add_argument("--json", action="store_true", help="print the counts as JSON")
     asked = parser.parse_args()
     counted = record()
     if asked.json:

@@ -6,7 +6,6 @@ A fork of a recorded process is recorded too, in a file of its own.
 
 from __future__ import annotations
 
-import inspect
 import mmap
 import os
 import sys
@@ -17,14 +16,15 @@ FOLDER = "RECORD_FUNCTIONS_IN"  # folder for the records, and for the file with 
 PACKAGE = "RECORD_FUNCTIONS_OF"  # folder of the package
 SUPERVISOR = "loaderpool-supervisor"  # last argument of the supervisor's command
 OFF = 0  # phase in which nothing is recorded
+IS_FUNCTION = 1  # `inspect.CO_OPTIMIZED`, whose import would take a while in each process
 PHASE_FILE = "phase"
 
 
 class Recorder:
     """Writes each function once for each phase, at its first call.
 
-    A process of a pool may be killed at any time, so each function is written at once. Workers close
-    descriptors that they do not know, so the file is opened for each function.
+    A process of a pool may be killed at any time, so each function is written at once. Workers
+    close descriptors that they do not know, so the file is opened for each function.
     """
 
     def __init__(self, folder: str, package: str, role: str) -> None:
@@ -49,12 +49,13 @@ class Recorder:
             return
         self._seen.add((code, phase))
         # Bodies of modules and classes are no functions, and neither are comprehensions.
-        is_function = code.co_flags & inspect.CO_OPTIMIZED
+        is_function = code.co_flags & IS_FUNCTION
         is_comprehension = code.co_name.startswith("<") and code.co_name != "<lambda>"
         path = code.co_filename
         if not is_function or is_comprehension or not path.startswith(self._package):
             return
-        line = f"{phase}\t{path[len(self._package) :]}\t{code.co_firstlineno}\t{code.co_qualname}\n"
+        qualified = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
+        line = f"{phase}\t{path[len(self._package) :]}\t{code.co_firstlineno}\t{qualified}\n"
         name = f"{self._role}-{os.getpid()}"
         file = os.open(os.path.join(self._folder, name), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
         os.write(file, line.encode())
