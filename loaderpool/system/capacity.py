@@ -102,12 +102,12 @@ def available_memory_bytes() -> int:
     It is the smallest of the machine's free memory and the free memory of each cgroup.
     """
     # On systems other than Linux the kernel does not report this. 4 GiB is a careful assumption.
-    free = [_counts("/proc/meminfo")["MemAvailable"] * 1024 or _UNTOLD_BYTES]
+    free = [_counts("/proc/meminfo", "MemAvailable")["MemAvailable"] * 1024 or _UNTOLD_BYTES]
     for path in _cgroup_directories("memory"):
         limit = _first_number(f"{path}/memory.max", f"{path}/memory.limit_in_bytes")
         used = _first_number(f"{path}/memory.current", f"{path}/memory.usage_in_bytes")
         if limit is not None and used is not None:
-            counts = _counts(f"{path}/memory.stat")
+            counts = _counts(f"{path}/memory.stat", "inactive_file", "total_inactive_file")
             free.append(
                 max(0, limit - used + max(counts["inactive_file"], counts["total_inactive_file"]))
             )
@@ -122,7 +122,7 @@ def resident_bytes() -> int:
 
 def private_bytes(pid: int) -> int:
     """Return the bytes of memory that a process shares with no other process."""
-    counts = _counts(f"/proc/{pid}/smaps_rollup")
+    counts = _counts(f"/proc/{pid}/smaps_rollup", "Private_Clean", "Private_Dirty")
     return 1024 * (counts["Private_Clean"] + counts["Private_Dirty"])
 
 
@@ -136,7 +136,7 @@ def oom_kill_count() -> int:
         for path in _cgroup_directories("memory")
         for file in ("events", "oom_control")
     ]
-    return sum(_counts(path)["oom_kill"] for path in ("/proc/vmstat", *paths))
+    return sum(_counts(path, "oom_kill")["oom_kill"] for path in ("/proc/vmstat", *paths))
 
 
 def process_cpu_s(pid: int) -> float:
@@ -192,9 +192,12 @@ def _cgroup_directories(controller: str) -> Iterator[str]:
         yield _CGROUP
 
 
-def _counts(path: str) -> Counter[str]:
-    """Return the numbers in a file that has a name and a number in each line; 0 for other names."""
-    lines = [line.split() for line in read_file(path).splitlines()]
+def _counts(path: str, *names: str) -> Counter[str]:
+    """Return numbers of a file that has a name and a number in each line; 0 for absent names.
+
+    Names that begin with one of `names` are included. Other lines, often hundreds, are not split.
+    """
+    lines = [line.split() for line in read_file(path).splitlines() if line.startswith(names)]
     return Counter(
         {
             words[0].rstrip(":"): int(words[1])

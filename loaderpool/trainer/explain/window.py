@@ -145,7 +145,7 @@ class Pace(NamedTuple):
         return self.samples_per_s <= (1 + TOLERANCE) * few.samples_per_s
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Sums:
     """Counters that only grow, since the loader was created, or their differences over a window.
 
@@ -190,7 +190,7 @@ class Sums:
         return min(1.0, self.wait_s / self.seconds) if self.seconds > 0 else 0.0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Snapshot(Sums):
     """All counters and settings of a loader, at a moment."""
 
@@ -247,7 +247,7 @@ def sums_of_workers(now: Mapping[int, WorkerCounts], before: Snapshot | None) ->
     }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Window(Snapshot):
     """Measurements over a time that begins and ends at a delivery.
 

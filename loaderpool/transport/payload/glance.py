@@ -11,11 +11,11 @@ import contextlib
 import dis
 import functools
 import itertools
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -51,7 +51,7 @@ _MOST_ITEMS = 12
 _NEAR = 2
 _MOST_ATTRIBUTES = 500  # attributes of an object; an object with more is treated as data
 _QUICK = frozenset({int, float, bool, type(None)})
-_SIMPLE: tuple[type, ...] = (str, bytes, complex, range, np.number, np.bool_, np.dtype, PurePath)
+_SIMPLE: tuple[type, ...] = (str, bytes, complex, range, np.number, np.bool_, np.dtype)
 # Longer texts are compared only by identity, because no copy of them is kept.
 _MOST_TEXT = 1000
 _MOST_SHOWN = 40  # characters of a value in a warning
@@ -207,7 +207,7 @@ class Glance:
         `depth` is the number of steps from an argument to the value.
         """
         kind = type(value)
-        if kind in _QUICK or issubclass(kind, (*_SIMPLE, types.ModuleType)):
+        if kind in _QUICK or _is_simple(kind) or issubclass(kind, types.ModuleType):
             return None
         if issubclass(kind, (types.FunctionType, type)):
             if not self._travels(value):
@@ -266,7 +266,15 @@ def _token(value: Any) -> object:
         return value.__code__
     if kind is tuple and len(value) <= _MOST_ITEMS:
         return (tuple, *map(_token, value))
-    return value if issubclass(kind, _SIMPLE) else (kind, id(value))
+    return value if _is_simple(kind) else (kind, id(value))
+
+
+def _is_simple(kind: type) -> bool:
+    """Return True if values of this class do not change, and are compared by `==`."""
+    # Not imported here, because the first batch would wait 8 ms for it. Without the module, there
+    # are no paths.
+    pathlib = sys.modules.get("pathlib")
+    return issubclass(kind, _SIMPLE) or (pathlib is not None and issubclass(kind, pathlib.PurePath))
 
 
 def _become(before: object, now: object) -> str:
@@ -278,7 +286,7 @@ def _become(before: object, now: object) -> str:
     if issubclass(type(now), (types.FunctionType, type)):
         return "was defined again"
     was = before[1] if type(before) is tuple and before[0] in _QUICK else before
-    if all(type(each) in _QUICK or issubclass(type(each), _SIMPLE) for each in (was, now)):
+    if all(type(each) in _QUICK or _is_simple(type(each)) for each in (was, now)):
         return f"was {brief(was, _MOST_SHOWN)}, is {brief(now, _MOST_SHOWN)}"
     return f"is now another {type(now).__qualname__}"
 
