@@ -28,6 +28,9 @@ MAX_EPOCH, _MOST_RESTARTS = 2**62, 2**31
 # Most workers of a pool. The board has a cell for each. Larger: more address space, but no machine
 # runs that many processes usefully.
 MAX_WORKERS = 1024
+# Number of a training's first steps that have a snapshot each. Code compiles in these, and caches
+# fill.
+FIRST_STEPS = 3
 # Threads of one worker. Larger: more threads wait for the one interpreter lock that they share.
 # Workers share none.
 MAX_THREADS = 256
@@ -169,7 +172,11 @@ class Limits:
             timeout_s=read_seconds("Limits.timeout_s", timeout_s),
             restarts=check_restarts("Limits.restarts", restarts),
             restarts_per_item=whole_number(
-                "Limits.restarts_per_item", restarts_per_item, at_least=1, at_most=_MOST_RESTARTS
+                "Limits.restarts_per_item",
+                restarts_per_item,
+                at_least=2,
+                at_most=_MOST_RESTARTS,
+                hint="a single crash does not show which sample caused it",
             ),
         )
 
