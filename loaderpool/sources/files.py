@@ -553,7 +553,7 @@ def _checked_paths(paths: Paths, kind: str) -> tuple[str, ...]:
 
     Patterns are refused, because the order of their matches varies by machine.
     """
-    given = paths if isinstance(paths, (list, tuple)) else [paths]
+    given: Sequence[Any] = paths if isinstance(paths, (list, tuple)) else [paths]
     if not given:
         raise ArgumentError(
             f"paths is empty: pass at least one {kind} file. If it comes from glob, check the "
