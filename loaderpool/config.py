@@ -37,6 +37,9 @@ MAX_EPOCH, _MOST_RESTARTS = 2**62, 2**31
 # Most workers of a pool. The board has a cell for each. Larger: more address space, but no machine
 # runs that many processes usefully.
 MAX_WORKERS = 1024
+# Number of a training's first steps that have a snapshot each. Code compiles in these, and caches
+# fill.
+FIRST_STEPS = 3
 # Threads of one worker. Larger: more threads wait for the one interpreter lock that they share.
 # Workers share none.
 MAX_THREADS = 256
@@ -128,9 +131,9 @@ class Limits:
             no limit.
         restarts: Worker restarts allowed in 60 s, or a pair of a number and seconds; `None`: any.
             Default: `(50, 60)`.
-        restarts_per_item: Crashes of one task before it is given up, at least 1, which counts as 2.
-            The last two must be at the same sample. That sample is an error, or skipped if
-            `on_error` allows it. Default: 3.
+        restarts_per_item: Crashes of one task before it is given up, at least 2. The last two must
+            be at the same sample. That sample is an error, or skipped if `on_error` allows it.
+            Default: 3.
     """
 
     memory: int | None
@@ -422,7 +425,12 @@ SETTINGS: dict[str, Callable[[str, Any], Any]] = {
     "Limits.memory": read_bytes_count,
     "Limits.timeout_s": read_seconds,
     "Limits.restarts": check_restarts,
-    "Limits.restarts_per_item": partial(whole_number, at_least=1, at_most=_MOST_RESTARTS),
+    "Limits.restarts_per_item": partial(
+        whole_number,
+        at_least=2,
+        at_most=_MOST_RESTARTS,
+        hint="a single crash does not show which sample caused it",
+    ),
 }
 
 

@@ -16,11 +16,20 @@ _NO_EPOCHS = (
     "Each iteration is one epoch. Write loader.for_keras(epochs={0}) or "
     "loader.as_dataset(epochs={0})"
 )
+_NO_SIGNATURE = (
+    "Remove it: the structure is found from the first sample. Otherwise write element_spec=..."
+)
+_WITHOUT_HEADER = (
+    "Remove it, and leave out the first line in your own source: __getitem__(index) reads "
+    "line index + 1"
+)
+_YIELDS_ARRAYS = "Write iter(loader), which yields NumPy arrays"
 # Hints for arguments of other libraries, and for those of another part of loaderpool. "{0}" is the
 # value passed. A test checks that each sentence names things that exist.
 ARGUMENTS = {
     "num_workers": "Write workers={0}",
     "n_workers": "Write workers={0}",
+    "n_jobs": "Write workers={0}",
     "num_parallel_calls": "Write workers={0}",
     "use_multiprocessing": "Remove it: workers are processes",
     "multiprocessing_context": 'Write workers=Pool(n, start="spawn")',
@@ -32,13 +41,18 @@ ARGUMENTS = {
     "pin_memory": (
         'Remove it. Write loader.as_torch(device="cuda") to copy batches to the GPU ahead'
     ),
-    "device": "Write loader.as_torch(device={0}) or loader.as_dataset(device={0})",
+    "device": (
+        "Write loader.as_torch(device={0}), loader.as_dataset(device={0}) or "
+        "loader.as_jax(sharding=...)"
+    ),
     "batchsize": "Write batch_size={0}",
+    "batch": "Write batch_size={0}",
     "drop_last": "Write drop_remainder={0}",
     "padding": "Write pad=True",
     "collate_fn": "Write batch_fn=function, which gets a batch's items as a list and returns the "
     "batch",
     "dataset": "Write source={0}",
+    "map_func": "Write fn={0}",
     "transform": "Write fn=function, or augment=function if the results of fn are cached",
     "sampler": "Write shuffle=True, or pass indices in your own order as the source: "
     "Loader(indices, fn)",
@@ -52,8 +66,15 @@ ARGUMENTS = {
     "rng": "Write seed=n: a parameter rng of fn gets a generator for each sample",
     "epochs": _NO_EPOCHS,
     "num_epochs": _NO_EPOCHS,
+    "repeat": _NO_EPOCHS,
     "class_weight": "Write loader.for_keras(class_weight={0})",
     "shards": "Write Loader.from_generator(make_generator, shards={0})",
+    "cycle_length": ("Write Loader.from_generator(make_generator, shards=..., cycle_length={0})"),
+    "copies": "Write Loader.from_generator(make_generator, copies={0})",
+    "shard_lengths": ("Write Loader.from_generator(make_generator, shards=..., shard_lengths={0})"),
+    "output_signature": _NO_SIGNATURE,
+    "output_types": _NO_SIGNATURE,
+    "output_shapes": _NO_SIGNATURE,
     "num_shards": "Write shard=Shard(num_shards={0}, index=n)",
     "compression_type": "Remove it: compression is detected by the content of each file",
     "timeout": "Write limits=Limits(timeout_s={0})",
@@ -61,6 +82,7 @@ ARGUMENTS = {
     "memory": "Write limits=Limits(memory={0})",
     "restarts": "Write limits=Limits(restarts={0})",
     "restarts_per_item": "Write limits=Limits(restarts_per_item={0})",
+    "max_bytes": 'Write cache=Cache("memory", max_bytes={0})',
 }
 # Hints for methods and classes of other libraries.
 ATTRIBUTES = {
@@ -78,6 +100,18 @@ ATTRIBUTES = {
     "take": "Write itertools.islice(loader, n)",
     "skip": "Write itertools.islice(loader, n, None)",
     "repeat": f"{_NO_EPOCHS.format('n')}. Without an end: loader.for_keras(epochs=None)",
+    "next": "Write next(iter(loader))",
+    "reset": "Write iter(loader), which begins the next epoch. Set loader.epoch = 0 before it to "
+    "begin again",
+    "set_epoch": "Set loader.epoch before iter(loader)",
+    "fit": "Pass loader.for_keras() to the model's fit",
+    "to_tf": "Write loader.as_dataset()",
+    "as_tf": "Write loader.as_dataset()",
+    "as_numpy": _YIELDS_ARRAYS,
+    "iter_batches": _YIELDS_ARRAYS,
+    "save": "Write loader.state_dict()",
+    "load": "Write loader.load_state_dict(state)",
+    "WebDataset": "Write TarSamples(paths)",
     "__getitem__": "Write next(iter(loader)) for the first batch, or itertools.islice(loader, n)",
     "__next__": "Write next(iter(loader))",
     "DataLoader": "Write Loader(dataset, batch_size=n, shuffle=True)",
@@ -87,6 +121,7 @@ ATTRIBUTES = {
     "ReportCallback": "It is in loaderpool.adapters.keras",
     "LoaderState": "It is in loaderpool.adapters.tensorflow",
 }
+_HEADERS = ("skip", "skip_header", "skip_lines", "skip_rows", "skiprows", "header")
 _FUNCTIONS = ("fn", "batch_fn", "augment", "setup", "make_generator")
 _P = ParamSpec("_P")
 _Returned = TypeVar("_Returned")
@@ -161,7 +196,8 @@ def _too_many_arguments(function: Function, given: tuple[Any, ...]) -> ArgumentE
         else "takes no argument without a name"
     )
     return ArgumentError(
-        f"{_owner_of(function, given)} {takes}, got {brief(extra)} after that. Write the name of the argument{example}"
+        f"{_owner_of(function, given)} {takes}, got {brief(extra)}{' after that' * bool(unnamed)}. "
+        f"Write the name of the argument{example}"
     )
 
 
@@ -192,11 +228,15 @@ def _hint_for_argument(
         return partial
     if hint and (is_loader or name == "compression_type"):
         return hint
+    if name in _HEADERS and "strip" in known:
+        return f"{_WITHOUT_HEADER}."
     if near := nearest(name, known):
         return f"Did you mean {near}={shown}?"
     of_loader = _names_of(type(arguments["self"]).__init__) if "self" in arguments else ()
     if "batch_size" in of_loader and (hint or name in of_loader):  # for a method of a loader
-        return hint if hint.startswith("Remove") else f"Pass it to Loader. {hint}".rstrip()
+        is_whole = hint.startswith(("Remove", "Write loader."))
+        return hint if is_whole else f"Pass it to Loader. {hint}".rstrip()
+    known = list(dict.fromkeys(known))
     return f"Its arguments are {' and '.join(filter(None, (', '.join(known[:-1]), known[-1])))}."
 
 

@@ -70,6 +70,11 @@ class Cache:
             raise ArgumentError(
                 f'cache must be "memory", a directory or a loaderpool.Cache, got {brief(where)}'
             )
+        if place != MEMORY and place.lower() == MEMORY and isinstance(where, str):
+            raise ArgumentError(
+                f'cache={brief(place)} would be a directory: write cache="memory", or a path such '
+                f"as {brief(os.path.join(os.curdir, place))}"
+            )
         # A Path is always a directory, because pathlib converts "./memory" to "memory".
         in_memory = isinstance(where, str) and place == MEMORY
         object.__setattr__(

@@ -27,7 +27,7 @@ import zlib
 
 from loaderpool.cache.setting import MEMORY, Cache, CachedOf, CachePlan, Count
 from loaderpool.config import MAX_WORKERS
-from loaderpool.errors import CacheError, brief, warn
+from loaderpool.errors import CacheError, brief, closed_error, warn
 from loaderpool.memory.arena import Arena, Extent, map_memory_file
 from loaderpool.sources.varying import varying
 from loaderpool.system import abilities, capacity, machine, ranks
@@ -466,7 +466,13 @@ class SharedCache:
                 warn(f"cache={brief(self.plan.where)} {text.format(counts[count])}")
 
     def store(self) -> Store:
-        """Return this process's `Store`; open it at the first call, and again after a fork."""
+        """Return this process's `Store`; open it at the first call, and again after a fork.
+
+        Raises:
+            ClosedError: `close` was called.
+        """
+        if self._last is not None:  # the descriptor's number may belong to another file by now
+            raise closed_error("this cache")
         if self._store is None or self._store_pid != os.getpid():
             self._store = Store(
                 self.plan, f"/proc/self/fd/{self.descriptor}" if self.descriptor >= 0 else ""

@@ -89,6 +89,8 @@ class LoaderRecord:
     of: int  # number of the loader's first version; all versions share one limit of memory
     leaves_out: bool  # True: leave out samples that end a worker; False: they fail their batch
     most_deaths: int  # deaths of workers at one sample before its ticket is abandoned
+    # Longest time of a sample in seconds; None: no limit. A job keeps it after the loader is gone.
+    timeout_s: float | None = None
     layout: Layout | None = None  # None until the first sample was made
     keeper: int | None = None  # number of the worker that still has the first sample
     row_s: float = 0.0  # moving mean of the seconds for a row

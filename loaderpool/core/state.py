@@ -123,6 +123,7 @@ class State:
         leaves_out: bool = False,
         most_deaths: int = 3,
         of: int | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         """Add a loader that was loaded. Replace the workers, which were forked without it.
 
@@ -130,12 +131,13 @@ class State:
             number: Number of the loader's version.
             plan: Numbering of its batches.
             leaves_out: True: leave out samples that end a worker. False: they fail their batch.
-            most_deaths: Deaths of workers at one sample before its ticket is abandoned.
+            most_deaths: Deaths of workers at one sample before its ticket is abandoned, at least 2.
             of: Number of the loader's first version; None: this one.
+            timeout_s: Longest time of a sample in seconds, as in `LoaderRecord`.
         """
         first = number if of is None else of
         loader = self.loaders[number] = LoaderRecord(
-            number, plan, first, leaves_out, max(2, most_deaths)
+            number, plan, first, leaves_out, most_deaths, timeout_s
         )
         if self._broken is not None:
             self._fail_loader(loader, self._broken)

@@ -77,8 +77,8 @@ class Supervisor:
             min(StopWatch().look_ms, _LOOK_MS) if self._main_pidfd is None else StopWatch().look_ms
         )
         self._tick_due_ns = 0
-        self._timeouts: dict[int, float] = {}  # seconds for a sample, by loader
-        self._oom_kills = capacity.oom_kill_count()
+        self._longest_tick_ms = self._tick_ms
+        self._oom_watch = capacity.OomWatch()
         self._has_loaded = self._has_unloaded = self._has_told_of_exec = self._is_over = False
         self._dead: list[WorkerProcess] = []
         self._trial: Trial | None = None
@@ -157,8 +157,10 @@ class Supervisor:
             self._on_tick()
 
     def _on_tick(self) -> None:
-        if self._timeouts:
-            self._workers.end_hung(self._watched())
+        watched = self._watched()
+        self._workers.end_hung(watched)
+        self._set_tick([timeout_ns for _, timeout_ns in watched])
+        self._oom_watch.look()
         self._workers.end_stopped()
         self._dead += [
             worker for worker in self._workers.without_pidfd if worker.process.poll() is not None
@@ -173,10 +175,21 @@ class Supervisor:
         found = []
         for number, worker in self._workers.by_number.items():
             job = self._state.running(number)
-            timeout_s = self._timeouts.get(job.loader.number) if job is not None else None
+            timeout_s = job.loader.timeout_s if job is not None else None
             if timeout_s is not None and not worker.is_stopped:
                 found.append((worker, int(timeout_s * 1e9)))
         return found
+
+    def _set_tick(self, watched_ns: list[int]) -> None:
+        """Set the time between two ticks, by the shortest timeout.
+
+        Args:
+            watched_ns: Timeouts of running samples. Their loaders may be unloaded already.
+        """
+        given = [loader.timeout_s for loader in self._state.loaders.values()]
+        timeouts_ns = [int(timeout_s * 1e9) for timeout_s in given if timeout_s is not None]
+        looks_ms = [look_ns(each) // 1_000_000 for each in (*timeouts_ns, *watched_ns)]
+        self._tick_ms = min(self._longest_tick_ms, *looks_ms) if looks_ms else self._longest_tick_ms
 
     def _leave(self) -> None:
         self._is_over = True
@@ -276,18 +289,17 @@ class Supervisor:
             self._workers.has_lanes = True
         action = config.on_error.action
         leaves_out = action == "skip" or (action == "replace" and settings.unit == "sample")
-        if config.limits.timeout_s is not None:
-            self._timeouts[number] = config.limits.timeout_s
-            self._tick_ms = min(
-                self._tick_ms, look_ns(int(config.limits.timeout_s * 1e9)) // 1_000_000
-            )
-            self._tick_due_ns = 0
         self._main.send(messages.Loaded(number))
         most_deaths = config.limits.restarts_per_item
         # Only a single thread shows for certain which sample ends its worker.
         if config.threads > 1:
             most_deaths = max(_DEATHS_WITH_THREADS, most_deaths)
-        self._state.load(number, Numbering(settings.plan), leaves_out, most_deaths, settings.loader)
+        # Nodes have supervisors of their own, which watch the timeouts of their samples.
+        timeout_s = None if self.of_nodes else config.limits.timeout_s
+        self._state.load(
+            number, Numbering(settings.plan), leaves_out, most_deaths, settings.loader, timeout_s
+        )
+        self._tick_due_ns = 0  # for the timeout
 
     def _refusal(self, error: BaseException) -> bytes:
         failure = describe_failure(error, epoch=0, worker=None)
@@ -312,7 +324,6 @@ class Supervisor:
         self._payloads.unload(number)
         self._has_unloaded = True
         self._forms.pop(number, None)
-        # The loader's timeout is kept, because a worker may still have one of its samples in work.
         self._carry_out()
 
     def _take_form(self, message: messages.Found) -> None:
@@ -404,9 +415,10 @@ class Supervisor:
             bool(read(worker.cell, Field.IN_SETUP)),
             bool(read(worker.cell, Field.IN_GENERATOR)),
         )
-        before, self._oom_kills = self._oom_kills, capacity.oom_kill_count()
-        is_out_of_memory = exit_code == _SIGKILL and self._oom_kills > before
+        is_out_of_memory = exit_code == _SIGKILL and self._oom_watch.has_killed()
         stacks = fault_in(worker.stacks.read())
+        job = self._state.running(worker.number)
+        timeout_s = job.loader.timeout_s or 0.0 if job is not None else 0.0
         hung_s = 0.0
         if sample.index is not None and sample.ticket == read(worker.cell, Field.TICKET):
             index, hung_s = sample.index, sample.ran_ns / 1e9
@@ -416,7 +428,7 @@ class Supervisor:
             if hung_s and why is GivenUp.ALONE and ticket is not None:
                 failure = describe_timeout(
                     index=index, epoch=epoch, worker=worker.number, ran_s=hung_s,
-                    in_generator=in_generator, timeout_s=self._timeouts.get(ticket.loader, 0.0),
+                    in_generator=in_generator, timeout_s=timeout_s,
                     stacks=sample.stacks_text,
                 )  # fmt: skip
                 return reports.of_sample(failure)

@@ -76,7 +76,7 @@ class Dispatcher(Supervisor):
         self._is_first, self._timeout_s = start["is_first"], settings.node_timeout_s
         super().__init__({**start, "workers": 0})
         self._size = settings.nodes
-        self._tick_ms = int(BEAT_S * 500)  # half of a heartbeat
+        self._tick_ms = self._longest_tick_ms = int(BEAT_S * 500)  # half of a heartbeat
         # Modules that this process has imported, for the nodes to import.
         self._modules = ModuleStore(start["modules"])
         # By loader: its payload, as a reference into the cluster's stores.
@@ -124,7 +124,6 @@ class Dispatcher(Supervisor):
 
     def _load(self, message: Load, received: Received) -> None:
         super()._load(message, received)
-        self._timeouts.clear()  # nodes watch the timeouts of their samples themselves
         if message.loader in self._payloads.settings:
             for node in self._running():
                 self._order_load(node, message.loader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import numbers
 import operator
 from collections.abc import Hashable, Sequence
 from fractions import Fraction
@@ -132,6 +133,10 @@ def mix(
     """
     if not sources:
         raise ArgumentError("sources is empty: give at least one source")
+    if all(isinstance(source, (numbers.Number, str, bytes)) for source in sources):
+        raise ArgumentError(
+            f"sources must be a list of sources, as in mix([a, b]), got {brief(sources)}"
+        )
     read = [_named_source(source, f"sources[{number}]") for number, source in enumerate(sources)]
     seed = whole_number("seed", seed, at_least=0)
     sizes = [len(source) for source in read]

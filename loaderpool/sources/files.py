@@ -553,13 +553,20 @@ def _checked_paths(paths: Paths, kind: str) -> tuple[str, ...]:
 
     Patterns are refused, because the order of their matches varies by machine.
     """
-    given = paths if isinstance(paths, (list, tuple)) else [paths]
+    given: Sequence[Any] = paths if isinstance(paths, (list, tuple)) else [paths]
     if not given:
         raise ArgumentError(
             f"paths is empty: pass at least one {kind} file. If it comes from glob, check the "
             "pattern."
         )
-    return tuple(text if is_url(text) else _checked_path(text) for text in map(os.fsdecode, given))
+    try:
+        texts = [os.fsdecode(path) for path in given]
+    except TypeError:
+        raise ArgumentError(
+            f"paths must be a path, or a list of paths, got {brief(paths)} of type "
+            f"{type(paths).__name__}"
+        ) from None
+    return tuple(text if is_url(text) else _checked_path(text) for text in texts)
 
 
 def _checked_path(path: str) -> str:

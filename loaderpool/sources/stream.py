@@ -382,6 +382,11 @@ def checked_lengths(given: int | Sequence[int], count: int, what: str) -> tuple[
     """
     if isinstance(given, (int, numbers.Integral)):
         return (whole_number("shard_lengths", given, at_least=0, at_most=_MOST_ITEMS),) * count
+    if isinstance(given, (str, bytes, set, frozenset, Mapping)) or not hasattr(given, "__len__"):
+        raise ArgumentError(
+            f"shard_lengths must be a list with the number of items of each of {count} {what}, or "
+            f"one number for all, got {brief(given)}"
+        )
     lengths = listed("shard_lengths", given)
     if len(lengths) != count:
         raise ArgumentError(

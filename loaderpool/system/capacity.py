@@ -15,6 +15,9 @@ from loaderpool.system import clock, fault_points
 
 _CGROUP = "/sys/fs/cgroup"
 _UNTOLD_BYTES = 4 << 30
+# Time between two reads of the kernel's count of kills. Smaller: the end of a killed process may be
+# noticed after both. Larger: a later kill by a person would be blamed on memory.
+_OOM_LOOK_S = 5.0
 
 
 def usable_cpu_count() -> int:
@@ -137,6 +140,28 @@ def oom_kill_count() -> int:
         for file in ("events", "oom_control")
     ]
     return sum(_counts(path, "oom_kill")["oom_kill"] for path in ("/proc/vmstat", *paths))
+
+
+class OomWatch:
+    """Detects that the kernel has lately killed a process for lack of memory.
+
+    A kill is recent for 5 to 10 seconds, if `look` is called at least every 5 seconds. Memory of a
+    killed process may take seconds to be freed, and its parent learns of its end only then.
+    """
+
+    def __init__(self) -> None:
+        self._earlier = self._latest = oom_kill_count()
+        self._looked_s = clock.monotonic_s()
+
+    def look(self) -> None:
+        """Read the kernel's count, if the last one is old."""
+        now_s = clock.monotonic_s()
+        if now_s - self._looked_s >= _OOM_LOOK_S:
+            self._earlier, self._latest, self._looked_s = self._latest, oom_kill_count(), now_s
+
+    def has_killed(self) -> bool:
+        """Return True if the kernel has killed a process in the last seconds."""
+        return oom_kill_count() > self._earlier
 
 
 def process_cpu_s(pid: int) -> float:

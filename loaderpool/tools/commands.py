@@ -16,6 +16,7 @@ from rich.console import Console
 
 import loaderpool
 from loaderpool.errors import brief
+from loaderpool.hints import nearest
 
 
 class _Seconds(click.FloatRange):
@@ -44,7 +45,14 @@ def numbers(least: int, most: int) -> Callable[..., tuple[int, ...]]:
         context: click.Context, parameter: click.Parameter, value: str | None
     ) -> tuple[int, ...]:
         parts = value.split(",") if value is not None else ()
-        return tuple(sorted({kind.convert(part, parameter, context) for part in parts}))
+        try:
+            return tuple(sorted({kind.convert(part, parameter, context) for part in parts}))
+        except click.BadParameter as error:
+            raise click.BadParameter(
+                f"{error.message} Write numbers with commas between them, such as 1,2,4.",
+                context,
+                parameter,
+            ) from None
 
     return read
 
@@ -89,6 +97,16 @@ class _Commands(click.Group):
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(_NAMES)
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(context, arguments)
+        except click.UsageError as error:
+            near = nearest(arguments[0], _NAMES)
+            advice = f"Did you mean {near!r}?" if near else f"Write one of {', '.join(_NAMES)}."
+            raise click.UsageError(f"{error.message} {advice}", context) from None
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in _NAMES:

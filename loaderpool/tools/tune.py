@@ -155,6 +155,7 @@ def choose(measurements: Sequence[Measurement], cpus: int) -> tuple[Measurement,
         each for each in measurements if each.samples_per_s >= (1 - _TOLERANCE) * best.samples_per_s
     )
     first, last = measurements[0], measurements[-1]
+    has_others = best.other_cpus >= _BUSY * cpus
     gain = f"{chosen.samples_per_s / first.samples_per_s:.2f} times the rate of {first.setting}"
     end = (
         f"{gain}, and " * (chosen is not first) + f"no setting is more than {_TOLERANCE:.0%} faster"
@@ -167,10 +168,13 @@ def choose(measurements: Sequence[Measurement], cpus: int) -> tuple[Measurement,
             f"it is the largest setting and the fastest ({gain}); try larger numbers with {more}"
         )
     elif best.cpus + best.other_cpus >= _FULL * cpus:
-        others = (
-            f", {best.other_cpus:.1f} by other programs" if best.other_cpus >= _BUSY * cpus else ""
-        )
+        others = f", {best.other_cpus:.1f} by other programs" * has_others
         reason = f"{end}, because all CPUs are in use ({counted(cpus, 'CPU')}{others})"
+    elif has_others:
+        reason = (
+            f"{end}, while other programs use {best.other_cpus:.1f} of {counted(cpus, 'CPU')}. Stop "
+            "them and measure again"
+        )
     elif chosen is first and not chosen.setting.workers:
         reason = f"{end}: transferring batches costs as much, or what workers share is the limit"
     else:

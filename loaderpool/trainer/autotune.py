@@ -16,11 +16,11 @@ import threading
 import weakref
 from typing import NamedTuple
 
+from loaderpool.config import FIRST_STEPS
 from loaderpool.errors import counted, readable_s
 from loaderpool.system import capacity, clock, ranks
 from loaderpool.trainer.explain.verdicts import Verdict, find_verdict
 from loaderpool.trainer.explain.window import (
-    FIRST_STEPS,
     LEAST_STEPS,
     Autotuned,
     Decision,

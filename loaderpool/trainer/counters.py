@@ -9,6 +9,7 @@ import collections
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from loaderpool.config import FIRST_STEPS
 from loaderpool.errors import warn
 from loaderpool.plan.item_names import generated_item
 from loaderpool.system import clock
@@ -25,9 +26,6 @@ _READY_SHARE = 64
 # Time between two calls of `on_mark`. Shorter: snapshots cost more. Longer: `explain` and
 # `workers="auto"` see less.
 _MARK_NS = 2_000_000_000
-# Each of this number of first steps calls `on_mark`, because steps that compile must be told apart.
-# The same as `explain.window.FIRST_STEPS`.
-_FIRST_STEPS = 3
 _LATEST_INDICES = 1000  # source indices kept of skipped, and of replaced samples
 
 # A source index, or the numbers of a generator and of its item.
@@ -75,6 +73,8 @@ class Counters:
         full_rows: Rows of a full batch of shards, until the end of the first pass; 0: shorter
             batches are not counted.
         more_rows: Advice on how to get fuller batches.
+        short_batches: Sentences on the short batches of the first pass, with the advice; "": there
+            are few, or the pass has not ended.
 
     Args:
         makes_here: The engine makes batches in this process when they are requested. All of that
@@ -94,7 +94,7 @@ class Counters:
         self.first_samples = 0
         self.padded = self.padding = 0
         self.full_rows = self._short = self._checked = 0
-        self.more_rows = ""
+        self.more_rows = self.short_batches = ""
         self.skipped: collections.deque[SampleIndex] = collections.deque(maxlen=_LATEST_INDICES)
         self.replaced: collections.deque[SampleIndex] = collections.deque(maxlen=_LATEST_INDICES)
 
@@ -127,11 +127,12 @@ class Counters:
         full_rows, self.full_rows = self.full_rows, 0
         # One short batch at the end is the remainder of any epoch.
         if full_rows and is_whole and self._short > 1 and 2 * self._short > self._checked:
-            warn(
+            self.short_batches = (
                 f"{self._short} of {self._checked} batches had fewer rows than "
                 f"batch_size={full_rows}. A batch has items of one generator, and the last batch "
                 f"of each generator is smaller. {self.more_rows}"
             )
+            warn(self.short_batches)
 
     def note(self, delivery: Delivery, times: PassTimes) -> None:
         """Count a step and its wait, as a delivery reaches the consumer of a pass.
@@ -161,7 +162,7 @@ class Counters:
             self.first_samples = sum(each.rows for each in delivery.counts())
         times.delivered_ns, times.batches = now_ns, delivery.count
         if now_ns > self._mark_ns:
-            self._mark_ns = now_ns + _MARK_NS if self._steps >= _FIRST_STEPS else now_ns
+            self._mark_ns = now_ns + _MARK_NS if self._steps >= FIRST_STEPS else now_ns
             # Read once, because another thread that closes the loader may set it to None.
             if (on_mark := self.on_mark) is not None:
                 on_mark(now_ns)

@@ -192,6 +192,16 @@ class Loader:
                 text = f"'Loader' object has no attribute {name!r}. Write loader.config.{name}"
             raise AttributeError(text)
 
+        def __setattr__(self, name: str, value: Any) -> None:
+            # A subclass may use the name for itself.
+            if name in LoaderConfig._fields and type(self) is Loader:
+                more = " or loader.resize(n)" * (name == "workers")
+                raise AttributeError(
+                    f"{name} of a Loader cannot be set. Write loader = "
+                    f"loader.replace({name}=...){more}"
+                )
+            super().__setattr__(name, value)
+
     def __iter__(self) -> LoaderIterator:
         self._core.check_usable()
         return LoaderIterator(self._core)

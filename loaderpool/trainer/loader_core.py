@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from loaderpool.errors import ClosedError, closed_error, counted, foreign_error
+from loaderpool.errors import ClosedError, closed_error, counted, foreign_error, warn
 from loaderpool.plan.places import Position
 from loaderpool.sources.stream import replicated
 from loaderpool.system import process
@@ -82,6 +82,7 @@ class LoaderCore:
         self.pool: Pool | None = shared_pool(arguments)
         self.is_closed = False
         self._owner_pid = os.getpid()
+        self._has_failed_to_look = False
         # `LocalEngine.end_passes`, or None if a pool makes the batches.
         self._end_passes: Callable[[], None] | None = None
         # Closes the engine and the loader's own pool. None if neither has processes or files.
@@ -205,12 +206,15 @@ class LoaderCore:
     def look(self, now_ns: int) -> None:
         """Take a snapshot, by which `workers="auto"` may change the number of workers.
 
-        Called by `Counters.note` about every two seconds, on the thread that takes batches. If
-        taking a snapshot fails, no further ones are taken, because a failed observation must not
-        end the training.
+        Called by `Counters.note` about every two seconds, on the thread that takes batches. A
+        failed observation must not end the training. So the first failure is a warning, and the
+        next call tries again.
 
         Args:
             now_ns: Time of the call, from `clock.monotonic_ns`.
+
+        Raises:
+            LoaderpoolWarning: A warnings filter turns the warning into an error.
         """
         try:
             now = self.observer.look(now_ns)
@@ -219,7 +223,13 @@ class LoaderCore:
         except Exception as error:
             if is_of_a_handler(error):
                 raise
-            self.tracker.counters.on_mark = None
+            if not self._has_failed_to_look:
+                self._has_failed_to_look = True
+                warn(
+                    f"could not measure the loader: {type(error).__name__}: {error}. Training "
+                    'continues, but explain(), statistics() and workers="auto" may lack recent '
+                    "measurements"
+                )
 
     @property
     def workers(self) -> int:

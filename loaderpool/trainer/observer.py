@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
+from loaderpool.config import FIRST_STEPS
 from loaderpool.errors import ClosedError
 from loaderpool.memory.board import Field
 from loaderpool.memory.call_times import CallTimes, read_call_times
@@ -25,7 +26,6 @@ from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.explain.page import PAGE_BYTES, Page, told_of
 from loaderpool.trainer.explain.trials import TrialLog, has_logs, log_of
 from loaderpool.trainer.explain.window import (
-    FIRST_STEPS,
     Autotuned,
     Snapshot,
     Window,
@@ -277,6 +277,7 @@ class Observer:
             machine_cpu_s=capacity.machine_cpu_s(),
             trainer_cpu_s=clock.process_cpu_ns() / 1e9,
             trainer_queued_s=capacity.queued_s(self._consumer) if self._consumer else 0.0,
+            short_batches=counters.short_batches,
             by_tf_data=self._tracker.iterations.latest.is_dataset,
             autotuned=self.autotuned(),
             tried=None if self._trials is None else self._trials.tried,

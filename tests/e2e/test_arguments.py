@@ -80,7 +80,8 @@ WRONG_VALUES = [
     ({"Limits.restarts": -1}, "Limits.restarts", "-1"),
     ({"threads": 0}, "threads", "0"),
     ({"threads": 257}, "threads", "257"),
-    ({"Limits.restarts_per_item": 0}, "Limits.restarts_per_item", "0"),
+    ({"cache": "Memory"}, "write cache=\"memory\", or a path such as './Memory'", "'Memory'"),
+    ({"Limits.restarts_per_item": 1}, "Limits.restarts_per_item must be at least 2", "1"),
 ]
 WRONG_TYPES = [
     ({"batch_size": 2.0}, "batch_size", "2.0"),

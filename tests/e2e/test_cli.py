@@ -218,7 +218,7 @@ def test_a_wrong_target_is_explained(
         (["--seconds", "inf"], "not in the range"),
         (["--seconds", "nan"], "nan is no number of seconds"),
         (["--seconds", "soon"], "not a valid float"),
-        (["--workers", "1,x"], "'x' is not a valid integer range"),
+        (["--workers", "1,x"], "'x' is not a valid integer range. Write numbers with commas"),
         (["--workers", "1,99999"], "99999 is not in the range 0<=x<=1024"),
         (["--threads", "0,4"], "0 is not in the range 1<=x<=256"),
         (["--json", "no_such_folder/r.json"], "no_such_folder"),
@@ -230,6 +230,21 @@ def test_a_wrong_option_fails_before_anything_is_imported(
     main_here: Callable[..., tuple[int, str]], options: list[str], says: str
 ) -> None:
     code, text = main_here("tune", "script:make", *options)
+    assert code == 2
+    assert says in text
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("tun", "No such command 'tun'. Did you mean 'tune'?"),
+        ("xyz", "Write one of doctor, profile, replay, top, trace, tune."),
+    ],
+)
+def test_an_unknown_command_says_which_there_are(
+    main_here: Callable[..., tuple[int, str]], name: str, says: str
+) -> None:
+    code, text = main_here(name)
     assert code == 2
     assert says in text
 

@@ -5,6 +5,7 @@ Those in which CPUs decide are not among these: beside other tests CPUs are alwa
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import time
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from loaderpool.system import capacity
 from loaderpool.trainer.explain.verdicts import Verdict
 
 STEP_S = 0.02
@@ -89,6 +91,25 @@ def test_slow_items_are_named() -> None:
 def test_a_slow_stream_is_named() -> None:
     found = train(lp.Loader(SlowStream(), sleeping(0), batch_size=16, workers=2), step_s=0.01)
     assert found.verdict is Verdict.STREAM_READER
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_failed_measurement_is_a_warning_and_later_ones_go_on(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> float:
+        raise OSError("Too many open files")
+
+    with lp.Loader(range(100), batch_size=1, workers=workers) as loader:
+        batches = iter(loader)
+        with monkeypatch.context() as patch:
+            patch.setattr(capacity, "machine_cpu_s", fails)
+            with pytest.warns(lp.LoaderpoolWarning, match="OSError: Too many open files") as told:
+                list(itertools.islice(batches, 2))
+        assert len(told) == 1
+        for _ in range(50):
+            next(batches)
+        assert "steps so far" not in loader.explain().why
 
 
 @pytest.mark.parametrize("workers", [0, 2])

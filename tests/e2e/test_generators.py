@@ -375,6 +375,7 @@ def test_short_batches_of_small_shards_are_told_once(workers: int, lengths: int 
         with pytest.warns(lp.LoaderpoolWarning, match=r"16 of 16 .*batch_size=32.*cycle_length=2"):
             assert sum(map(len, loader)) == 100
         assert sum(map(len, loader)) == 100
+        assert "16 of 16 batches had fewer rows than batch_size=32" in loader.explain().why
 
 
 @pytest.mark.parametrize(

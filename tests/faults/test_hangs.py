@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
 import loaderpool as lp
+from tests.support.batches import supervisor_of
 
 HANGS_AT = 13
 
@@ -71,3 +73,26 @@ def test_a_sample_that_hangs_after_another_loaders_tickets_is_seen() -> None:
             for _ in loader:
                 for _ in range(3):
                     next(beside)
+
+
+def wakes_of(pid: int) -> int:
+    """Number of times that a process has waited so far."""
+    status = Path(f"/proc/{pid}/status").read_text().split("\n")
+    return sum(int(line.split()[1]) for line in status if line.startswith("voluntary"))
+
+
+def test_a_closed_loaders_timeout_wakes_the_supervisor_no_more() -> None:
+    def in_a_second() -> int:
+        before = wakes_of(supervisor)
+        time.sleep(1)
+        return wakes_of(supervisor) - before
+
+    with lp.Pool(1) as pool, lp.Loader(range(4), workers=pool) as other:
+        list(other)
+        limits = lp.Limits(timeout_s=0.08)
+        with lp.Loader(range(4), workers=pool, limits=limits) as loader:
+            list(loader)
+            supervisor = supervisor_of(loader)
+            assert in_a_second() > 30
+        list(other)
+        assert in_a_second() < 15

@@ -68,7 +68,7 @@ def test_random_kills_convict_no_sample(tmp_path: Path, shape: tuple[int, ...]) 
     assert not statistics.skipped_indices
 
 
-def test_one_kill_convicts_nobody_though_no_restarts_are_given(tmp_path: Path) -> None:
+def test_one_kill_convicts_nobody_with_the_fewest_restarts(tmp_path: Path) -> None:
     def element(item: int) -> Any:
         if item in (0, 7) and not counted(
             tmp_path / f"{item}"
@@ -77,7 +77,7 @@ def test_one_kill_convicts_nobody_though_no_restarts_are_given(tmp_path: Path) -
         return np.full((2,), item)
 
     with lp.Loader(
-        range(12), element, batch_size=None, workers=1, limits=lp.Limits(restarts_per_item=1)
+        range(12), element, batch_size=None, workers=1, limits=lp.Limits(restarts_per_item=2)
     ) as loader:
         assert [int(batch[0]) for batch in loader] == list(range(12))
         assert loader.statistics().restarts == 2

@@ -56,7 +56,8 @@ class Explanation:
 def explain(window: Window) -> Explanation:
     """Return the explanation of a window."""
     found = find_verdict(window)
-    found = found._replace(why=f"{found.why} {window.cpu_advice}".rstrip())
+    why = " ".join(filter(None, (found.why, window.cpu_advice, window.short_batches)))
+    found = found._replace(why=why)
     return Explanation(
         **found._asdict(),
         wait_share=window.wait_share,

@@ -21,9 +21,10 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from loaderpool.config import FIRST_STEPS
 from loaderpool.memory.recorder import DELIVERIES
 from loaderpool.system import abilities, clock, machine
-from loaderpool.trainer.explain.window import FIRST_STEPS, Snapshot, window_of
+from loaderpool.trainer.explain.window import Snapshot, window_of
 
 NAME = "page"
 # Version of the JSON: incremented when a key changes or is removed; read new keys by `.get`.

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from loaderpool.config import MAX_WORKERS
+from loaderpool.config import FIRST_STEPS, MAX_WORKERS
 from loaderpool.memory.call_times import CallTimes
 
 # Steps needed for a verdict. Smaller: these are steps in which caches fill and code compiles.
@@ -50,8 +50,6 @@ _FEEDS = 0.98
 # The largest number of threads per worker that was measured. Each holds a result, and perhaps a
 # connection.
 MOST_THREADS = 64
-# The number of first steps that have a snapshot each. Code compiles in these, and caches fill.
-FIRST_STEPS = 3
 # Share of the time that the start must have to be reported. A shorter start is over, and would hide
 # the present state.
 _STARTS = 1 / 3
@@ -213,6 +211,8 @@ class Snapshot(Sums):
     slot_bytes: int = 0
     by_tf_data: bool = False  # True: the consumer reads batches through `as_dataset`
     room_bytes: int = 0  # free memory for `items_to_cache`
+
+    short_batches: str = ""  # sentences on batches with few rows, as in `Counters`
 
     # Settings that do not change.
     threads: int = 1  # threads of each worker

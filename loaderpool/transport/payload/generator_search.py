@@ -61,7 +61,7 @@ class Search:
     Attributes:
         found: the generators by path, nearest first.
         entered: number of values that were entered.
-        is_complete: True if the search ended before its limit.
+        is_complete: True if the search ended before its limits.
         missing: modules that functions import when they run, and that are not imported yet.
 
     Args:
@@ -84,6 +84,7 @@ class Search:
         self._homes = collections.deque[tuple[str, Any]]()
         # searched objects; kept alive, so that no id is reused
         self._seen: dict[tuple[str, int], Any] = {}
+        self._has_skipped = False  # True if contents were skipped, because too many values wait
         self._search((None, name, value) for name, value in roots.items())
         while self._homes and self.entered < most_entered:
             path, value = self._homes.popleft()
@@ -92,7 +93,7 @@ class Search:
                 self._search((path, name, part) for name, part in of_code(value))
             else:
                 self._search([(None, path, value)])
-        self.is_complete = self.entered < most_entered
+        self.is_complete = self.entered < most_entered and not self._has_skipped
 
     def _search(self, roots: Iterable[tuple[Any, Any, Any]]) -> None:
         """Search breadth first.
@@ -125,6 +126,8 @@ class Search:
                 for name, part in read(value):
                     if type(part) not in _PLAIN:
                         waiting.append((path, name, part))
+            else:
+                self._has_skipped = True
 
     def _add(self, path: _Path, generator: object) -> None:
         names: list[str] = []
@@ -188,7 +191,10 @@ class Search:
         return self._first(enumerate(base.__iter__(value)))
 
     def _first(self, items: Iterable[tuple[Any, Any]]) -> _Parts:
-        return itertools.islice(items, self._most_items)
+        rest = iter(items)
+        yield from itertools.islice(rest, self._most_items)
+        # Items of a list are usually of one type, so the next one tells if the others matter.
+        self._has_skipped |= any(type(part) not in _PLAIN for _, part in itertools.islice(rest, 1))
 
     # ---- code, and the modules that it uses ----
 

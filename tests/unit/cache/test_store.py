@@ -13,7 +13,7 @@ import pytest
 
 from loaderpool.cache.setting import CachePlan, Count
 from loaderpool.cache.store import FILE_NAME, SharedCache, Store, counters_in, prepare
-from loaderpool.errors import CacheError
+from loaderpool.errors import CacheError, ClosedError
 from loaderpool.memory.arena import Arena
 
 FIELDS = {"function": "a.b", "code of function": "00"}
@@ -54,6 +54,14 @@ def test_what_was_put_is_got(shared: SharedCache) -> None:
     other.store().put(4, b"four")
     assert bytes(store.get(4) or b"") == b"four"
     other.close()
+
+
+def test_a_closed_cache_opens_no_store(shared: SharedCache) -> None:
+    """Its descriptor's number may be another file's by then."""
+    shared.store()
+    shared.close()
+    with pytest.raises(ClosedError, match="this cache is closed"):
+        shared.store()
 
 
 def test_the_bound_holds_and_smaller_entries_still_go_in(shared: SharedCache) -> None:

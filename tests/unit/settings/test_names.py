@@ -147,6 +147,11 @@ def test_each_argument_of_the_table_says_what_to_write(name: str, way: str) -> N
         ({"Shuffle": True}, "Did you mean shuffle=True?"),
         ({"bach_size": 8}, "Did you mean batch_size=8?"),
         ({"thread": 8}, "Did you mean threads=8?"),
+        ({"batch": 8}, "Write batch_size=8."),
+        ({"n_jobs": 8}, "Write workers=8."),
+        ({"map_func": resized}, "Write fn=..."),
+        ({"restarts_per_item": 8}, "Write limits=Limits(restarts_per_item=8)."),
+        ({"max_bytes": 8}, 'Write cache=Cache("memory", max_bytes=8).'),
         ({"xyzzy": 8}, "Its arguments are source, fn, batch_size,"),
     ],
 )
@@ -202,6 +207,22 @@ def test_constructors_and_views_name_what_was_meant_even_without_the_rest() -> N
             "as_torch has no argument 'num_workers'. Pass it to Loader. Write workers=8.",
         ),
         (
+            loader().as_jax,
+            {"device": "cpu"},
+            (
+                "as_jax has no argument 'device'. Write loader.as_torch(device='cpu'), "
+                "loader.as_dataset(device='cpu') or loader.as_jax(sharding=...)."
+            ),
+        ),
+        (
+            lp.TextLines,
+            {"skip": 1},
+            (
+                "TextLines has no argument 'skip'. Remove it, and leave out the first line in your "
+                "own source: __getitem__(index) reads line index + 1."
+            ),
+        ),
+        (
             lp.Loader.from_generator,
             {"cycle_lenght": 3},
             "Loader.from_generator has no argument 'cycle_lenght'. Did you mean cycle_length=3?",
@@ -247,6 +268,7 @@ def test_each_constructor_answers_a_near_miss_of_each_of_its_arguments(made: Any
         ),
         (lambda: lp.Loader.from_generator(iter, len), r"takes only make_generator without .* such as fn=\.\.\.$"),
         (lambda: lp.Loader.from_generator(iter, len, workers=2), r"such as fn=\.\.\.$"),
+        (lambda: lp.Limits(3), "^Limits takes no argument without a name, got 3. Write the name of the argument$"),
         (lambda: lp.Shard(2, 0, 1), r"^Shard takes only num_shards and index without a name.* name of the argument$"),
     ],
 )  # fmt: skip
@@ -255,6 +277,11 @@ def test_an_argument_without_its_name_says_which_need_none(
 ) -> None:
     with pytest.raises(lp.ArgumentError, match=told):
         call()
+
+
+def test_unknown_arguments_list_each_known_one_once() -> None:
+    told = refusal(lp.Loader.from_generator, make_generator=numbers, xyzzy=3)
+    assert told.count(" workers,") == 1
 
 
 def test_what_is_meant_for_the_function_is_answered_with_a_partial() -> None:
@@ -319,6 +346,24 @@ def test_other_attributes_are_answered_with_what_is_near() -> None:
     assert not hasattr(loader(), "_no_such")
     with pytest.raises(ImportError):
         exec("from loaderpool import DataLoader")
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("batch_size", ""), ("shuffle", ""), ("workers", " or loader.resize(n)")]
+)
+def test_a_setting_that_is_assigned_is_refused(name: str, more: str) -> None:
+    told = f"{name} of a Loader cannot be set. Write loader = loader.replace({name}=...){more}"
+    with pytest.raises(AttributeError, match=f"^{re.escape(told)}$"):
+        setattr(loader(), name, 2)
+
+
+def test_a_subclass_may_have_attributes_with_names_of_settings() -> None:
+    class Mine(lp.Loader):
+        pass
+
+    mine = Mine(range(3), workers=0)
+    mine.shuffle = "mine"  # type: ignore[attr-defined]
+    assert mine.shuffle == "mine" and not mine.config.shuffle  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import pickle
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -228,3 +229,9 @@ def test_a_part_that_is_no_source_is_named() -> None:
         lp.mix([SMALL, "x.txt"])
     with pytest.raises(lp.SourceError, match=r"sources\[1\]: source is a str_?(ascii_)?iterator"):
         lp.zip_sources(SMALL, iter("ab"))
+
+
+@pytest.mark.parametrize("call", [lambda: lp.mix(range(5), range(3)), lambda: lp.mix(["a", "b"])])
+def test_sources_that_are_not_in_one_list_are_refused(call: Callable[[], Any]) -> None:
+    with pytest.raises(lp.ArgumentError, match=r"^sources must be a list .*mix\(\[a, b\]\)"):
+        call()

@@ -422,7 +422,7 @@ def test_progress_is_reported_if_finding_records_takes_long(
             lp.ArgumentError,
             r"paths is empty: pass at least one .* file\. If it comes from glob, check the pattern",
         ),
-        (3, TypeError, "PathLike object, not int"),
+        (3, lp.ArgumentError, "must be a path, or a list of paths, got 3 of type int"),
         ("no/such.data", FileNotFoundError, "No such file or directory: .*no/such.data"),
         (
             "some/*.data",
@@ -530,3 +530,9 @@ def test_a_package_that_is_not_there_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="something_else_entirely"):
         Blocks(paths)
+
+
+@pytest.mark.parametrize("paths", [None, [3], {"a": "b"}.values(), range(3)])
+def test_paths_of_another_type_are_refused(paths: Any) -> None:
+    with pytest.raises(lp.ArgumentError, match=r"^paths must be a path, or a list of paths, got"):
+        lp.TextLines(paths)

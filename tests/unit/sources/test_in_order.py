@@ -354,7 +354,8 @@ def test_stated_lengths_are_compared_with_an_index(tmp_path: Path) -> None:
         ([1], "shard_lengths must have one number for each of 2 files, got 1"),
         ([1, -1], r"shard_lengths\[1\] must be at least 0, got -1"),
         (True, "shard_lengths"),
-        (1.5, "shard_lengths must be a sequence"),
+        (1.5, "shard_lengths must be a list with the number of items of each of 2 files"),
+        ("ab", "shard_lengths must be a list with the number"),
         ([1, "2"], r"shard_lengths\[1\] must be an integer"),
     ],
 )

@@ -76,3 +76,43 @@ def test_openmp_is_named_if_it_left_one_cpu(
     monkeypatch.setattr(os, "cpu_count", lambda: cpus)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(own)))
     assert capacity.openmp_binding() == told
+
+
+class Kernel:
+    """A clock, and a count of kills for lack of memory, that a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.kills = 100.0, 7
+        monkeypatch.setattr(capacity, "oom_kill_count", lambda: self.kills)
+        monkeypatch.setattr(capacity.clock, "monotonic_s", lambda: self.now_s)
+
+    def run(self, watch: capacity.OomWatch, seconds: int) -> None:
+        for _ in range(4 * seconds):
+            self.now_s += 0.25
+            watch.look()
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    return Kernel(monkeypatch)
+
+
+def test_kills_before_the_start_are_not_recent(kernel: Kernel) -> None:
+    assert not capacity.OomWatch().has_killed()
+
+
+@pytest.mark.parametrize("later_s", [0, 1, 4])
+def test_a_kill_of_some_seconds_ago_is_recent(kernel: Kernel, later_s: int) -> None:
+    watch = capacity.OomWatch()
+    for _ in range(3):
+        kernel.run(watch, 7)
+        kernel.kills += 1
+        kernel.run(watch, later_s)
+        assert watch.has_killed() and watch.has_killed()  # several workers may have been killed
+
+
+def test_an_old_kill_is_not_recent(kernel: Kernel) -> None:
+    watch = capacity.OomWatch()
+    kernel.kills += 1
+    kernel.run(watch, 11)
+    assert not watch.has_killed()

@@ -51,6 +51,17 @@ def test_the_fewest_workers_within_5_percent_are_recommended(
     assert found.setting.workers == chosen and says in reason
 
 
+def test_busy_other_programs_are_no_limit_of_the_source() -> None:
+    """Their CPU time may be missing in part, so that the CPUs do not seem full."""
+    found = [
+        dataclasses.replace(measurement(workers, rate, 0.1), other_cpus=1.6)
+        for workers, rate in {0: 50, 1: 100, 2: 102}.items()
+    ]
+    reason = choose(found, 2)[1]
+    assert "while other programs use 1.6 of 2 CPUs. Stop them" in reason
+    assert "disk" not in reason
+
+
 def with_spread(workers: int, rate: float, spread: float) -> Measurement:
     return dataclasses.replace(measurement(workers, rate), spread=spread)
 

@@ -65,6 +65,18 @@ def test_a_search_tells_that_it_ended_early() -> None:
     assert not Registry({"source": many}).notes()
 
 
+def test_a_search_that_skips_full_lists_is_incomplete() -> None:
+    many = [[Holder(at=1)] * 300, [Holder(rng=random.Random(1))]]
+    search = Search({"source": many}, 100)
+    assert search.found == {} and not search.is_complete
+
+
+@pytest.mark.parametrize("item", [7, "text"])
+def test_a_long_list_of_plain_values_is_searched_completely(item: object) -> None:
+    assert Search({"source": [item] * 1000}, 100).is_complete
+    assert not Search({"source": [[item]] * 1000}, 100).is_complete
+
+
 def test_a_near_search_looks_behind_long_lists() -> None:
     rng = random.Random(1)
     holder = Holder(records=[Holder(at=at) for at in range(10_000)], transform=Holder(rng=rng))
