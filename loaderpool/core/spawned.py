@@ -51,6 +51,9 @@ _BOOT = (
 _SEED = "PYTHONHASHSEED"  # order of sets; an interpreter reads it at its start
 # Longest wait. On Windows, handlers of signals run only after a wait has ended.
 _LOOK_S = 0.2
+# Seconds after which a worker with an event loop looks for messages. Larger: the worker is idle for
+# longer. Smaller: a worker that waits takes more of a CPU.
+_IDLE_S = 0.005
 # Time for a thread to end, or for a process to exit after the end of its connection. A kill is
 # quicker.
 _ENDS_S = 5.0
@@ -331,6 +334,13 @@ def _end(started: Any) -> Any:
 
 class SpawnedWorker(Worker):
     """A worker that sends large batches over the connection, not in files."""
+
+    def _wait(self) -> None:
+        if self._event_loop.is_created:
+            # Another thread reads the channel, so its descriptor does not show a message.
+            self._event_loop.turn(_IDLE_S)
+        else:
+            self._channel.wait()
 
     def _send_batch(self, answer: Done, batch: Any) -> None:
         content = bytearray(batch.nbytes)

@@ -125,7 +125,7 @@ def test_a_ticket_that_is_dropped_before_its_turn_has_no_call_left() -> None:
         for batch in (1, 2):
             assert one.begin(batch)
             one.work.drop(one.place(batch)[0])
-        assert not one.work._threads.begun
+        assert not one.work._concurrent.begun
         assert len(begun) <= 1 + 4 + 4, "the one of the probe, and what each thread was at"
         assert sorted(begun) == sorted(over)
 
