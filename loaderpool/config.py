@@ -28,8 +28,8 @@ MAX_EPOCH, _MOST_RESTARTS = 2**62, 2**31
 # Most workers of a pool. The board has a cell for each. Larger: more address space, but no machine
 # runs that many processes usefully.
 MAX_WORKERS = 1024
-# Threads of one worker. Larger: more threads wait for the one interpreter lock that they share.
-# Workers share none.
+# Concurrent calls of one worker. Larger: more calls wait for the one interpreter lock that they
+# share. Workers share none.
 MAX_THREADS = 256
 # Bucket numbers take 16 bits per item, which sort in linear time. No loader has that many batch
 # shapes.
@@ -330,8 +330,8 @@ class LoaderConfig(NamedTuple):
             )
         if threads > 1 and seed_globals is True:
             raise ArgumentError(
-                f"seed_globals=True and threads={threads} cannot be combined, as threads share the "
-                "global generators. Give the function a parameter rng and draw from it, or set "
+                f"seed_globals=True and threads={threads} cannot be combined, as concurrent calls "
+                "share the global generators. Give the function a parameter rng and draw from it, or set "
                 "threads=1"
             )
         return LoaderConfig(

@@ -48,7 +48,7 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 231_000,
+    "loaderpool": 233_500,
     "scripts": 48_500,
     "tests": 345_000,
 }

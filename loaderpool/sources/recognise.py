@@ -21,6 +21,7 @@ from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, bri
 from loaderpool.sources.arrays import ArrayRows, SparseRows, has_rows, is_of, is_sparse, read_rows
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import (
+    IS_ASYNC,
     StreamSource,
     is_iterator,
     kind_of_iterable_dataset,
@@ -303,6 +304,8 @@ def _refusal(obj: Any) -> str:
         )
     if (_has(obj, "__len__", "__getitem__") and not isinstance(obj, type)) or has_rows(obj):
         return ""
+    if _has(obj, "__aiter__") or inspect.isasyncgenfunction(obj):
+        return f"is a {kind}, {IS_ASYNC}"
     if inspect.isgeneratorfunction(obj):
         return (
             f"is a generator function: use Loader.from_generator({obj.__name__}, shards=[...]), "

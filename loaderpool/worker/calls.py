@@ -200,6 +200,7 @@ class Calls:
             runs += 1
             if runs == 2:  # The first run may have imported a module that draws on import.
                 if self._threads > 1:
+                    self._check_cached()
                     share = "concurrent calls" if self.is_async else "threads"
                     raise ArgumentError(
                         "The function uses the global generator of random, numpy.random or torch, "
@@ -212,9 +213,12 @@ class Calls:
         else:
             self.watch.seen = None
             result = work(*arguments)
+        self._check_cached()
+        return result
+
+    def _check_cached(self) -> None:
         if self._cached is not None and self._cached.refusal is not None:
             raise self._cached.refusal
-        return result
 
     # ---- calls ----
 

@@ -267,4 +267,4 @@ def by_steps(
             argument = yield awaited
             step = iterator.send
         except BaseException as error:
-            step, argument = iterator.throw, error  # type: ignore[assignment]
+            step, argument = iterator.throw, error

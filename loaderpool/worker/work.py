@@ -102,9 +102,7 @@ class Work:
         self._concurrent: ConcurrentCalls | None = None
         if threads > 1:
             executor = (
-                Coroutines(self.event_loop, threads, calls)
-                if calls.is_async
-                else Threads(threads)
+                Coroutines(self.event_loop, threads, calls) if calls.is_async else Threads(threads)
             )
             self._concurrent = ConcurrentCalls(calls, executor, self.unit != "sample", progress)
         self.look_ahead: Callable[[], bool] | None = None
