@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loaderpool.errors import *  # noqa: F403  # public names, listed in `__all__` of that module
 from loaderpool.errors import __all__ as _ERRORS
@@ -66,7 +66,7 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names.s
 __all__ = ["__version__", *_ERRORS, *sorted(_HOMES, key=str.lower)]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         from loaderpool.hints import no_attribute
 

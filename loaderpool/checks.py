@@ -14,12 +14,14 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from loaderpool.errors import ArgumentError, brief, shortened
-from loaderpool.system.annotations import signature_of
+from loaderpool.system.annotations import Function, signature_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,7 +68,24 @@ def whole_number(
     return number
 
 
-def read_bytes_count(name: str, value: Any) -> int | None:
+def or_none(name: str, value: Any, *, check: Callable[..., Any], **bounds: Any) -> Any:
+    """Return the checked value; None stays None."""
+    return None if value is None else check(name, value, **bounds)
+
+
+def one_of(name: str, value: object, *, values: Sequence[object], also: str = "") -> Any:
+    """Return the value if it is one of `values`: True, False, None or a string."""
+    plain = bool(value) if isinstance(value, np.bool_) else value
+    if any(isinstance(plain, type(each)) and plain == each for each in values):
+        return plain
+    *most, last = (f'"{each}"' if isinstance(each, str) else str(each) for each in values)
+    raise ArgumentError(f"{name} must be {', '.join(most)} or {last}{also}, got {brief(value)}")
+
+
+flag: Callable[..., bool] = functools.partial(one_of, values=(True, False))
+
+
+def read_bytes_count(name: str, value: object) -> int | None:
     """Return a number of bytes, at least 1, from an int or a string such as "512MiB" or "1.5GB".
 
     None stays None.
@@ -87,7 +106,7 @@ def read_bytes_count(name: str, value: Any) -> int | None:
     return int(amount)
 
 
-def read_seconds(name: str, value: Any) -> float | None:
+def read_seconds(name: str, value: object) -> float | None:
     """Return a number of seconds that a wait supports; None stays None."""
     if value is None:
         return None
@@ -103,7 +122,7 @@ def read_seconds(name: str, value: Any) -> float | None:
     return float(value)
 
 
-def read_path(name: str, value: Any) -> Path:
+def read_path(name: str, value: object) -> Path:
     """Return the path of a file to write. The file system is not checked."""
     from pathlib import Path  # imported here, because `import loaderpool` does not need it
 
@@ -120,7 +139,7 @@ def read_path(name: str, value: Any) -> Path:
     return Path(text)
 
 
-def whole_numbers(name: str, value: Any, *, at_most: int) -> tuple[int, ...]:
+def whole_numbers(name: str, value: object, *, at_most: int) -> tuple[int, ...]:
     """Return integers from 1 on, from any ordered iterable."""
     if isinstance(value, (str, bytes, Mapping, AbstractSet)) or not isinstance(value, Iterable):
         raise ArgumentError(
@@ -132,9 +151,7 @@ def whole_numbers(name: str, value: Any, *, at_most: int) -> tuple[int, ...]:
     )
 
 
-def check_signature(
-    name: str, function: Callable[..., Any], example: str, may_take: tuple[str, ...]
-) -> None:
+def check_signature(name: str, function: Function, example: str, may_take: tuple[str, ...]) -> None:
     """Check that a function can be called as `example` shows.
 
     Keyword arguments of `may_take` that the function accepts are passed too.
@@ -171,7 +188,7 @@ def check_signature(
         raise ArgumentError(text) from None
 
 
-def open_parameter(function: Any, name: str, given: int = 1) -> inspect.Parameter | None:
+def open_parameter(function: object, name: str, given: int = 1) -> inspect.Parameter | None:
     """Return the parameter that a call with `name=` sets; None if it must not be set.
 
     None: there is no such parameter, or the user sets it.
@@ -180,7 +197,7 @@ def open_parameter(function: Any, name: str, given: int = 1) -> inspect.Paramete
     The functions are checked in the order of the calls. So the default of a wrapper counts, not the
     signature that `functools.wraps` shows.
     """
-    if function is None:
+    if not callable(function):
         return None
     if isinstance(function, functools.partial):
         bound = sum(argument is not _PLACEHOLDER for argument in function.args)
@@ -207,12 +224,12 @@ def open_parameter(function: Any, name: str, given: int = 1) -> inspect.Paramete
             return None
     # The function passes keyword arguments on to the function that it wraps.
     wrapped = getattr(function, "__wrapped__", None)
-    if wrapped is None and callable(function) and isinstance(function.__call__, types.MethodType):
+    if wrapped is None and isinstance(function.__call__, types.MethodType):
         wrapped = function.__call__
     return open_parameter(wrapped, name, given)
 
 
-def is_async(function: Any) -> bool:
+def is_async(function: object) -> bool:
     """Return True if a function is declared with `async def`, so that its calls are coroutines.
 
     So is a `partial` of such a function, and an object whose `__call__` is one.
@@ -224,7 +241,7 @@ def is_async(function: Any) -> bool:
 
 
 # Placeholder in a partial for an argument that the call passes, from Python 3.14 on.
-_PLACEHOLDER: Any = getattr(functools, "Placeholder", object())
+_PLACEHOLDER: object = getattr(functools, "Placeholder", object())
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 

@@ -6,12 +6,21 @@ import dataclasses
 import itertools
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from loaderpool.checks import read_bytes_count, read_seconds, whole_number, whole_numbers
+from loaderpool.checks import (
+    flag,
+    one_of,
+    or_none,
+    read_bytes_count,
+    read_seconds,
+    whole_number,
+    whole_numbers,
+)
 from loaderpool.element.spec import check_padding
 from loaderpool.errors import ArgumentError, brief
 from loaderpool.hints import known_names_only
@@ -76,37 +85,13 @@ class Buckets:
         boundaries: Sequence[int],
         batch_sizes: Sequence[int] | None = None,
     ) -> None:
-        if callable(by) and not hasattr(by, "__len__"):
-            name = getattr(by, "__name__", "")
-            length = name if name.isidentifier() else "length"
-            raise ArgumentError(
-                "Buckets.by must be the lengths of all items, got a function. Write "
-                f"lp.Buckets([{length}(item) for item in source], ...). If this is slow, let "
-                f"workers compute them: lengths = numpy.concatenate([*lp.Loader(source, {length}, "
-                "batch_size=1000)])"
-            )
-        edges = whole_numbers("Buckets.boundaries", boundaries, at_most=_MAX_LENGTH)
-        if not 1 <= len(edges) <= _MOST_BOUNDARIES:
-            raise ArgumentError(
-                f"Buckets.boundaries must be 1 to {_MOST_BOUNDARIES} numbers, got {len(edges)}"
-            )
-        for number, (before, edge) in enumerate(itertools.pairwise(edges), start=1):
-            if edge <= before:
-                at, below = f"boundaries[{number}]={edge}", f"boundaries[{number - 1}]={before}"
-                raise ArgumentError(
-                    f"Buckets.boundaries must increase, but {at} is not above {below}"
-                )
-        sizes = (
-            None
-            if batch_sizes is None
-            else whole_numbers("Buckets.batch_sizes", batch_sizes, at_most=_MAX_ROWS)
-        )
+        _set(self, locals())
+        edges, sizes = self.boundaries, self.batch_sizes
         if sizes is not None and len(sizes) != len(edges) + 1:
             raise ArgumentError(
                 f"Buckets.batch_sizes must have one number for each bucket, {len(edges) + 1} with "
                 f"{len(edges)} boundaries, got {len(sizes)}"
             )
-        _set(self, by=by, boundaries=edges, batch_sizes=sizes)
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -123,13 +108,12 @@ class Shard:
 
     @known_names_only
     def __init__(self, num_shards: int, index: int) -> None:
-        num_shards = whole_number("Shard.num_shards", num_shards, at_least=1)
-        index = whole_number("Shard.index", index, at_least=0)
-        if index >= num_shards:
+        _set(self, locals())
+        if self.index >= self.num_shards:
             raise ArgumentError(
-                f"Shard.index must be from 0 to {num_shards - 1} (num_shards - 1), got {index}"
+                f"Shard.index must be from 0 to {self.num_shards - 1} (num_shards - 1), got "
+                f"{self.index}"
             )
-        _set(self, num_shards=num_shards, index=index)
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -144,9 +128,9 @@ class Limits:
             no limit.
         restarts: Worker restarts allowed in 60 s, or a pair of a number and seconds; `None`: any.
             Default: `(50, 60)`.
-        restarts_per_item: Crashes of one task, at least 2, before it is given up; the last two must
-            be at the same sample. That sample is an error, or skipped if `on_error` allows it.
-            Default: 3.
+        restarts_per_item: Crashes of one task before it is given up, at least 1, which counts as 2.
+            The last two must be at the same sample. That sample is an error, or skipped if
+            `on_error` allows it. Default: 3.
     """
 
     memory: int | None
@@ -163,18 +147,10 @@ class Limits:
         restarts: int | tuple[int, float] | None = DEFAULT_RESTARTS,
         restarts_per_item: int = 3,
     ) -> None:
-        _set(
-            self,
-            memory=read_bytes_count("Limits.memory", memory),
-            timeout_s=read_seconds("Limits.timeout_s", timeout_s),
-            restarts=check_restarts("Limits.restarts", restarts),
-            restarts_per_item=whole_number(
-                "Limits.restarts_per_item", restarts_per_item, at_least=1, at_most=_MOST_RESTARTS
-            ),
-        )
+        _set(self, locals())
 
 
-def check_group(name: str, value: Any, kind: type[_Group], also: str = "") -> _Group | None:
+def check_group(name: str, value: object, kind: type[_Group], also: str = "") -> _Group | None:
     """Return a loader's argument if it is a `kind` or None.
 
     Args:
@@ -191,7 +167,7 @@ def check_group(name: str, value: Any, kind: type[_Group], also: str = "") -> _G
     )
 
 
-def check_restarts(name: str, value: Any) -> tuple[int, float] | None:
+def check_restarts(name: str, value: object) -> tuple[int, float] | None:
     """Return the limit of worker deaths, and its window in seconds. None if there is no limit."""
     if value is None:
         return None
@@ -204,11 +180,6 @@ def check_restarts(name: str, value: Any) -> tuple[int, float] | None:
     if window_s is None:
         raise ArgumentError(f"{name}[1] must be a number of seconds, got None ({hint})")
     return count, window_s
-
-
-def _set(group: Any, **fields: Any) -> None:
-    for name, value in fields.items():
-        object.__setattr__(group, name, value)
 
 
 class ErrorPolicy(NamedTuple):
@@ -261,96 +232,68 @@ class Auto(NamedTuple):
 
 
 class LoaderConfig(NamedTuple):
-    """Checked settings of one loader, in one form."""
+    """Checked settings of one loader, in one form. `Loader` documents them."""
 
-    # Rows of a full batch (the largest, with buckets); None: a return value of `fn` is one element.
+    # The largest of all batches, with buckets. None: a return value of `fn` is one element.
     batch_size: int | None
-    # Number of processes; 0: none, run in the caller's process; also `Auto` if a pool is shared.
+    # Also `Auto` if a pool is shared.
     workers: int | Auto
     shuffle: bool  # another permutation of all indices in each epoch
     # Number of a stream's items that are shuffled among each other; 0: none.
     shuffle_window: int
-    seed: int  # determines order and random streams
-    drop_remainder: bool  # leave out the last, smaller batch
-    # True: batches in the plan's order; False: in the order in which they are finished
+    seed: int
+    drop_remainder: bool
     deterministic: bool
-    shard: Shard  # share of the epoch for this loader
-    # Pad samples to the largest of the batch: with True (zeros), a value, or one for each
-    # component.
-    pad: Any
-    ragged: bool  # components of varying length are ragged
+    shard: Shard
+    pad: object
+    ragged: bool
     on_error: ErrorPolicy
-    buckets: BucketSettings | None  # batching by length; None: off
-    threads: int  # number of simultaneous calls in each worker
-    # Reseed global generators for each sample; "auto": if the function draws from one.
+    buckets: BucketSettings | None
+    threads: int
     seed_globals: bool | Literal["auto"]
     limits: Limits
 
     @staticmethod
     def checked(arguments: Mapping[str, Any]) -> LoaderConfig:
         """Return the checked settings among all `arguments` of `Loader`."""
-        batch_size = arguments["batch_size"]
-        if batch_size is not None:
-            hint = "None: do not batch"
-            batch_size = whole_number(
-                "batch_size", batch_size, at_least=1, at_most=2**31, hint=hint
-            )
-        given = check_group("buckets", arguments["buckets"], Buckets)
-        buckets = None
-        if given is not None:
-            sizes = given.batch_sizes
+        given = {
+            name: check_setting(name, arguments[name]) for name in SETTINGS if name in arguments
+        }
+        batch_size, buckets, shuffle = given["batch_size"], given["buckets"], given["shuffle"]
+        if buckets is not None:
+            sizes = buckets.batch_sizes
             if sizes is None and batch_size is None:
                 raise ArgumentError(
                     "buckets needs a batch_size, or Buckets(batch_sizes=...) with one for each "
                     "bucket"
                 )
             buckets = BucketSettings(
-                given.boundaries, sizes or (batch_size or 0,) * (len(given.boundaries) + 1)
+                buckets.boundaries, sizes or (batch_size,) * (len(buckets.boundaries) + 1)
             )
             batch_size = max(buckets.batch_sizes)
-        shuffle = _shuffle(arguments["shuffle"])
-        pad, ragged = check_padding(arguments["pad"]), flag("ragged", arguments["ragged"])
-        if pad is not False and ragged:
+        is_padded, ragged, threads = given["pad"] is not False, given["ragged"], given["threads"]
+        if is_padded and ragged:
             raise ArgumentError("pad and ragged cannot be combined: choose one of them")
-        if batch_size is None and (pad is not False or ragged):
+        if batch_size is None and (is_padded or ragged):
             which = "ragged" if ragged else "pad"
             raise ArgumentError(
                 f"{which} needs a batch_size: with batch_size=None, samples are not batched"
             )
-        hint = "calls of fn that a worker makes at the same time"
-        threads = whole_number(
-            "threads", arguments["threads"], at_least=1, at_most=MAX_THREADS, hint=hint
-        )
-        seed_globals = arguments["seed_globals"]
-        if not isinstance(seed_globals, bool) and not (
-            isinstance(seed_globals, str) and seed_globals == "auto"
-        ):
-            raise ArgumentError(
-                f'seed_globals must be True, False or "auto", got {brief(seed_globals)}'
-            )
-        if threads > 1 and seed_globals is True:
+        if threads > 1 and given["seed_globals"] is True:
             raise ArgumentError(
                 f"seed_globals=True and threads={threads} cannot be combined, as concurrent calls "
                 "share the global generators. Give the function a parameter rng and draw from it, or set "
                 "threads=1"
             )
-        return LoaderConfig(
+        given.update(
             batch_size=batch_size,
-            workers=check_workers(arguments["workers"]),
+            buckets=buckets,
             shuffle=shuffle is True,
             shuffle_window=0 if isinstance(shuffle, bool) else shuffle,
-            seed=whole_number("seed", arguments["seed"], at_least=0),
-            drop_remainder=flag("drop_remainder", arguments["drop_remainder"]),
-            deterministic=flag("deterministic", arguments["deterministic"]),
-            shard=check_group("shard", arguments["shard"], Shard, ' or "auto"') or Shard(1, 0),
-            pad=pad,
-            ragged=ragged,
-            on_error=_error_policy(arguments["on_error"]),
-            buckets=buckets,
-            threads=threads,
-            seed_globals=seed_globals,  # type: ignore[arg-type]  # checked above
-            limits=check_group("limits", arguments["limits"], Limits) or Limits(),
+            shard=given["shard"] or Shard(1, 0),
+            limits=given["limits"] or Limits(),
         )
+        return LoaderConfig(**given)
 
     @property
     def static_rows(self) -> int | None:
@@ -367,52 +310,41 @@ def unit_of(config: LoaderConfig, batch_fn: object) -> UnitKind:
     return "sample" if config.batch_size is not None else "element"
 
 
-def check_workers(value: Any, of_pool: bool = False) -> int | Auto:
-    """Return the checked `workers` argument: `Auto`, or a number up to MAX_WORKERS.
-
-    The number may be 0, but for a pool (`of_pool`) it is at least 1.
-    """
+def check_workers(name: str, value: object, *, at_least: int) -> int | Auto:
+    """Return the checked `workers` argument: `Auto`, or a number up to MAX_WORKERS."""
     if isinstance(value, tuple) and len(value) == 2:
-        least = whole_number("workers[0]", value[0], at_least=1, at_most=MAX_WORKERS)
-        most = (
-            None
-            if value[1] is None
-            else whole_number("workers[1]", value[1], at_least=least, at_most=MAX_WORKERS)
+        least = whole_number(f"{name}[0]", value[0], at_least=1, at_most=MAX_WORKERS)
+        most = or_none(
+            f"{name}[1]", value[1], check=whole_number, at_least=least, at_most=MAX_WORKERS
         )
         return Auto(least, most)
     if isinstance(value, str) and value == "auto":
         return Auto()
     if isinstance(value, tuple) or (isinstance(value, str) and not value.isdecimal()):
         raise ArgumentError(
-            f'workers must be a number, "auto" or a pair (fewest, most), got {brief(value)}'
+            f'{name} must be a number, "auto" or a pair (fewest, most), got {brief(value)}'
         )
     hint = (
         'of a Loader also 0: run in the main process, or a loaderpool.Pool; "auto": find the number'
     )
-    return whole_number("workers", value, at_least=int(of_pool), at_most=MAX_WORKERS, hint=hint)
+    return whole_number(name, value, at_least=at_least, at_most=MAX_WORKERS, hint=hint)
 
 
-def flag(name: str, value: Any, also: str = "") -> bool:
-    """Return a checked argument that must be True or False."""
-    if isinstance(value, (bool, np.bool_)):
-        return bool(value)
-    raise ArgumentError(f"{name} must be True or False{also}, got {brief(value)}")
-
-
-def _shuffle(value: Any) -> bool | int:
+def _check_shuffle(name: str, value: object) -> bool | int:
     """Return True, False, or the number of a stream's items that are shuffled among each other."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        return flag("shuffle", value, ", or for a stream a number of items")
+        return flag(name, value, also=", or for a stream a number of items")
     return whole_number(
-        "shuffle", value, at_least=1, at_most=2**31, hint="the shuffle window of a stream, in items"
+        name, value, at_least=1, at_most=2**31, hint="the shuffle window of a stream, in items"
     )
 
 
-def _error_policy(value: Any) -> ErrorPolicy:
+def _check_error_policy(name: str, value: object) -> ErrorPolicy:
+    """Return the checked `on_error` argument."""
     action, budget = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if not isinstance(action, str) or action not in ("raise", "skip", "replace"):
         raise ArgumentError(
-            'on_error must be "raise", "skip", "replace", or a pair with the errors allowed per '
+            f'{name} must be "raise", "skip", "replace", or a pair with the errors allowed per '
             f'epoch, such as ("skip", 10) or ("skip", 0.01), got {brief(value)}'
         )
     if budget is None:
@@ -422,7 +354,89 @@ def _error_policy(value: Any) -> ErrorPolicy:
     # The bounds also refuse NaN.
     if action == "raise" or not is_number or not 0 <= budget <= (math.inf if is_count else 1):
         raise ArgumentError(
-            'on_error[1], of "skip" or "replace", must be a number of errors (int) >= 0 or a '
+            f'{name}[1], of "skip" or "replace", must be a number of errors (int) >= 0 or a '
             f"fraction (float) from 0 to 1, got {brief(budget)}"
         )
     return ErrorPolicy(action, int(budget) if is_count else float(budget))  # type: ignore[arg-type]
+
+
+def _check_lengths(name: str, by: Any) -> Any:
+    """Return the lengths of a source's items. Their number is checked with the source."""
+    if callable(by) and not hasattr(by, "__len__"):
+        own = getattr(by, "__name__", "")
+        length = own if own.isidentifier() else "length"
+        raise ArgumentError(
+            f"{name} must be the lengths of all items, got a function. Write "
+            f"lp.Buckets([{length}(item) for item in source], ...). If this is slow, let "
+            f"workers compute them: lengths = numpy.concatenate([*lp.Loader(source, {length}, "
+            "batch_size=1000)])"
+        )
+    return by
+
+
+def _check_boundaries(name: str, value: Any) -> tuple[int, ...]:
+    """Return increasing lengths."""
+    edges = whole_numbers(name, value, at_most=_MAX_LENGTH)
+    if not 1 <= len(edges) <= _MOST_BOUNDARIES:
+        raise ArgumentError(f"{name} must be 1 to {_MOST_BOUNDARIES} numbers, got {len(edges)}")
+    for number, (before, edge) in enumerate(itertools.pairwise(edges), start=1):
+        if edge <= before:
+            at, below = f"boundaries[{number}]={edge}", f"boundaries[{number - 1}]={before}"
+            raise ArgumentError(f"{name} must increase, but {at} is not above {below}")
+    return edges
+
+
+# The settings of a loader, each with the check that returns its value in one form or raises an
+# ArgumentError. Messages call a setting by its name here. Defaults are in the signatures of the
+# public classes and texts in their docstrings, where editors show them: a test compares both with
+# this table.
+SETTINGS: dict[str, Callable[[str, Any], Any]] = {
+    "batch_size": partial(
+        or_none, check=whole_number, at_least=1, at_most=_MAX_ROWS, hint="None: do not batch"
+    ),
+    "workers": partial(check_workers, at_least=0),
+    "shuffle": _check_shuffle,
+    "seed": partial(whole_number, at_least=0),
+    "drop_remainder": flag,
+    "deterministic": flag,
+    "shard": partial(check_group, kind=Shard, also=' or "auto"'),
+    "pad": lambda name, value: check_padding(value, name),
+    "ragged": flag,
+    "on_error": _check_error_policy,
+    "buckets": partial(check_group, kind=Buckets),
+    "threads": partial(
+        whole_number,
+        at_least=1,
+        at_most=MAX_THREADS,
+        hint="calls of fn that a worker makes at the same time",
+    ),
+    "seed_globals": partial(one_of, values=(True, False, "auto")),
+    "limits": partial(check_group, kind=Limits),
+    "cycle_length": partial(or_none, check=whole_number, at_least=1, hint="shards open at once"),
+    "copies": partial(or_none, check=whole_number, at_least=1, hint="replicas of the generator"),
+    "Buckets.by": _check_lengths,
+    "Buckets.boundaries": _check_boundaries,
+    "Buckets.batch_sizes": partial(or_none, check=whole_numbers, at_most=_MAX_ROWS),
+    "Shard.num_shards": partial(whole_number, at_least=1),
+    "Shard.index": partial(whole_number, at_least=0),
+    "Limits.memory": read_bytes_count,
+    "Limits.timeout_s": read_seconds,
+    "Limits.restarts": check_restarts,
+    "Limits.restarts_per_item": partial(whole_number, at_least=1, at_most=_MOST_RESTARTS),
+}
+
+
+def check_setting(name: str, value: Any) -> Any:
+    """Return the checked value of a setting, in one form.
+
+    Raises:
+        ArgumentError: The value is wrong.
+    """
+    return SETTINGS[name](name, value)
+
+
+def _set(group: Any, given: Mapping[str, Any]) -> None:
+    """Store the checked values of a group's settings, which are among `given`."""
+    for field in dataclasses.fields(group):
+        checked = check_setting(f"{type(group).__name__}.{field.name}", given[field.name])
+        object.__setattr__(group, field.name, checked)

@@ -10,10 +10,6 @@ import os
 import reprlib
 import sys
 import warnings
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import Any
 
 # Public names. The functions of this module are internal.
 __all__ = [
@@ -123,7 +119,7 @@ def add_note(error: BaseException, text: str) -> None:
         error.add_note(text)
 
 
-def brief(value: Any, most: int = _MOST_SHOWN) -> str:
+def brief(value: object, most: int = _MOST_SHOWN) -> str:
     """Return the text of a value for messages: its repr in one line, cut to `most` characters."""
     look = reprlib.Repr()
     look.maxlevel, look.maxstring, look.maxlong, look.maxother = 4, 2 * most, 2 * most, 2 * most

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from loaderpool.errors import ArgumentError, brief
-from loaderpool.system.annotations import signature_of
+from loaderpool.system.annotations import Function, signature_of
 
 _LOAD_AHEAD = "Remove it: workers load batches ahead, within Limits(memory=...)"
 _NO_EPOCHS = (
@@ -60,6 +60,7 @@ ARGUMENTS = {
     "timeout_s": "Write limits=Limits(timeout_s={0})",
     "memory": "Write limits=Limits(memory={0})",
     "restarts": "Write limits=Limits(restarts={0})",
+    "restarts_per_item": "Write limits=Limits(restarts_per_item={0})",
 }
 # Hints for methods and classes of other libraries.
 ATTRIBUTES = {
@@ -104,7 +105,7 @@ def known_names_only(function: Callable[_P, _Returned]) -> Callable[_P, _Returne
         if not named.keys() <= known:
             names = _names_of(function)
             if _passes_on(function):  # a class method passes its arguments on to its class
-                make: Any = given[0].__init__  # type: ignore[misc]
+                make: Function = given[0].__init__  # type: ignore[misc]
                 if _passes_on(make):  # a subclass whose `__init__` accepts any name
                     return function(*given, **named)
                 names += _names_of(make)
@@ -122,27 +123,27 @@ def meant_by(name: str) -> str:
     return name if found is None else found[1]
 
 
-def _names_of(function: Any) -> tuple[str, ...]:
+def _names_of(function: Function) -> tuple[str, ...]:
     """Return the names of a function's parameters, in their order."""
     code = inspect.unwrap(function).__code__
     names: tuple[str, ...] = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     return names
 
 
-def _passes_on(function: Any) -> bool:
+def _passes_on(function: Function) -> bool:
     """Return True if a function accepts any keyword argument."""
     return bool(inspect.unwrap(function).__code__.co_flags & inspect.CO_VARKEYWORDS)
 
 
-def _owner_of(function: Any, given: tuple[Any, ...]) -> str:
+def _owner_of(function: Function, given: tuple[Any, ...]) -> str:
     """Return what messages call the function: a class for its constructor."""
-    name: str = function.__name__
+    name = function.__name__
     if _names_of(function)[:1] == ("cls",):
         return f"{given[0].__name__}.{name}"
     return type(given[0]).__name__ if name == "__init__" else name
 
 
-def _too_many_arguments(function: Any, given: tuple[Any, ...]) -> ArgumentError:
+def _too_many_arguments(function: Function, given: tuple[Any, ...]) -> ArgumentError:
     """Return the error for a call with more arguments without a name than the function takes."""
     code = inspect.unwrap(function).__code__
     unnamed = [name for name in code.co_varnames[: code.co_argcount] if name not in ("self", "cls")]
@@ -165,7 +166,7 @@ def _too_many_arguments(function: Any, given: tuple[Any, ...]) -> ArgumentError:
 
 
 def _unknown_argument(
-    function: Any,
+    function: Function,
     names: tuple[str, ...],
     name: str,
     given: tuple[Any, ...],
@@ -215,7 +216,7 @@ def _partial_for(name: str, shown: str, arguments: Mapping[str, Any]) -> str:
     return ""
 
 
-def _shown_value(value: Any) -> str:
+def _shown_value(value: object) -> str:
     """Return a short value as code, otherwise "..."."""
     shown = brief(value)
     is_plain = value is None or isinstance(value, (bool, int, float, str))
@@ -255,5 +256,5 @@ class Unsupported:
     def __set_name__(self, owner: type, name: str) -> None:
         self._message = f"{self._message}. {ATTRIBUTES[name]}"
 
-    def __get__(self, instance: object, owner: type) -> Any:
+    def __get__(self, instance: object, owner: type) -> object:
         raise NotSupportedError(self._message)

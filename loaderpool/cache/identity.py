@@ -19,6 +19,7 @@ import pickle
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sized as HasLength
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ _MOST_NAMED = 5  # maximum number of differences in an error
 _MOST_SHOWN = 40  # maximum length of a value in an error; longer ones are shown as checksums
 
 
-def describe(fn: Any, setup: Any, source: Any) -> dict[str, str]:
+def describe(fn: object, setup: object, source: HasLength) -> dict[str, str]:
     """Return the fingerprint of function, setup hook and source, as texts by name.
 
     Each of the three has one checksum of everything that it uses. Its parts follow, under names
@@ -119,18 +120,18 @@ class _Identity:
         parts: values and checksums of the parts, by name.
     """
 
-    def __init__(self, root: Any, within: Iterable[int] = ()) -> None:
+    def __init__(self, root: object, within: Iterable[int] = ()) -> None:
         self.checksum = hashlib.blake2b(digest_size=8)
         self.parts: dict[str, str] = {}
         self._root = root.items if isinstance(root, (Sized, ArrayRows)) else root
-        self._met: list[Any] = []  # functions and classes, in the order in which they were found
+        self._met: list[object] = []  # functions and classes, in the order in which they were found
         self._numbers: dict[int, int] = {}  # indices in `_met`, by id
         self._within = set(within)
         self._use("value", root)
         for thing in self._met:  # the list grows during the loop
             self._add(thing)
 
-    def _use(self, name: str, value: Any, part: str = "") -> None:
+    def _use(self, name: str, value: object, part: str = "") -> None:
         digest = self._digest(value)
         self.checksum.update(f"{name} {digest}\n".encode())
         if part:
@@ -138,10 +139,12 @@ class _Identity:
                 shortened(part), digest if part.startswith(_CODE_OF) else _shown(value, digest)
             )
 
-    def _add(self, thing: Any) -> None:
+    def _add(self, thing: object) -> None:
         if isinstance(thing, (type, types.FunctionType)) and is_library(str(thing.__module__)):
             return
-        codes = [thing.__code__] if isinstance(thing, types.FunctionType) else []
+        label, codes = "", list[types.CodeType]()
+        if isinstance(thing, types.FunctionType):
+            label, codes = f"{_CODE_OF}{thing.__qualname__}", [thing.__code__]
         for code in codes:
             # Everything that determines the behaviour of the code. Line numbers and names of local
             # variables are left out.
@@ -155,9 +158,8 @@ class _Identity:
                 code.co_flags,
                 constants,
             ]
-            self._use(
-                "code", does, f"{_CODE_OF}{thing.__qualname__}" if code is thing.__code__ else ""
-            )
+            self._use("code", does, label)
+            label = ""  # the other codes belong to the first one
         used = [(part.name or part.label, part.value, part.label) for part in parts_of(thing)]
         if isinstance(thing, type) and (annotations := annotations_of(thing, as_text=True)):
             self._use("annotations", dict(annotations))
@@ -177,7 +179,7 @@ class _Identity:
                 names = [each for code in codes for each in code.co_names if each in vars(value)]
                 used += [(f"{name}.{each}", vars(value)[each], f"{name}.{each}") for each in names]
 
-    def _digest(self, value: Any) -> str:
+    def _digest(self, value: object) -> str:
         """Return a checksum of a value. If it cannot be pickled, return the name of its type."""
         # The first attempt is without pickle's memo (`fast`), so that it does not matter if equal
         # objects are identical. The second is with the memo, which recursive lists need.
@@ -190,7 +192,7 @@ class _Identity:
                 return state.hexdigest()
         return _name_of(type(value))
 
-    def content(self, value: Any) -> Any:
+    def content(self, value: object) -> object:
         """Return a plain value that is pickled instead of `value`. Called by `_Pickler`."""
         name = _name_of(type(value))
         if isinstance(value, CODE):
@@ -246,11 +248,11 @@ class _Identity:
 class _Pickler(pickle.Pickler):
     identity: _Identity
 
-    def persistent_id(self, value: Any) -> Any:
+    def persistent_id(self, value: object) -> object:
         return None if type(value) in _PLAIN else self.identity.content(value)
 
 
-def _shown(value: Any, digest: str) -> str:
+def _shown(value: object, digest: str) -> str:
     """Return a value as text for errors: its `repr` if short and plain, else type and checksum."""
     if type(value) in _WORDS and len(text := repr(value)) <= _MOST_SHOWN:
         return text
@@ -258,14 +260,14 @@ def _shown(value: Any, digest: str) -> str:
     return f"{kind} {digest}"
 
 
-def _imported(value: Any) -> Any:
+def _imported(value: Any) -> object:
     """Return the object of a lazy import, or `value` itself if the import fails."""
     with contextlib.suppress(ImportError, AttributeError):
         return value.resolve()
     return value
 
 
-def _pickle_parts(value: Any) -> Any:
+def _pickle_parts(value: object) -> str | list[Any] | None:
     """Return the parts from which pickle rebuilds an object, or None if it is not picklable."""
     try:
         reduce = copyreg.dispatch_table.get(type(value))
@@ -282,7 +284,7 @@ def _pickle_parts(value: Any) -> Any:
     return [make, arguments, *others[:1], *(items and list(items) for items in others[1:3])]
 
 
-def _array_parts(array: np.ndarray[Any, Any]) -> Iterator[Any]:
+def _array_parts(array: np.ndarray[Any, Any]) -> Iterator[object]:
     yield repr(array.dtype), array.shape
     # A memmap is identified by its file, which is not read.
     if isinstance(array, np.memmap) and array.filename is not None:
@@ -298,6 +300,6 @@ def _array_parts(array: np.ndarray[Any, Any]) -> Iterator[Any]:
         yield array.flags.fnc, hashlib.blake2b(flat.view(np.uint8).data).hexdigest()
 
 
-def _name_of(function: Any) -> str:
+def _name_of(function: object) -> str:
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{getattr(named, '__module__', '')}.{named.__qualname__}"

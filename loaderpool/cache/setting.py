@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sized
+from typing import NamedTuple
 
 from loaderpool.checks import read_bytes_count
 from loaderpool.errors import ArgumentError, brief
@@ -34,9 +34,9 @@ FULL = (Count.OVER_BOUND, Count.NO_ROOM)  # counters of items that were not stor
 class CachedOf(NamedTuple):
     """Function, setup hook and source that determine the results in a cache."""
 
-    fn: Any  # function whose results are stored
-    setup: Any  # hook that runs before the function; None: there is none
-    source: Any  # source of the function's items
+    fn: object  # function whose results are stored
+    setup: object  # hook that runs before the function; None: there is none
+    source: Sized  # source of the function's items
 
 
 class CachePlan(NamedTuple):
@@ -83,6 +83,6 @@ class Cache:
         return self.where == MEMORY  # the path of a directory is absolute, so it never matches
 
 
-def as_cache(value: Any) -> Cache | None:
+def as_cache(value: Cache | str | os.PathLike[str] | None) -> Cache | None:
     """Return the checked `cache` argument of `Loader`."""
     return value if value is None or isinstance(value, Cache) else Cache(value)

@@ -153,6 +153,7 @@ def place_of(buffer: memoryview, adopts: bool = True) -> tuple[DataFile, int]:
         if reason is not None:
             raise OSError(reason)
         owner = _owner(buffer)
+        assert isinstance(owner, np.ndarray)  # `why_copied` has a reason for others
         # If the buffer is at least half of its owner's memory, adopt all of that memory. Then other
         # parts of the owner are in the file as well. Adoption needs no additional memory.
         is_most = 2 * buffer.nbytes >= owner.nbytes
@@ -186,15 +187,15 @@ def is_in_passing(buffer: memoryview) -> bool:
     return type(_owner(buffer)).__name__ == "_BytesIOBuffer"
 
 
-def address_of(buffer: Any) -> int:
+def address_of(buffer: memoryview | npt.NDArray[Any]) -> int:
     """Return the address of the first byte of a buffer or an array."""
     array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
     return int(array.__array_interface__["data"][0])
 
 
-def _owner(buffer: memoryview) -> Any:
+def _owner(buffer: memoryview) -> object:
     """Return the object that owns the memory of the bytes."""
-    owner: Any = buffer
+    owner: object = buffer
     while True:
         if isinstance(owner, memoryview):
             owner = owner.obj
@@ -204,7 +205,7 @@ def _owner(buffer: memoryview) -> Any:
             return owner
 
 
-def _handler_name(array: Any) -> str | None:
+def _handler_name(array: npt.NDArray[Any]) -> str | None:
     try:
         from numpy._core.multiarray import get_handler_name
     except ImportError:  # NumPy 1
@@ -264,15 +265,14 @@ def share_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
         raise ArgumentError(
             f"array holds Python objects (dtype {source.dtype}), which processes cannot share"
         )
-    shared: npt.NDArray[Any] = np.ndarray(
-        source.shape, source.dtype, buffer=shared_block(source.nbytes)
-    )
+    block = shared_block(source.nbytes)
+    shared: npt.NDArray[Any] = np.ndarray(source.shape, source.dtype, buffer=block)
     np.copyto(shared, source)
     return shared
 
 
-def shared_block(least_bytes: int) -> Any:
-    """Return a zeroed buffer in a new memory file: `least_bytes`, rounded up to whole pages.
+def shared_block(least_bytes: int) -> npt.NDArray[np.uint8]:
+    """Return zeroed bytes in a new memory file: `least_bytes`, rounded up to whole pages.
 
     Raises:
         MemoryLimitError: the machine or its cgroup has too little memory free.
@@ -293,10 +293,11 @@ def shared_block(least_bytes: int) -> Any:
             machine.reserve(file.descriptor, 0, nbytes)
         buffer = map_memory_file(file.descriptor, nbytes)
         Undoing(buffer, functools.partial(_hold, file))
-        file.address, file.is_shared = address_of(np.frombuffer(buffer, np.uint8)), True
+        block = np.frombuffer(buffer, np.uint8)
+        file.address, file.is_shared = address_of(block), True
         file.note()
         freeze_at_forks()
-    return buffer
+    return block
 
 
 def _hold(file: DataFile) -> None:

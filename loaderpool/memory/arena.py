@@ -369,6 +369,5 @@ def map_memory_file(descriptor: int, nbytes: int, offset: int = 0, is_private: b
 
 def _map_named(tag: str, nbytes: int) -> mmap.mmap:
     """Map memory by a name that another process has given it. Windows only."""
-    make: Any = mmap.mmap
-    named: mmap.mmap = make(-1, nbytes, tagname=tag)
-    return named
+    make: Callable[..., mmap.mmap] = mmap.mmap
+    return make(-1, nbytes, tagname=tag)

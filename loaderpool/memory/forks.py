@@ -14,24 +14,32 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import numpy.typing as npt
 
 from loaderpool.system import machine
 
-_lenders: weakref.WeakSet[Any] = weakref.WeakSet()
+
+class Lender(Protocol):
+    """Owner of memory whose arrays are lent to the program."""
+
+    def arrays(self) -> Iterable[npt.NDArray[Any]]:
+        """Return the arrays that are lent now; each starts at a page boundary."""
+
+    def disown(self) -> None:
+        """Leave the arrays to the child of a fork, so that they are never released there."""
+
+
+_lenders: weakref.WeakSet[Lender] = weakref.WeakSet()
 # Lent arrays and copies of their bytes, by the forking thread's ident and then by address. The
 # arrays are kept so that they stay lent until the fork is over.
-_copies: dict[int, dict[int, tuple[Any, bytes]]] = {}
+_copies: dict[int, dict[int, tuple[npt.NDArray[Any], bytes]]] = {}
 
 
-def guard(lender: Any) -> None:
-    """Register a lender: each later fork of this process gets private copies of its lent arrays.
-
-    Args:
-        lender: an object with two methods. `arrays()` returns the arrays that are lent now; each
-            starts at a page boundary. `disown()` is called in the child: it leaves the arrays to
-            the child, so that the lender never releases them there.
-    """
+def guard(lender: Lender) -> None:
+    """Register a lender: each later fork of this process gets private copies of its lent arrays."""
     _register()
     _lenders.add(lender)
 

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -31,6 +32,10 @@ from loaderpool.element.spec import ElementSpec, RaggedArray
 ALIGNMENT_BYTES = 128
 _NUMBER_BYTES = 8
 _COUNTS = 3  # numbers at the start of a batch's header: the fields of `BatchCounts`
+
+
+# Writable memory that contains slots.
+Buffer = bytearray | memoryview | mmap.mmap | npt.NDArray[np.uint8]
 
 
 def aligned(nbytes: int) -> int:
@@ -70,7 +75,7 @@ class FixedLayout:
     def _places(self) -> tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...]:
         return tuple(zip(self.row_shapes, self.dtypes, self.offsets, strict=True))
 
-    def arrays(self, buffer: Any, base: int, rows: int) -> list[npt.NDArray[Any]]:
+    def arrays(self, buffer: Buffer, base: int, rows: int) -> list[npt.NDArray[Any]]:
         """Return the first `rows` rows of each component, as arrays on a buffer.
 
         Args:
@@ -145,7 +150,7 @@ class VaryingLayout:
             self._headers.append((start, numbers))
         self.nbytes = self._table[1] = end
 
-    def write(self, buffer: Any, base: int) -> None:
+    def write(self, buffer: Buffer, base: int) -> None:
         """Write table, headers and blocks to `nbytes` bytes of the buffer, from `base` on.
 
         Called in the worker; pairs with `read_varying`.
@@ -157,7 +162,7 @@ class VaryingLayout:
             block.fill(np.ndarray(block.shape, block.dtype, buffer, base + offset))
 
     @staticmethod
-    def _write_numbers(buffer: Any, offset: int, numbers: list[int]) -> None:
+    def _write_numbers(buffer: Buffer, offset: int, numbers: list[int]) -> None:
         np.ndarray((len(numbers),), np.int64, buffer, offset)[:] = numbers
 
 
@@ -220,7 +225,7 @@ class BatchForm:
     can_split: bool  # True if a ticket may cover a part of a batch's rows
     slot_bytes: int  # size of a slot; a varying batch may be larger
     # Fill value of each component, as `padding_of` returns it; False: the rows have one shape.
-    padding: tuple[Any, ...] = ()
+    padding: tuple[object, ...] = ()
     # Classes of the function's results: `OwnClasses` in the main process, pickled in others.
     classes: Any = None
 
@@ -232,7 +237,7 @@ class BatchForm:
         """
         return self.spec.structure.rebuilder(self.classes or None)
 
-    def padding_at(self, component: int) -> Any:
+    def padding_at(self, component: int) -> object:
         """Return a component's fill value. None: the default. False: its rows have one shape."""
         return self.padding[component] if self.padding else False
 
@@ -272,7 +277,7 @@ class BatchForm:
         return FixedLayout(*_row_layout(self.spec), 1).row_bytes
 
     def row_arrays(
-        self, buffer: Any, base: int, rows: int, capacity: int
+        self, buffer: Buffer, base: int, rows: int, capacity: int
     ) -> list[npt.NDArray[Any]] | None:
         """Return the components of a varying batch of plain rows as arrays on a slot.
 
@@ -376,7 +381,7 @@ def batch_form(
     may_leave_rows_out: bool,
     may_replace_rows: bool,
     rows_vary: bool = False,
-    padding: tuple[Any, ...] = (),
+    padding: tuple[object, ...] = (),
 ) -> BatchForm:
     """Return the form of a loader's batches.
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import enum
 import itertools
+import mmap
 import operator
 import os
 import struct
 from collections.abc import Callable
-from typing import Any
 
 from loaderpool.config import MAX_WORKERS
 
@@ -93,7 +93,7 @@ class RecordRing:
 
     __slots__ = ("_buffer", "_first", "_head", "_mask", "_numbers", "_pack", "_size")
 
-    def __init__(self, buffer: Any, at: int, kind: RecordKind) -> None:
+    def __init__(self, buffer: bytearray | mmap.mmap, at: int, kind: RecordKind) -> None:
         form = kind.format
         self._buffer, self._first, self._mask = buffer, at + _HEAD_BYTES, kind.capacity - 1
         self._pack, self._size = form.pack_into, form.size
@@ -127,7 +127,7 @@ class WorkerRecorder:
 
     __slots__ = ("_calls", "_tickets", "number", "pid", "ticket")
 
-    def __init__(self, buffer: Any, at: int, number: int) -> None:
+    def __init__(self, buffer: bytearray | mmap.mmap, at: int, number: int) -> None:
         self._tickets = RecordRing(buffer, at, TICKETS)
         self._calls = RecordRing(buffer, at + TICKETS.ring_bytes, CALLS)
         self.pid, self.number, self.ticket = os.getpid(), number, 0

@@ -27,6 +27,7 @@ for each epoch in progress. It has all positions, sorted by bucket and by positi
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -71,12 +72,10 @@ class ItemBuckets:
     @cached_property
     def checksum(self) -> str:
         """Checksum of the bucket of each item, in order."""
-        import hashlib  # imported here: it loads OpenSSL, which `import loaderpool` does not need
-
         numbers = self.numbers.astype("<u2") if self.numbers.itemsize > 1 else self.numbers
         return hashlib.blake2b(np.ascontiguousarray(numbers).data, digest_size=8).hexdigest()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return ItemBuckets, (self.numbers, len(self.counts))
 
 
@@ -95,14 +94,14 @@ class BucketPlan(Plan):
 
     rows_vary: ClassVar[bool] = True
 
-    start: Any = ()
+    start: tuple[int, ...] = ()
     """Number of items taken earlier from each bucket. Empty if none were taken."""
     buckets: ItemBuckets = field(kw_only=True)
     """Bucket of each item."""
     batch_sizes: tuple[int, ...] = field(kw_only=True)
     """Rows of a full batch of one shard, for each bucket."""
 
-    def start_after(self, epoch: int, batches: int) -> Any:
+    def start_after(self, epoch: int, batches: int) -> tuple[int, ...]:
         """Return the number of items that all shards have taken from each bucket.
 
         Each shard has taken `batches` batches of the epoch.

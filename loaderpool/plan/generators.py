@@ -17,7 +17,13 @@ import random
 import struct
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
 
 KEY_BYTES = 16
 # Smaller: equal hashes of two seeds of one generator are likelier. Larger: a saved state is longer.
@@ -35,16 +41,15 @@ def is_generator_kind(kind: type) -> bool:
     """Return True if instances of a class are random generators that can be seeded."""
     if issubclass(kind, random.Random):
         return not issubclass(kind, random.SystemRandom)
-    if "numpy.random" in sys.modules:
-        import numpy.random as of_numpy
-
-        if issubclass(kind, (of_numpy.Generator, of_numpy.RandomState, of_numpy.BitGenerator)):
-            return True
-    of_torch: Any = getattr(sys.modules.get("torch"), "Generator", None)
+    if "numpy.random" in sys.modules and issubclass(
+        kind, (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+    ):
+        return True
+    of_torch = getattr(sys.modules.get("torch"), "Generator", None)
     return of_torch is not None and issubclass(kind, of_torch)
 
 
-def is_generator(value: Any) -> bool:
+def is_generator(value: object) -> bool:
     """Return True if a value is a random generator that can be seeded."""
     # A generator of torch for an accelerator cannot be seeded.
     return (
@@ -53,28 +58,28 @@ def is_generator(value: Any) -> bool:
     )
 
 
-def number_of_global(generator: Any) -> int | None:
+def number_of_global(generator: object) -> int | None:
     """Return the index of a generator in `global_generators`; None if it is not one of them."""
     return next((at for at, each in enumerate(global_generators()) if each is generator), None)
 
 
-def global_generators() -> tuple[Any, ...]:
+def global_generators() -> tuple[object, ...]:
     """Return the generators of the setting `seed_globals`; None for each that is not imported."""
-    of_numpy: Any = getattr(sys.modules.get("numpy.random"), "mtrand", None)
-    of_torch: Any = getattr(sys.modules.get("torch"), "default_generator", None)
+    of_numpy = getattr(sys.modules.get("numpy.random"), "mtrand", None)
+    of_torch = getattr(sys.modules.get("torch"), "default_generator", None)
     state = None if of_numpy is None else of_numpy._rand
     bits = None if state is None else state._bit_generator
     return random._inst, state, bits, of_torch
 
 
-def key_of(generator: Any) -> bytes:
+def key_of(generator: object) -> bytes:
     """Return the key of a generator: a hash of its kind and its current state."""
     kind = type(generator)
     state = repr((kind.__module__, kind.__qualname__, _adapted(generator).state()))
     return hashlib.blake2b(state.encode(), digest_size=KEY_BYTES).digest()
 
 
-def seed_of(generator: Any) -> str:
+def seed_of(generator: object) -> str:
     """Return a hash of the seed with which a generator was made; "" if the seed is unknown.
 
     It is unknown for a `random.Random`, and if it is so large that NumPy may have drawn it.
@@ -97,7 +102,7 @@ class CapturedGenerators:
         seed: seed of the loader.
     """
 
-    def __init__(self, pairs: Iterable[tuple[Any, bytes]], seed: int) -> None:
+    def __init__(self, pairs: Iterable[tuple[object, bytes]], seed: int) -> None:
         self._adapted: dict[int, _Adapted] = {}  # by the id of the object that has the state
         self._prefixes: list[tuple[Any, Callable[[bytes], None]]] = []
         self._seed = seed.to_bytes(16, "little", signed=True)
@@ -107,10 +112,10 @@ class CapturedGenerators:
     def __len__(self) -> int:
         return len(self._adapted)
 
-    def __contains__(self, generator: Any) -> bool:
+    def __contains__(self, generator: object) -> bool:
         return id(_adapted(generator).holder) in self._adapted
 
-    def add(self, generator: Any, key: bytes) -> None:
+    def add(self, generator: object, key: bytes) -> None:
         """Add a generator that will be seeded, unless it is known."""
         adapted = _adapted(generator)
         if id(adapted.holder) in self._adapted:
@@ -136,7 +141,7 @@ class CapturedGenerators:
             digest.update(name)
             set_state(digest.digest())
 
-    def states(self) -> list[Any]:
+    def states(self) -> list[object]:
         """Return the current states of the generators, for comparison."""
         return [adapted.state() for adapted in self._adapted.values()]
 
@@ -161,13 +166,13 @@ class _Adapted:
         holder: the object that has the state; for a `Generator`, its bit generator.
     """
 
-    holder: Any
+    holder: object
 
-    def state(self) -> Any:
+    def state(self) -> object:
         """Return the state as plain values that can be compared."""
         raise NotImplementedError
 
-    def seed(self) -> Any:
+    def seed(self) -> object:
         """Return the seed; None if it is not certain that the user has set one."""
         return None
 
@@ -186,7 +191,7 @@ class _Python(_Adapted):
     def __init__(self, generator: random.Random) -> None:
         self.holder = self._generator = generator
 
-    def state(self) -> Any:
+    def state(self) -> object:
         return self._generator.getstate()
 
     def set_state(self, digest: bytes) -> None:
@@ -200,10 +205,12 @@ class _Python(_Adapted):
 class _Bits(_Adapted):
     """A bit generator of NumPy, and the generators that its `spawn` makes."""
 
-    def __init__(self, bits: Any) -> None:
+    def __init__(self, bits: np.random.BitGenerator) -> None:
         from loaderpool.plan.sample_streams import SpawnedSeeds
 
-        self.holder, self._name = bits, type(bits).__name__
+        self.holder = bits
+        self._bits: Any = bits  # NumPy's stubs leave out its `__setstate__`
+        self._name = type(bits).__name__
         self._seeds = SpawnedSeeds()
         self._template: dict[str, Any] = {
             "bit_generator": self._name, "has_uint32": 0, "uinteger": 0,
@@ -213,10 +220,10 @@ class _Bits(_Adapted):
             self._name = ""  # a class of another library or the user
         self._twister = _Twister() if self._name == "MT19937" else None
 
-    def state(self) -> Any:
-        return _plain(self.holder.state)
+    def state(self) -> object:
+        return _plain(self._bits.state)
 
-    def seed(self) -> Any:
+    def seed(self) -> object:
         seeds = getattr(self.holder, "seed_seq", None)
         entropy = getattr(seeds, "entropy", None)
         if entropy is None or (isinstance(entropy, int) and entropy >= _LEAST_DRAWN):
@@ -224,7 +231,7 @@ class _Bits(_Adapted):
         return _plain(entropy), getattr(seeds, "spawn_key", ())
 
     def set_state(self, digest: bytes) -> None:
-        bits, number = self.holder, int.from_bytes(digest, "little")
+        bits, number = self._bits, int.from_bytes(digest, "little")
         low, high = number & (1 << 128) - 1, number >> 128
         if bits.seed_seq is not self._seeds:
             # NumPy 1 has no such setter; `spawn` then continues as before.
@@ -247,7 +254,8 @@ class _Bits(_Adapted):
         bits.state = self._template
 
     def save(self) -> Callable[[], None]:
-        bits, state, seeds = self.holder, self.holder.state, self.holder.seed_seq
+        bits = self._bits
+        state, seeds = bits.state, bits.seed_seq
 
         def restore() -> None:
             if bits.seed_seq is seeds:
@@ -261,15 +269,15 @@ class _Bits(_Adapted):
 class _RandomState(_Adapted):
     """Legacy generator of NumPy."""
 
-    def __init__(self, generator: Any) -> None:
+    def __init__(self, generator: np.random.RandomState) -> None:
         self.holder = self._generator = generator
         self._bits = _Bits(generator._bit_generator)
         self._is_usual = type(generator._bit_generator).__name__ == "MT19937"
 
-    def state(self) -> Any:
+    def state(self) -> object:
         return _plain(self._generator.get_state(legacy=False))
 
-    def seed(self) -> Any:
+    def seed(self) -> object:
         # Legacy seeding with a seed removes the seed sequence. Then only the state is known.
         is_legacy = getattr(self._bits.holder, "seed_seq", self) is None
         return self.state() if is_legacy else self._bits.seed()
@@ -296,9 +304,7 @@ class _Torch(_Adapted):
     state is a Mersenne Twister like NumPy's. So its 624 words are written into the state.
     """
 
-    def __init__(self, generator: Any) -> None:
-        import numpy as np
-
+    def __init__(self, generator: torch.Generator) -> None:
         self.holder = self._generator = generator
         before = generator.get_state()
         generator.manual_seed(_PROBE)
@@ -309,16 +315,16 @@ class _Torch(_Adapted):
         self._twister.random_state.seed(_PROBE)
         self._key = self._twister.key
         # View of the key's words in the template. None if this torch stores its state differently.
-        self._words: Any = None
+        self._words: npt.NDArray[np.uint64] | None = None
         for place in np.flatnonzero(words == self._key[1]).tolist():
             found = words[place - 1 : place - 1 + _TWISTER_WORDS]
             if place and np.array_equal(found, self._key):
                 self._words = found
 
-    def state(self) -> Any:
+    def state(self) -> object:
         return self._generator.get_state().numpy().tobytes()
 
-    def seed(self) -> Any:
+    def seed(self) -> object:
         seed = self._generator.initial_seed()
         is_usual = seed < _LEAST_DRAWN >> 32 or seed == type(self._generator)().initial_seed()
         return seed if is_usual else None
@@ -344,20 +350,14 @@ _TWISTER_BYTES = 4 * (_TWISTER_WORDS + 1)
 _PROBE = 5489  # a seed for which torch and NumPy make the same state
 
 
-def _adapted(generator: Any) -> _Adapted:
-    if issubclass(type(generator), random.Random):
+def _adapted(generator: object) -> _Adapted:
+    if isinstance(generator, random.Random):
         return _Python(generator)
-    import numpy.random as of_numpy
-
-    if issubclass(type(generator), of_numpy.RandomState):
+    if isinstance(generator, np.random.RandomState):
         return _RandomState(generator)
-    if issubclass(type(generator), of_numpy.Generator):
+    if isinstance(generator, np.random.Generator):
         return _Bits(generator.bit_generator)
-    return (
-        _Bits(generator)
-        if issubclass(type(generator), of_numpy.BitGenerator)
-        else _Torch(generator)
-    )
+    return _Bits(generator) if isinstance(generator, np.random.BitGenerator) else _Torch(generator)
 
 
 class _Twister:
@@ -371,8 +371,6 @@ class _Twister:
     """
 
     def __init__(self) -> None:
-        import numpy as np
-
         self._bits = np.random.MT19937(0)
         self.random_state = np.random.RandomState(self._bits)
         self.address = self._bits.ctypes.state_address
@@ -384,9 +382,7 @@ class _Twister:
         self.random_state.seed(_words(digest))
 
 
-def _words(digest: bytes) -> Any:
-    import numpy as np
-
+def _words(digest: bytes) -> npt.NDArray[np.uint32]:
     return np.frombuffer(digest, "<u4")
 
 
@@ -395,7 +391,7 @@ def _two_words(number: int) -> list[int]:
     return [number & (1 << 64) - 1, number >> 64]
 
 
-def _plain(state: Any) -> Any:
+def _plain(state: object) -> object:
     """Return a state with lists in place of arrays."""
     if isinstance(state, dict):
         return {name: _plain(part) for name, part in state.items()}

@@ -27,6 +27,7 @@ called prefix cipher (the table), cycle-walking cipher and generalized Feistel c
 from __future__ import annotations
 
 import functools
+import hashlib
 import struct
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -135,8 +136,6 @@ class Permutation:
 
 def _round_keys(seed: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield an offset and two odd factors of 64 bits for each round, hashed from the whole seed."""
-    import hashlib  # imported here: it loads OpenSSL, which `import loaderpool` does not need
-
     stream = hashlib.shake_256(b"loaderpool network" + seed).digest(24 * _ROUNDS)
     for offset, factor, spread in struct.iter_unpack("<3Q", stream):
         yield offset, factor | 1, spread | 1
@@ -147,8 +146,6 @@ def _sorted_by_hash(size: int, seed: bytes) -> npt.NDArray[np.int64]:
 
     All orders are equally likely (ties: below one in 2**40).
     """
-    import hashlib
-
     stream = hashlib.shake_256(b"loaderpool table" + seed).digest(8 * size)
     return np.frombuffer(stream, "<u8").argsort(kind="stable").astype(np.int64)
 
@@ -168,8 +165,6 @@ def stream_key(purpose: str, seed: int, epoch: int) -> int:
     The purpose is a word without spaces, so no two triples have the same text. The others are any
     integers.
     """
-    import hashlib  # imported here: it loads OpenSSL, which `import loaderpool` does not need
-
     digest = hashlib.blake2b(
         f"{purpose} {seed} {epoch}".encode(), digest_size=16, person=b"loaderpool"
     ).digest()

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from numpy.random.bit_generator import ISpawnableSeedSequence
 
 from loaderpool.plan.permutation import stream_key
@@ -90,7 +91,7 @@ class SampleStreams:
         self._numpy_words[2] = position
         self._numpy_words[3] = kind
         np.random.seed(self._numpy_seed)
-        of_torch: Any = getattr(sys.modules.get("torch"), "default_generator", None)
+        of_torch = getattr(sys.modules.get("torch"), "default_generator", None)
         if of_torch is not None:
             words = struct.pack("<QQ", kind, position)
             seed = hashlib.blake2b(words, digest_size=8, key=self._torch_key).digest()
@@ -117,10 +118,12 @@ class SpawnedSeeds(ISpawnableSeedSequence):
         self.counter: Sequence[int] = (0, 0, 0, 0)
         self.children = 0
 
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
+    def generate_state(
+        self, n_words: int, dtype: Any = np.uint32
+    ) -> npt.NDArray[np.uint32 | np.uint64]:
         return self._seeds().generate_state(n_words, dtype)
 
-    def spawn(self, n_children: int) -> Any:
+    def spawn(self, n_children: int) -> list[np.random.SeedSequence]:
         children = self._seeds().spawn(n_children)
         self.children += n_children
         return children

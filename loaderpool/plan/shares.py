@@ -27,6 +27,7 @@ Each epoch continues in each source where the epoch before stopped, so every rec
 from __future__ import annotations
 
 import bisect
+import hashlib
 import itertools
 import struct
 from collections.abc import Callable, Sequence
@@ -70,8 +71,6 @@ class Shares:
     """
 
     def __init__(self, weights: Sequence[int], seed: int) -> None:
-        import hashlib  # imported here: it loads OpenSSL, which `import loaderpool` does not need
-
         self._weights = list(weights)
         count = len(self._weights)
         key = stream_key("mix-offsets", seed, count).to_bytes(16, "little")

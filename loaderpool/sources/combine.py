@@ -11,8 +11,7 @@ from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 
-from loaderpool.checks import whole_number
-from loaderpool.config import flag
+from loaderpool.checks import flag, whole_number
 from loaderpool.element.structure import Kind, Structure
 from loaderpool.errors import ArgumentError, SourceError, brief
 from loaderpool.hints import known_names_only

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.config import flag
+from loaderpool.checks import flag
 from loaderpool.errors import ArgumentError, SourceError, brief, shortened
 from loaderpool.hints import known_names_only
 from loaderpool.sources.files import FileSource, Paths, Record

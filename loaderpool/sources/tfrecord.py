@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.config import flag
+from loaderpool.checks import flag
 from loaderpool.element.spec import ArraySpec
 from loaderpool.element.structure import listed
 from loaderpool.errors import ArgumentError, SourceError, brief, shortened

@@ -18,6 +18,9 @@ from loaderpool.system.interrupts import is_of_a_handler
 
 _ARE_LAZY = sys.version_info >= (3, 14)
 _CACHES = ("__annotations__", "__annotations_cache__")
+Function = Callable[..., object]
+Named = types.FunctionType | type
+_Annotate = Callable[[int], Mapping[str, Any]]
 # Attributes in which Python 3.14 and later store a class's annotations, evaluated or not.
 LAZY_ATTRIBUTES = frozenset(
     {"__annotate__", "__annotate_func__", "__annotations_cache__"}
@@ -25,7 +28,7 @@ LAZY_ATTRIBUTES = frozenset(
 )
 
 
-def annotations_of(named: Any, *, as_text: bool = False) -> Mapping[str, Any]:
+def annotations_of(named: Named, *, as_text: bool = False) -> Mapping[str, Any]:
     """Return the annotations of a function, or those in the body of a class.
 
     The annotations are values. If one of them cannot be evaluated, all are text, as they would be
@@ -46,7 +49,7 @@ def annotations_of(named: Any, *, as_text: bool = False) -> Mapping[str, Any]:
     return {}
 
 
-def _evaluated(named: Any) -> Mapping[str, Any]:
+def _evaluated(named: Named) -> Mapping[str, Any]:
     found = named.__annotations__ if not isinstance(named, type) else _kept(named)
     if found is None:
         annotate = _annotate_of(named)
@@ -54,7 +57,7 @@ def _evaluated(named: Any) -> Mapping[str, Any]:
     return found or {}
 
 
-def _as_text(named: Any) -> Mapping[str, Any]:
+def _as_text(named: Named) -> Mapping[str, Any]:
     annotate = _annotate_of(named)
     # text already, or assigned later
     if annotate is None:
@@ -65,22 +68,23 @@ def _as_text(named: Any) -> Mapping[str, Any]:
     return texts
 
 
-def _kept(cls: type) -> Any:
+def _kept(cls: type) -> Mapping[str, Any] | None:
     found = (vars(cls).get(name) for name in _CACHES)
     # `type` has a descriptor of this name, which is no dict.
     return next((each for each in found if isinstance(each, dict)), None)
 
 
-def _annotate_of(named: Any) -> Any:
+def _annotate_of(named: Named) -> _Annotate | None:
     """Return the function that evaluates the annotations, or None."""
+    annotate: _Annotate | None = None
     if not isinstance(named, type):
-        return named.__annotate__
-    if not _ARE_LAZY:
-        return None
-    # Reading `cls.__annotate__` would change `cls`.
-    from annotationlib import get_annotate_from_class_namespace
+        annotate = getattr(named, "__annotate__", None)
+    elif _ARE_LAZY:
+        # Reading `cls.__annotate__` would change `cls`.
+        from annotationlib import get_annotate_from_class_namespace
 
-    return get_annotate_from_class_namespace(vars(named))
+        annotate = get_annotate_from_class_namespace(vars(named))
+    return annotate
 
 
 def readable(function: types.FunctionType) -> types.FunctionType:
@@ -105,23 +109,24 @@ def _copied(function: types.FunctionType, annotations: Mapping[str, Any]) -> typ
     return made
 
 
-def signature_of(function: Any, *, follow_wrapped: bool) -> inspect.Signature | None:
+def signature_of(function: Function, *, follow_wrapped: bool) -> inspect.Signature | None:
     """Return the signature of a callable; None if it has none, like some functions written in C.
 
     From Python 3.14 on, the annotations are text. They are missing if they cannot be read.
     """
     # 4 is annotationlib.Format.STRING.
     options: dict[str, Any] = {"annotation_format": 4} if _ARE_LAZY else {}
-    for find in (lambda: function, lambda: _without_annotations(function, follow_wrapped)):
+    for is_whole in (True, False):
         try:
-            return inspect.signature(find(), follow_wrapped=follow_wrapped, **options)
+            read = function if is_whole else _without_annotations(function, follow_wrapped)
+            return inspect.signature(read, follow_wrapped=follow_wrapped, **options)
         except Exception as error:
             if is_of_a_handler(error):
                 raise
     return None
 
 
-def _without_annotations(function: Any, follow_wrapped: bool = False) -> Callable[..., Any]:
+def _without_annotations(function: Function, follow_wrapped: bool = False) -> Function:
     """Return a callable with the same parameters and no annotations.
 
     Raises:

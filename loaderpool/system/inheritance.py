@@ -19,9 +19,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from loaderpool.system import process
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 # The second package is a copy of the first, with its own keys and trackers.
 _PACKAGES = ("multiprocessing", "multiprocess")
@@ -88,9 +91,9 @@ class _Imports:
         if name in _SETTLE:
             for finder in sys.meta_path:
                 spec = None if finder is self else finder.find_spec(name, path, target)
-                if spec is not None:
-                    loader: Any = _Loader(spec.loader)
-                    spec.loader = loader
+                if spec is not None and spec.loader is not None:
+                    # `_Loader` has the methods of a loader, but not its class.
+                    spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
                     return spec
         return None
 
@@ -98,12 +101,11 @@ class _Imports:
 class _Loader:
     """Executes a module with another loader, then sets it up."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
+        return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
         module.__loader__ = module.__spec__.loader = self._loader
@@ -111,7 +113,7 @@ class _Loader:
         _SETTLE[module.__name__](module)
 
 
-def _set_authkey(package: str, module: Any) -> None:
+def _set_authkey(package: str, module: ModuleType) -> None:
     if authkey := _inherited.get(package, Bequest()).authkey:
         module.current_process().authkey = authkey
 
@@ -124,7 +126,7 @@ def _settle_tracker(package: str, module: Any) -> None:
     )
 
 
-_SETTLE: Mapping[str, Callable[[Any], None]] = {
+_SETTLE: Mapping[str, Callable[[ModuleType], None]] = {
     f"{package}.{module}": functools.partial(settle, package)
     for package in _PACKAGES
     for module, settle in (("process", _set_authkey), ("resource_tracker", _settle_tracker))
@@ -134,7 +136,16 @@ _SETTLE: Mapping[str, Callable[[Any], None]] = {
 # ---- the tracker
 
 
-def _send(package: str, tracker: Any, command: str, name: str, kind: str) -> None:
+class _Tracker(Protocol):
+    """Resource tracker of one of the packages."""
+
+    _fd: int | None
+    _send: ClassVar[Callable[..., None]]
+
+    def ensure_running(self) -> None: ...
+
+
+def _send(package: str, tracker: _Tracker, command: str, name: str, kind: str) -> None:
     """Register or unregister a name with the main process's tracker.
 
     Without that tracker, this process's own one is used.
@@ -168,10 +179,10 @@ def _is_attaching(frame: FrameType) -> bool:
 class _Once:
     """Tracker that sends one message to another pipe."""
 
-    def __init__(self, tracker: Any, descriptor: int) -> None:
+    def __init__(self, tracker: _Tracker, descriptor: int) -> None:
         self._tracker, self._fd = tracker, descriptor
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._tracker, name)
 
     def ensure_running(self) -> None:
@@ -182,7 +193,7 @@ class _Once:
         os.write(self._fd, message)
 
 
-def _ensure_running(package: str, tracker: Any) -> None:
+def _ensure_running(package: str, tracker: _Tracker) -> None:
     """Start or open a tracker and keep its pipe, because this process's children use it too."""
     if tracker._fd is not None:
         type(tracker).ensure_running(tracker)

@@ -34,7 +34,7 @@ from loaderpool.system import machine
 
 # The functions of `signal` convert numbers and handlers to enums, which costs ten times as much as
 # the calls themselves.
-_handler_of: Callable[[int], Any] = _signal.getsignal
+_handler_of: Callable[[int], object] = _signal.getsignal
 _SIGINT = int(signal.SIGINT)
 # Calling `valid_signals` takes longer than reading all handlers.
 _ALL = list(map(int, signal.valid_signals()))
@@ -147,10 +147,10 @@ class _DropHook:
 
     __slots__ = ("__wrapped__",)
 
-    def __init__(self, hook: Callable[[Any], object]) -> None:
+    def __init__(self, hook: Callable[[sys.UnraisableHookArgs], object]) -> None:
         self.__wrapped__ = hook
 
-    def __call__(self, dropped: Any) -> None:
+    def __call__(self, dropped: sys.UnraisableHookArgs) -> None:
         number = None if dropped.exc_value is None else vars(dropped.exc_value).get(_MARK)
         if number is None or _is_exiting or _thread.get_ident() != _main_thread:
             self.__wrapped__(dropped)
@@ -180,7 +180,7 @@ def gate_handlers() -> None:
     if _thread.get_ident() == _main_thread:
         for number in _ALL:
             handler = _handler_of(number)
-            if callable(handler) and type(handler) is not _Gate:
+            if type(handler) is not _Gate and callable(handler):
                 _signal.signal(number, _Gate(handler))
         if type(sys.unraisablehook) is not _DropHook:
             sys.unraisablehook = _DropHook(sys.unraisablehook)
@@ -276,7 +276,7 @@ def _runs_below(frame: FrameType | None, handler: Callable[[FrameType], None]) -
     if caller is None or caller is frame or sys.gettrace() is not None:
         return False
 
-    def trace(traced: FrameType, event: str, _: Any) -> Any:
+    def trace(traced: FrameType, event: str, _: object) -> None:
         sys.settrace(None)
         traced.f_trace = None
         handler(traced)
@@ -320,7 +320,7 @@ class Undoing:
 
     __slots__ = ("_finalizer",)
 
-    def __init__(self, owner: Any, undo: Callable[[], object]) -> None:
+    def __init__(self, owner: object, undo: Callable[[], object]) -> None:
         self._finalizer = weakref.finalize(owner, undo)
         self._finalizer.atexit = False
 

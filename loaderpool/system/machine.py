@@ -35,7 +35,12 @@ _POINTER, _SIZE, _INT, _OFFSET = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int,
 
 
 @functools.cache
-def _c(name: str, *arguments: Any, result: Any = _INT, library: Any = ctypes.CDLL) -> Any:
+def _c(
+    name: str,
+    *arguments: type,
+    result: type | None = _INT,
+    library: type[ctypes.CDLL] = ctypes.CDLL,
+) -> Callable[..., Any]:
     """Return a function of the C library. With a `PyDLL`, it runs with the interpreter's lock."""
     function = library(None, use_errno=True)[name]
     function.argtypes, function.restype = arguments, result

@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import sys
-from typing import Any
 
 from loaderpool.system import capacity
 from loaderpool.system.interrupts import FailuresIgnored
@@ -97,7 +96,7 @@ def _jax_processes() -> int:
     0 if their coordinator is on another machine, or if JAX is not connected.
     """
     with FailuresIgnored():  # JAX is not imported, or only in part
-        state: Any = sys.modules["jax._src.distributed"].global_state
+        state = sys.modules["jax._src.distributed"].global_state
         if _is_here(state.coordinator_address or ""):
             return int(state.num_processes)
     return 0

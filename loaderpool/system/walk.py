@@ -13,10 +13,12 @@ import contextlib
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any, NamedTuple
 
-from loaderpool.system.annotations import LAZY_ATTRIBUTES
+from cloudpickle import cloudpickle as internals
+
+from loaderpool.system.annotations import LAZY_ATTRIBUTES, Named
 from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.system.process import is_library
 
@@ -30,9 +32,9 @@ _PLAIN = frozenset(
     {str, bytes, bytearray, int, float, complex, bool, type(None), range, slice, types.CodeType}
 )
 CONTAINERS = (list, tuple, set, frozenset, collections.deque)
-LruCacheWrapper: Any = type(functools.lru_cache(lambda: None))
+LruCacheWrapper: type = type(functools.lru_cache(lambda: None))
 # Type of the placeholder for a name that `lazy import` binds in Python 3.15, until code uses it.
-LazyImport: Any = getattr(types, "LazyImportType", None)
+LazyImport: type | None = getattr(types, "LazyImportType", None)
 WRAPPERS = (LruCacheWrapper, staticmethod, classmethod, property, functools.cached_property)
 _HOLDERS = (types.MethodType, types.BuiltinFunctionType, functools.partial, *WRAPPERS)
 CODE = (type, types.FunctionType, *_HOLDERS)
@@ -52,7 +54,7 @@ class Part(NamedTuple):
     # Name in code, such as "records". A name such as ".records" or "['records']" is appended to the
     # holder's name. "" if the holder's name stands for this value too.
     name: str
-    value: Any
+    value: object
     # True for a step within one of loaderpool's wrappers, which users never made. Paths leave it
     # out.
     is_hidden: bool = False
@@ -65,13 +67,13 @@ class Found(NamedTuple):
     name: str  # name in code: "records", "dataset.settings.size"
     value: Any
     # Last value on the way that no variable in code names, such as a root.
-    base: Any = None
+    base: object = None
     base_label: str = ""  # description of `base`; "": a variable comes after it
     tail: str = ""  # rest of the name in code, from `base` on: ".settings.size"
 
 
 def walk(
-    roots: Mapping[str, Any], enters: Callable[[Any], bool], most_entered: int = _MOST_ENTERED
+    roots: Mapping[str, object], enters: Callable[[object], bool], most_entered: int = _MOST_ENTERED
 ) -> Iterator[Found]:
     """Yield the roots and all values that they lead to, nearest first.
 
@@ -84,7 +86,7 @@ def walk(
             `_MOST_ITEMS` items are entered.
         most_entered: number of entered values after which the walk ends.
     """
-    entered: dict[int, Any] = {}  # references to the values, so that no id is used twice
+    entered: dict[int, object] = {}  # references to the values, so that no id is used twice
     waiting = collections.deque(
         Found((name,), name, value, value, f"the object that you pass as {name}")
         for name, value in roots.items()
@@ -168,7 +170,7 @@ def parts_of(value: Any) -> Iterator[Part]:
             yield Part(f"class {kind.__qualname__}", kind.__qualname__, kind, is_wrapper)
 
 
-def is_users(value: Any) -> bool:
+def is_users(value: object) -> bool:
     """Return True if a function, class or object is the user's own, or may hold user code.
 
     Python's wrappers (such as `functools.partial`) and loaderpool's classes may hold user code.
@@ -182,7 +184,7 @@ def is_users(value: Any) -> bool:
     return module.partition(".")[0] == "loaderpool" or not is_library(module)
 
 
-def is_found_by_name(named: Any) -> bool:
+def is_found_by_name(named: Named) -> bool:
     """Return True if another process finds a function or class by its module and name.
 
     The `__main__` of another process is a different module.
@@ -190,24 +192,21 @@ def is_found_by_name(named: Any) -> bool:
     return named.__module__ != "__main__" and is_global(named)
 
 
-def is_global(named: Any) -> bool:
+def is_global(named: Named) -> bool:
     """Return True if the module of a function or class has it under its name."""
-    found: Any = sys.modules.get(named.__module__)
+    found: object = sys.modules.get(named.__module__)
     for name in named.__qualname__.split("."):
         found = getattr(found, name, None)
     return found is named
 
 
-def cached_properties(cls: Any) -> frozenset[str]:
+def cached_properties(cls: object) -> frozenset[str]:
     """Return the attributes in which instances of a class store results of `cached_property`."""
     members = (member for each in getattr(cls, "__mro__", ()) for member in vars(each).items())
     return frozenset(name for name, value in members if type(value).__name__ == "cached_property")
 
 
 def _of_function(function: types.FunctionType) -> Iterator[Part]:
-    # Imported here, because it takes 30 ms and not every process needs it.
-    from cloudpickle import cloudpickle as internals
-
     code, name = function.__code__, function.__qualname__
     for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # not set yet
@@ -243,14 +242,14 @@ def _of_items(value: Any, kind: type) -> Iterator[Part]:
             yield Part(f"item {key!r:.80} of the {kind.__name__}", f"[{key!r:.80}]", item)
     for base in CONTAINERS:
         if issubclass(kind, base):
-            items: Any = base.__iter__(value)
+            items: Iterator[object] = base.__iter__(value)
             for at, item in enumerate(items):
                 yield Part(f"item {at} of the {kind.__name__}", f"[{at}]", item)
 
 
-def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
+def attributes_of(value: object) -> Iterator[tuple[str, object]]:
     """Yield the names and attributes of an object. No code of its class is called."""
-    attributes: list[tuple[str, Any]] = []
+    attributes: list[tuple[str, object]] = []
     with FailuresIgnored():  # it has none, or a proxy's own code raises
         attributes = list(object.__getattribute__(value, "__dict__").items())
     yield from attributes
@@ -263,5 +262,5 @@ def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _length(value: Any, kind: type) -> int:
-    base: Any = next(base for base in (dict, *CONTAINERS) if issubclass(kind, base))
-    return int(base.__len__(value))
+    base: type[Sized] = next(base for base in (dict, *CONTAINERS) if issubclass(kind, base))
+    return base.__len__(value)

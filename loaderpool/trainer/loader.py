@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.checks import read_path, read_seconds, whole_number
-from loaderpool.config import MAX_EPOCH, LoaderConfig
+from loaderpool.config import MAX_EPOCH, LoaderConfig, check_setting
 from loaderpool.errors import ArgumentError, ClosedError, SourceError, brief
 from loaderpool.hints import ATTRIBUTES, Unsupported, known_names_only, no_attribute
 from loaderpool.plan.places import Position
@@ -279,12 +279,8 @@ class Loader:
                 "shard must be a loaderpool.Shard, a process's share in distributed training, got "
                 f"{brief(settings['shard'])}. Did you mean shards=, the generators' arguments?"
             )
-        if cycle_length is not None:
-            cycle_length = whole_number(
-                "cycle_length", cycle_length, at_least=1, hint="shards open at once"
-            )
-        if copies is not None:
-            copies = whole_number("copies", copies, at_least=1, hint="replicas of the generator")
+        cycle_length = check_setting("cycle_length", cycle_length)
+        copies = check_setting("copies", copies)
         source = ReplicatedSource(make_generator, shards, cycle_length, copies, shard_lengths)
         return cls(source, workers=workers, **settings)
 

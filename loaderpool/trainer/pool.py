@@ -10,9 +10,9 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from loaderpool.checks import whole_number
+from loaderpool.checks import one_of, whole_number
 from loaderpool.config import DEFAULT_RESTARTS, MAX_WORKERS, Auto, check_restarts, check_workers
-from loaderpool.errors import ArgumentError, UnpicklableError, brief, closed_error, counted, warn
+from loaderpool.errors import ArgumentError, UnpicklableError, closed_error, counted, warn
 from loaderpool.hints import known_names_only
 from loaderpool.system import abilities, machine, ranks
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
@@ -69,14 +69,13 @@ class Pool:
         start: Literal["fork", "spawn"] | None = None,
         _program: Program | None = None,
     ) -> None:
-        checked = check_workers(workers, of_pool=True)
+        checked = check_workers("workers", workers, at_least=1)
         self._workers, self._auto = (
             first_workers(checked),
             checked if isinstance(checked, Auto) else None,
         )
         self._restarts = check_restarts("restarts", restarts)
-        if start not in ("fork", "spawn", None):
-            raise ArgumentError(f'start must be "fork", "spawn" or None, got {brief(start)}')
+        start = one_of("start", start, values=("fork", "spawn", None))
         can_fork = abilities.can_fork_workers()
         if not can_fork and not _program:
             self._check_start(start)

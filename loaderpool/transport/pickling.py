@@ -17,16 +17,19 @@ from typing import Any, ForwardRef, TypeVar
 from cloudpickle import Pickler
 from cloudpickle import cloudpickle as internals
 
+from loaderpool.plan.generators import global_generators
 from loaderpool.system.annotations import LAZY_ATTRIBUTES, annotations_of, readable
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.system.walk import LazyImport
 
 # cloudpickle would convert it to bytes, without its format and shape.
 VIEW_REFUSED = "cannot pickle a memoryview; convert it with numpy.asarray(...)"
-_TypeAliasType: Any = getattr(typing, "TypeAliasType", None)  # since Python 3.12
+_TypeAliasType: type | None = getattr(typing, "TypeAliasType", None)  # since Python 3.12
 
 
-def send(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
+def send(
+    value: object, buffer_callback: Callable[[pickle.PickleBuffer], object] | None = None
+) -> bytes:
     """Pickle any object that cloudpickle can pickle, for `receive`. Arrays go to `buffer_callback`,
     as in pickle.
 
@@ -41,7 +44,7 @@ def send(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | Non
         return file.getvalue()
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: object) -> bytes:
     """Pickle any object that cloudpickle can pickle. Unlike `send`, pickle no class by number."""
     with io.BytesIO() as file:
         CodePickler(file).dump(value)
@@ -73,7 +76,7 @@ class CodePickler(Pickler):  # type: ignore[misc]  # cloudpickle has no types
     imported by `lazy import`. It also cannot find a `type` alias of `__main__` again.
     """
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: Any) -> object:
         kind = type(obj)
         if kind is ForwardRef:  # on Python 3.14 it holds the globals of its module
             return ForwardRef, (obj.__forward_arg__,)
@@ -89,19 +92,19 @@ class CodePickler(Pickler):  # type: ignore[misc]  # cloudpickle has no types
         reduced = super().reducer_override(obj)
         return _with_annotations(obj, reduced) if issubclass(kind, type) else reduced
 
-    def _dynamic_class_reduce(self, cls: type) -> Any:
+    def _dynamic_class_reduce(self, cls: type) -> object:
         """Return the parts of a class that is pickled by value, even if its name could be
         imported.
         """
         return _with_annotations(cls, internals._dynamic_class_reduce(cls))
 
-    def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
+    def _dynamic_function_reduce(self, func: types.FunctionType) -> object:
         func = readable(func)
         made = internals._make_function, self._function_getnewargs(func)
         return *made, _state_of_function(func), None, None, internals._function_setstate
 
 
-def _submodules_used(code: types.CodeType, values: Iterable[Any]) -> list[types.ModuleType]:
+def _submodules_used(code: types.CodeType, values: Iterable[object]) -> list[types.ModuleType]:
     """Return the imported submodules of these packages that code may use as attributes.
 
     cloudpickle 3.1.3 searches all of `sys.modules` for each package. If TensorFlow is imported,
@@ -130,11 +133,11 @@ _state_of_function = types.FunctionType(
 )
 
 
-def _imported(value: Any) -> Any:
+def _imported(value: object) -> object:
     return value
 
 
-def _with_annotations(cls: type, reduced: Any) -> Any:
+def _with_annotations(cls: type, reduced: object) -> object:
     if isinstance(reduced, tuple) and len(reduced) > 2:
         namespace: dict[str, Any] = reduced[2][0]
         for name in LAZY_ATTRIBUTES:
@@ -144,7 +147,7 @@ def _with_annotations(cls: type, reduced: Any) -> Any:
     return reduced
 
 
-def _reduce_type_variable(variable: TypeVar) -> Any:
+def _reduce_type_variable(variable: TypeVar) -> object:
     """Return the parts of a type variable, without a bound that cannot be evaluated."""
     try:
         return internals._typevar_reduce(variable)
@@ -156,7 +159,7 @@ def _reduce_type_variable(variable: TypeVar) -> Any:
 
 class _Sender(CodePickler):
     def __init__(
-        self, file: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None
+        self, file: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], object] | None
     ) -> None:
         # A dict, because cloudpickle's chain of two dicts makes each object take three times as
         # long.
@@ -165,7 +168,7 @@ class _Sender(CodePickler):
         # types whose instances pickle handles; checked once per type
         self._usual: set[type] = set()
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> object:
         kind = type(obj)
         if kind in self._usual:
             return NotImplemented
@@ -180,7 +183,7 @@ class _Sender(CodePickler):
         return super().reducer_override(obj)
 
 
-def _by_itself(cls: type) -> bytes:
+def _by_itself(cls: object) -> bytes:
     try:
         return dumps(cls)
     except Exception as error:
@@ -189,7 +192,7 @@ def _by_itself(cls: type) -> bytes:
         return b""  # only `ship` can pickle the class, and has done so: the receiver has it
 
 
-def _known_class(number: str, pickled: bytes, own: int | None = None) -> Any:
+def _known_class(number: str, pickled: bytes, own: int | None = None) -> object:
     known = _class_of(number, own)
     return receive(pickled, own=own) if known is None else known
 
@@ -203,7 +206,7 @@ def _class_of(number: str, own: int | None) -> type | None:
     return known.get(plain) if found is None else found
 
 
-def generator_at(number: int) -> Any:
+def generator_at(number: int) -> object:
     """Mark the place of a random generator in a payload's pickle; `receive` puts the generator
     there.
 
@@ -212,10 +215,8 @@ def generator_at(number: int) -> Any:
     raise pickle.UnpicklingError(f"random generator {number} did not arrive")
 
 
-def global_generator(number: int) -> Any:
+def global_generator(number: int) -> object:
     """Return the global generator of this process that has this number."""
-    from loaderpool.plan.generators import global_generators  # imported here: few payloads have one
-
     found = global_generators()[number]
     if found is None and number in (1, 2):  # NumPy 2 imports it on first use
         import numpy.random  # noqa: F401
@@ -227,7 +228,7 @@ def global_generator(number: int) -> Any:
 def receive(
     pickled: bytes | memoryview,
     buffers: Sequence[memoryview] = (),
-    generators: Sequence[Any] = (),
+    generators: Sequence[object] = (),
     own: int | None = None,
 ) -> Any:
     """Unpickle the output of cloudpickle or `send`. Classes that this process knows are used as
@@ -258,14 +259,14 @@ class PayloadUnpickler(pickle.Unpickler):
         self,
         file: io.BytesIO,
         buffers: Sequence[memoryview],
-        generators: Sequence[Any],
+        generators: Sequence[object],
         own: int | None,
     ) -> None:
         super().__init__(file, buffers=buffers)
         self._known: dict[int, type] = {}
         self._generators, self._own = generators, own
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         found = super().find_class(module, name)
         if found is generator_at:
             return self._generators.__getitem__
@@ -285,5 +286,5 @@ class PayloadUnpickler(pickle.Unpickler):
         self._known[id(known)] = known
         return known
 
-    def _set_class_state(self, cls: type, state: Any) -> Any:
+    def _set_class_state(self, cls: type, state: object) -> object:
         return cls if id(cls) in self._known else internals._class_setstate(cls, state)

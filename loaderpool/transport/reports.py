@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, SourceError, UnpicklableError
 from loaderpool.system import process
 from loaderpool.system.interrupts import FailuresIgnored, InterruptsHeld
+from loaderpool.transport.pickling import receive, send
 
 # Errors that loaderpool raises itself while it reads a stream. Its other errors come from a loader
 # that the stream itself reads.
@@ -319,10 +320,8 @@ def _pickled(error: BaseException) -> bytes | None:
     return _travels(Original(cls, args if _travels(args) else (), kept))
 
 
-def _travels(value: Any) -> bytes | None:
+def _travels(value: object) -> bytes | None:
     """Return a pickle of the value; None if it cannot be pickled and read back."""
-    from loaderpool.transport.pickling import receive, send
-
     with contextlib.suppress(BaseException):
         pickled = send(value)
         receive(pickled)
@@ -332,15 +331,13 @@ def _travels(value: Any) -> bytes | None:
 
 def unpickled(failure: Failure) -> Original | None:
     """Return the parts of the exception that were sent, or None."""
-    from loaderpool.transport.pickling import receive
-
     with InterruptsHeld(), contextlib.suppress(BaseException):
         original: Original | None = receive(failure.pickled) if failure.pickled else None
         return original
     return None
 
 
-def _packed(kind: str, *parts: Any) -> bytes:
+def _packed(kind: str, *parts: object) -> bytes:
     return pickle.dumps((kind, *parts), 5)
 
 

@@ -9,7 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from cloudpickle import cloudpickle as internals
@@ -25,6 +25,7 @@ from loaderpool.transport.payload.pickler import (
     is_multiprocessing,
 )
 from loaderpool.transport.pickling import PayloadUnpickler, out_of_band
+from loaderpool.transport.reports import shown_name
 
 _SOURCES = "loaderpool.sources."
 # Modules of `multiprocessing` whose objects a process can only inherit from its parent.
@@ -48,7 +49,7 @@ def describe_offender(payload: dict[str, object], error: Exception) -> str:
     return f"Cannot send this to the workers: {what}. {_advice(found)}"
 
 
-def describe_unloadable(parts: Mapping[str, Any], raised: str) -> str:
+def describe_unloadable(parts: Mapping[str, object], raised: str) -> str:
     """Return the variable that can be pickled but not loaded, and a fix; "" if none is found.
 
     Called in the main process, only after an error: it pickles and loads whole branches again.
@@ -57,12 +58,11 @@ def describe_unloadable(parts: Mapping[str, Any], raised: str) -> str:
         parts: the parts of the payload, by the names that the user knows.
         raised: qualified name of the class of the exception that loading raised in another process.
     """
-    from loaderpool.transport.reports import shown_name
 
     def unloadable(on_path: AbstractSet[int]) -> _Why:
         why = _unloadable(on_path)
 
-        def why_so(value: Any) -> Exception | None:
+        def why_so(value: object) -> Exception | None:
             error = why(value)
             return error if error is not None and shown_name(type(error)) == raised else None
 
@@ -81,23 +81,21 @@ class _Offender(NamedTuple):
     """A variable that cannot be sent: the path to it, and the values on the path."""
 
     labels: list[str]  # "": a step that is not shown
-    values: list[Any]
+    values: list[object]
     error: Exception | None
 
     def __str__(self) -> str:
-        from loaderpool.transport.reports import shown_name  # imported here: few payloads need it
-
         where = " → ".join(filter(None, self.labels)) or "the payload"
         return f"{where}, of type {shown_name(type(self.value))}"
 
     @property
-    def value(self) -> Any:
+    def value(self) -> object:
         """The value of the variable."""
         return self.values[-1]
 
 
 # returns the reason why a value cannot be sent on its own
-_Why = Callable[[Any], "Exception | None"]
+_Why = Callable[[object], "Exception | None"]
 
 
 def _search(
@@ -114,7 +112,7 @@ def _search(
         error: reason why the payload cannot be sent.
     """
     labels: list[str] = []
-    values: list[Any] = []
+    values: list[object] = []
     parts = list(payload.items())
     while len(labels) < _MOST_STEPS:
         on_path = set(map(id, values))
@@ -133,7 +131,7 @@ def _search(
     return _Offender(labels[:end], values[:end] or [payload], error)
 
 
-def _first_of_library(values: list[Any]) -> int:
+def _first_of_library(values: list[object]) -> int:
     """Return the number of values of a path to show. The user cannot change parts inside a
     library's object.
     """
@@ -155,7 +153,7 @@ def _unpicklable(on_path: AbstractSet[int]) -> _Why:
     """
     pickler = _Pickler(_NullFile(), lambda _: None, on_path)
 
-    def why(value: Any) -> Exception | None:
+    def why(value: object) -> Exception | None:
         error = _raised(lambda: pickler.dump(value))
         pickler.clear_memo()
         return error
@@ -169,7 +167,7 @@ def _unloadable(on_path: AbstractSet[int]) -> _Why:
     The function returns None if the value cannot be pickled.
     """
 
-    def why(value: Any) -> Exception | None:
+    def why(value: object) -> Exception | None:
         buffers: list[memoryview] = []
         with io.BytesIO() as file:
             if _raised(lambda: _Pickler(file, buffers.append, on_path).dump(value)) is not None:
@@ -208,18 +206,18 @@ class _Pickler(PayloadPickler):
     """Leaves out the objects with certain ids."""
 
     def __init__(
-        self, file: Any, keep: Callable[[memoryview], object], left_out: AbstractSet[int]
+        self, file: object, keep: Callable[[memoryview], object], left_out: AbstractSet[int]
     ) -> None:
         super().__init__(file, out_of_band(keep, OUT_OF_BAND_BYTES))
         self._left_out = left_out
 
-    def persistent_id(self, obj: Any) -> str | None:
+    def persistent_id(self, obj: object) -> str | None:
         """Return a mark for an object that is left out."""
         return "left out" if id(obj) in self._left_out else None
 
 
 class _Unpickler(PayloadUnpickler):
-    def persistent_load(self, pid: Any) -> None:
+    def persistent_load(self, pid: object) -> None:
         """Return None in place of an object that was left out."""
 
 
@@ -229,7 +227,7 @@ class _NullFile:
     write = len
 
 
-def _parts(obj: Any) -> list[tuple[str, Any]]:
+def _parts(obj: object) -> list[tuple[str, object]]:
     """Return the parts that an object is pickled from, each with a label.
 
     The list is empty if the object's own code decides how to pickle it.
@@ -332,7 +330,7 @@ def _is_too_deep(error: BaseException | None) -> bool:
     return error is not None and isinstance(error.__cause__, RecursionError)
 
 
-def _is_shared(offender: Any) -> bool:
+def _is_shared(offender: object) -> bool:
     """Return True for an object of `multiprocessing` that child processes inherit and share."""
     kind = type(offender)
     # A RawValue has a type of ctypes.

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from loaderpool.plan.generators import is_generator, is_generator_kind, number_of_global
+from loaderpool.system.annotations import Named
 from loaderpool.system.process import is_library
 from loaderpool.system.walk import CONTAINERS, WRAPPERS, attributes_of
 
@@ -46,8 +47,8 @@ _MEMBERS = ("__wrapped__", "__func__", "fget", "fset", "fdel", "func")
 _IS_HEAP_TYPE = 1 << 9  # type flag; most types of C code do not have it
 _POINTER_BYTES = 8
 
-_Path = tuple[Any, Any]  # path of the holder of a value, and the value's name in it
-_Parts = Iterable[tuple[Any, Any]]  # names and values
+_Path = tuple[object, object]  # path of the holder of a value, and the value's name in it
+_Parts = Iterable[tuple[object, object]]  # names and values
 
 
 class Search:
@@ -70,9 +71,9 @@ class Search:
     """
 
     def __init__(
-        self, roots: Mapping[str, Any], most_entered: int, most_items: int | None = None
+        self, roots: Mapping[str, object], most_entered: int, most_items: int | None = None
     ) -> None:
-        self.found: dict[str, Any] = {}
+        self.found: dict[str, object] = {}
         self.missing: dict[str, None] = {}
         self.entered, self._most = 0, most_entered
         self._most_items = most_items or most_entered * _ITEMS_PER_ENTERED
@@ -125,14 +126,14 @@ class Search:
                     if type(part) not in _PLAIN:
                         waiting.append((path, name, part))
 
-    def _add(self, path: _Path, generator: Any) -> None:
+    def _add(self, path: _Path, generator: object) -> None:
         names: list[str] = []
-        at: Any = path
+        at: object = path
         while isinstance(at, tuple):
             # Other keys may be instances of the user's classes, whose code must not be called.
             names.append(str(at[1]) if type(at[1]) in _KEYS else type(at[1]).__name__)
             at = at[0]
-        if at is not None:
+        if isinstance(at, str):
             names.append(at)
         text = full = "/".join(reversed(names))
         for number in itertools.count(2):
@@ -179,7 +180,7 @@ class Search:
 
         return read
 
-    def _items(self, base: Any, value: Any) -> _Parts:
+    def _items(self, base: type[Any], value: Any) -> _Parts:
         if base is dict:
             return self._first(list(dict.items(value)))
         if base in _WATCHED:
@@ -191,14 +192,14 @@ class Search:
 
     # ---- code, and the modules that it uses ----
 
-    def _note_code(self, code: Any) -> _Parts:
+    def _note_code(self, code: Named) -> _Parts:
         """Queue a user's function or class for a separate search.
 
         For a class of a library, only its generators are noted.
         """
         if not self._is_library(code.__module__):
             self._note(f"{code.__module__}:{code.__qualname__}", code)
-        elif issubclass(type(code), type):
+        elif isinstance(code, type):
             self._note_shared(code)
         return ()
 
@@ -229,7 +230,7 @@ class Search:
             self._seen[path, id(value)] = value
             self._homes.append((path, value))
 
-    def _is_library(self, module: Any) -> bool:
+    def _is_library(self, module: object) -> bool:
         name = str(module)
         if name not in self._are_libraries:
             self._are_libraries[name] = is_library(name)
@@ -326,7 +327,7 @@ def _reader_of_attributes(kind: type) -> Callable[[Any], _Parts]:
     if of_dict is not None and not slots:
         return lambda value: list(of_dict(value).items())
 
-    def read(value: Any) -> Iterator[tuple[Any, Any]]:
+    def read(value: object) -> Iterator[tuple[Any, Any]]:
         if of_dict is not None:
             yield from list(of_dict(value).items())
         for name, get in slots:

@@ -14,7 +14,7 @@ import hashlib
 import importlib
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from loaderpool.config import LoaderConfig
 from loaderpool.plan.generators import (
@@ -28,6 +28,7 @@ from loaderpool.plan.generators import (
 )
 from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.system.process import is_library
+from loaderpool.system.walk import walk
 from loaderpool.transport.payload.generator_search import Search, module_of
 from loaderpool.transport.payload.record import Pair, WorkerPayload
 
@@ -61,15 +62,15 @@ class Registry:
         most_entered: maximum number of values whose contents are searched.
     """
 
-    def __init__(self, roots: Mapping[str, Any], most_entered: int = _MOST_ENTERED) -> None:
+    def __init__(self, roots: Mapping[str, object], most_entered: int = _MOST_ENTERED) -> None:
         self._roots = roots
         self._known: dict[int, Pair] = {}  # by id; refers to the generators, not to their owners
         # by id: the key before a saved state was loaded, and the seed
         self._own: dict[int, tuple[bytes, str]] = {}
         # pickled generators, by the names of the payload's parts in that pickle
-        self._travelled: dict[frozenset[str], list[Any]] = {}
+        self._travelled: dict[frozenset[str], list[object]] = {}
         self._most_entered = most_entered
-        self._found: dict[str, Any] = {}  # by path
+        self._found: dict[str, object] = {}  # by path
         self._search()
 
     def _search(self) -> None:
@@ -91,13 +92,13 @@ class Registry:
         self._found.update(found)
         self._forget()
 
-    def _look_up(self, generators: Iterable[Any]) -> None:
+    def _look_up(self, generators: Iterable[object]) -> None:
         """Give new generators the keys of their present states."""
         for generator in generators:
             if id(generator) not in self._known:
                 self._add(generator, key_of(generator))
 
-    def _add(self, generator: Any, key: bytes) -> None:
+    def _add(self, generator: object, key: bytes) -> None:
         self._known[id(generator)] = generator, key
         self._own[id(generator)] = key, seed_of(generator)
 
@@ -122,7 +123,7 @@ class Registry:
         self._search_again()
         return [*map(id, before)] != [*map(id, self.pairs)]
 
-    def travel(self, names: frozenset[str], generators: list[Any]) -> Travelling:
+    def travel(self, names: frozenset[str], generators: list[object]) -> Travelling:
         """Note the generators in a pickle, and return their keys.
 
         Args:
@@ -186,7 +187,7 @@ class Registry:
             for path, generator in self._named()
         ]
 
-    def _named(self) -> Iterator[tuple[str, Any]]:
+    def _named(self) -> Iterator[tuple[str, object]]:
         """Yield each generator once, with its path. If the search did not find it, its number
         replaces the path.
         """
@@ -207,9 +208,8 @@ class Registry:
 
     def names(self) -> list[str]:
         """Return the names of generators for a warning, as far as a walk finds them."""
-        from loaderpool.system.walk import walk  # imported here: few loaders need it
 
-        def enters(value: Any) -> bool:
+        def enters(value: object) -> bool:
             is_code = issubclass(type(value), (type, types.FunctionType))
             return not (is_code and is_library(str(value.__module__)))
 
@@ -274,15 +274,15 @@ def _untravelled(
 
 
 def with_imports(
-    modules: Sequence[str], setup: Callable[[], Any] | None
-) -> Callable[[], Any] | None:
+    modules: Sequence[str], setup: Callable[[], object] | None
+) -> Callable[[], object] | None:
     """Return a hook that first imports modules whose generators are to be seeded, and then calls
     `setup`.
     """
     return functools.partial(_set_up, modules, setup) if modules else setup
 
 
-def _set_up(modules: Sequence[str], setup: Callable[[], Any] | None) -> Any:
+def _set_up(modules: Sequence[str], setup: Callable[[], object] | None) -> object:
     for name in modules:
         with FailuresIgnored():  # the function raises the same error if it imports the module
             importlib.import_module(name)

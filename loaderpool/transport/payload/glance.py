@@ -16,12 +16,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.errors import brief, warn
+from loaderpool.system.annotations import Named
 from loaderpool.system.process import is_installed
 from loaderpool.system.walk import (
     CONTAINERS,
@@ -34,6 +35,10 @@ from loaderpool.system.walk import (
 from loaderpool.transport.payload.kept import kept_by_calls
 from loaderpool.transport.payload.large_data import CALLED
 from loaderpool.transport.payload.pickler import FrameworkImports
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
 
 # Values that are compared. Smaller: a change may be missed. Larger: the start of an epoch takes
 # more than 0.1 ms.
@@ -65,7 +70,7 @@ class _Holder(NamedTuple):
     """A value whose contents are read, and its contents at the time."""
 
     parent: int  # number of the holder of this value; -1: it is an argument
-    key: Any  # key in the parent
+    key: object  # key in the parent
     kind: type
     name: str  # name, as in code
     read: _Read  # returns the contents by key
@@ -85,7 +90,7 @@ class Glance:
             `kept`).
     """
 
-    def __init__(self, parts: Mapping[str, Any], without: AbstractSet[str]) -> None:
+    def __init__(self, parts: Mapping[str, object], without: AbstractSet[str]) -> None:
         self._parts = {
             name: part for name, part in parts.items() if name in CALLED or name == "source"
         }
@@ -129,7 +134,7 @@ class Glance:
         found = dict[str, str]()
         seen: list[dict[Any, Any]] = []
         for holder in self._holders:
-            parent = self._parts if holder.parent < 0 else seen[holder.parent]
+            parent: Mapping[Any, object] = self._parts if holder.parent < 0 else seen[holder.parent]
             value = parent.get(holder.key)
             # If the type differs, the parent reports the change.
             held = holder.read(value) if type(value) is holder.kind else {}
@@ -140,7 +145,7 @@ class Glance:
         return found
 
     def _told_of(
-        self, holder: _Holder, value: Any, held: dict[Any, Any], tokens: dict[Any, Any]
+        self, holder: _Holder, value: object, held: dict[Any, Any], tokens: dict[Any, Any]
     ) -> Iterator[tuple[str, str]]:
         before = holder.tokens
         new = held.keys() - before.keys() if holder.size == len(before) else set[Any]()
@@ -224,7 +229,7 @@ class Glance:
             return _reader_of_object(kind, self.counts_kept)
         return None
 
-    def _travels(self, code: Any) -> bool:
+    def _travels(self, code: Named) -> bool:
         """Return True if a function or class is the user's and is pickled by value."""
         by_name = is_found_by_name(code) and not (
             code.__module__ and self._imports.of(code.__module__)
@@ -234,7 +239,7 @@ class Glance:
 
 # functions that were passed to loaders
 _used: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
-_NOTHING: Any = object()
+_NOTHING: object = object()
 
 
 def _stored_by(code: types.CodeType) -> Iterator[str]:
@@ -245,7 +250,7 @@ def _stored_by(code: types.CodeType) -> Iterator[str]:
             yield from _stored_by(each)
 
 
-def _token(value: Any) -> Any:
+def _token(value: Any) -> object:
     """Return a token to compare a value by.
 
     The token is the value itself if that is simple, a function's code, or the identity of any other
@@ -264,7 +269,7 @@ def _token(value: Any) -> Any:
     return value if issubclass(kind, _SIMPLE) else (kind, id(value))
 
 
-def _become(before: Any, now: Any) -> str:
+def _become(before: object, now: object) -> str:
     """Return a description of the change from a value with the token `before` to `now`."""
     if now is _NOTHING:
         return "was deleted"
@@ -285,10 +290,10 @@ def _is_ours(kind: type) -> bool:
 class _Item(NamedTuple):
     """Key or index of an item in a container, as opposed to names of attributes and variables."""
 
-    key: Any
+    key: object
 
 
-def _name_of(holder: Any, name: str, key: Any) -> str:
+def _name_of(holder: Any, name: str, key: object) -> str:
     """Return the name, as in code, of the value under a key of this holder."""
     kind = type(holder)
     if isinstance(key, _Item):
@@ -342,14 +347,14 @@ def _of_partial(partial: functools.partial[Any]) -> dict[Any, Any]:
     }
 
 
-def _of_wrapper(wrapper: Any) -> dict[Any, Any]:
+def _of_wrapper(wrapper: object) -> dict[Any, Any]:
     names = ("__wrapped__", "__func__", "fget", "fset", "fdel", "func")
     return {
         name: getattr(wrapper, name) for name in names if getattr(wrapper, name, None) is not None
     }
 
 
-def _of_array(array: Any) -> dict[Any, Any]:
+def _of_array(array: npt.NDArray[Any]) -> dict[Any, Any]:
     flat = np.asarray(array).flat
     picks = [*range(0, array.size, max(1, array.size // _MOST_ITEMS))]
     if array.dtype.hasobject:
@@ -357,7 +362,7 @@ def _of_array(array: Any) -> dict[Any, Any]:
     return {_WHOLE: (array.shape, flat[picks].tobytes())}
 
 
-def _of_tensor(tensor: Any) -> dict[Any, Any]:
+def _of_tensor(tensor: torch.Tensor) -> dict[Any, Any]:
     return {_WHOLE: tensor._version}  # each write to the tensor increments it
 
 
@@ -370,7 +375,7 @@ def _of_items(kind: type, value: Any) -> dict[Any, Any]:
         items = enumerate(itertools.islice(dict.items(value), _MOST_ITEMS))
         named = ((key if type(key) in _KEYS else at, each) for at, (key, each) in items)
         return {_WHOLE: dict.__len__(value), **{_Item(key): each for key, each in named}}
-    base: Any = next(base for base in CONTAINERS if issubclass(kind, base))
+    base: type[Any] = next(base for base in CONTAINERS if issubclass(kind, base))
     length = base.__len__(value)
     if base in (set, frozenset):
         return {_WHOLE: length}
@@ -388,7 +393,7 @@ def _reader_of_object(kind: type, counts_kept: bool) -> _Read:
     left_out = {*cached_properties(kind), *(() if counts_kept else kept_by_calls(kind))}
     has_slots = any("__slots__" in vars(cls) for cls in kind.__mro__)
 
-    def read(value: Any) -> dict[Any, Any]:
+    def read(value: object) -> dict[Any, Any]:
         held = _of_items(kind, value) if is_container else {}
         if has_slots:
             held.update(attributes_of(value))

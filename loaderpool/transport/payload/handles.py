@@ -21,7 +21,6 @@ import socket
 import stat
 import sys
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
 
 from loaderpool.system import open_files
 from loaderpool.system.interrupts import FailuresIgnored, is_of_a_handler
@@ -57,7 +56,7 @@ class OpenHandles:
         self.files: list[OpenFile] = []
         self._databases: dict[str, None] = {}  # paths, in the order in which they were found
         # files that were tried once: 500 tries take 6 ms
-        self._reopened: set[tuple[Any, ...]] = set()
+        self._reopened: set[tuple[object, ...]] = set()
 
     def note_load(self, private: Collection[int]) -> None:
         """Check the objects that loading a payload has created.
@@ -126,11 +125,11 @@ def _is_database(file: OpenFile) -> bool:
     return False
 
 
-def _paths_of(connection: Any) -> list[str]:
+def _paths_of(connection: object) -> list[str]:
     """Return the paths of an SQLite connection's databases; empty if it is closed, or only in
     memory.
     """
-    sqlite3: Any = sys.modules["sqlite3"]
+    sqlite3 = sys.modules["sqlite3"]
     try:
         # Not by the connection's own methods, whose rows can have any form.
         rows = sqlite3.Cursor(connection).execute("PRAGMA database_list").fetchall()
@@ -157,7 +156,7 @@ def forget_connections() -> None:
         local.__dict__.clear()
 
 
-def _locals_of_proxies() -> Iterator[Any]:
+def _locals_of_proxies() -> Iterator[object]:
     """Yield the thread-local objects with the connections of proxies, one for each manager."""
     for package in _MULTIPROCESSING:
         proxy = getattr(sys.modules.get(f"{package}.managers"), "BaseProxy", None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from typing import Any
 
 from loaderpool.system.interrupts import is_of_a_handler
 
@@ -64,7 +63,7 @@ def marks_of(kind: type) -> tuple[bytes, ...] | None:
     return None
 
 
-def refuse(obj: Any, marks: tuple[bytes, ...]) -> None:
+def refuse(obj: object, marks: tuple[bytes, ...]) -> None:
     """Raise `InMemoryError` if a store is in memory.
 
     The store is first pickled on its own. This takes a few hundred bytes, except for arrays in a

@@ -28,7 +28,7 @@ Kept = Mapping[str, "frozenset[Any] | None"]
 _known: weakref.WeakKeyDictionary[type, Kept] = weakref.WeakKeyDictionary()
 
 
-def kept_by_calls(cls: Any) -> Kept:
+def kept_by_calls(cls: object) -> Kept:
     """Return the attributes of a class that only calls of its instances assign, in methods of a
     library.
     """

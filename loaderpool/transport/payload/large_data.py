@@ -22,7 +22,7 @@ _MANY = 200_000
 
 
 def large_data(
-    parts: Mapping[str, Any], sources: AbstractSet[int], is_by_value: Callable[[Any], bool]
+    parts: Mapping[str, object], sources: AbstractSet[int], is_by_value: Callable[[Any], bool]
 ) -> tuple[str, ...]:
     """Return a warning for each large list, tuple or dict that functions and objects hold, with a
     line that fixes it.
@@ -30,7 +30,7 @@ def large_data(
     `sources` are ids of lists whose items the loader itself reads. These get no warning.
     """
 
-    def enters(value: Any) -> bool:
+    def enters(value: object) -> bool:
         return (
             is_by_value(value)
             if issubclass(type(value), (type, types.FunctionType))

@@ -12,18 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
+from loaderpool.cache.setting import MEMORY, CachePlan
 from loaderpool.memory.arena import Arena, map_memory_file
 from loaderpool.system import clock, machine, open_files, process
 from loaderpool.system.inheritance import inherit
 from loaderpool.transport.payload import modules
+from loaderpool.transport.payload.generators import arrive
 from loaderpool.transport.payload.handles import OpenHandles
-from loaderpool.transport.payload.record import LoaderSettings, WorkerPayload
+from loaderpool.transport.payload.record import LoaderSettings, Pair, WorkerPayload
 from loaderpool.transport.pickling import receive
-
-if TYPE_CHECKING:
-    from loaderpool.cache.setting import CachePlan
 
 # Seconds to wait until the kernel no longer lists a thread that was joined. Smaller: the thread
 # seems to stay. Larger: if a thread does stay, the first worker starts later.
@@ -91,7 +89,7 @@ class Payloads:
         Its arrays are mapped from the arena: reads share the pages, and writes are private.
         """
         pickled, buffers, cache, files, generators = self.read(loader, offset, nbytes)
-        travelled: list[tuple[Any, bytes]] = []
+        travelled: list[Pair] = []
         others: dict[str, bytes] = {}
         if generators:
             travelled, others = receive(generators, own=loader)
@@ -99,15 +97,11 @@ class Payloads:
             **receive(pickled, buffers, [generator for generator, _ in travelled], loader)
         )
         if generators:
-            # imported here: most loaders have none
-            from loaderpool.transport.payload.generators import arrive
-
             arrive(payload, travelled, others)
         if payload.needs_numpy_random:
             import numpy.random  # noqa: F401  # 12 ms: once here, instead of in each worker
         if cache is not None:
             # Imported here, because most loaders have no cache, and start faster without it.
-            from loaderpool.cache.setting import MEMORY
             from loaderpool.cache.store import SharedCache, counters_in
 
             # The file of a cache in memory comes after those of the arrays.
@@ -301,7 +295,7 @@ def _importers(package: str) -> list[str]:
 
 
 # Framework -> function that returns True if its runtime was started.
-_RUNTIMES: dict[str, Callable[[Any], object]] = {
+_RUNTIMES: dict[str, Callable[[dict[str, ModuleType]], object]] = {
     "TensorFlow": lambda modules: (
         modules["tensorflow.python.eager.context"]._context._initialized is True
     ),
@@ -319,9 +313,8 @@ def _runtimes() -> Iterator[str]:
 
 
 def _hdf5_files() -> Iterator[str]:
-    h5py: Any = sys.modules.get("h5py")
     with contextlib.suppress(Exception):  # it was not imported, or only in part
-        h5f = h5py.h5f
+        h5f = sys.modules["h5py"].h5f
         # A file is open while any object in it is, even if its own object is gone.
         kinds = h5f.OBJ_FILE | h5f.OBJ_DATASET | h5f.OBJ_GROUP | h5f.OBJ_ATTR
         paths = {

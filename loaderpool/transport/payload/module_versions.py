@@ -11,7 +11,6 @@ import sys
 import types
 from collections.abc import Iterable, Iterator
 from importlib.machinery import SourceFileLoader
-from typing import Any
 
 from loaderpool.system import machine, process
 from loaderpool.system.interrupts import FailuresIgnored
@@ -27,10 +26,9 @@ _MOST_MODULES = 100
 
 def note_modules(homes: Iterable[str], store: ModuleStore) -> None:
     """Add the user's modules to the store, for spawned workers, which cannot add their imports."""
-    for name, module in _users_modules(homes).items():
+    for name, (module, loader) in _users_modules(homes).items():
         if store.find(name) is None:
             with FailuresIgnored():  # it cannot be compiled now
-                loader: Any = module.__spec__.loader  # type: ignore[union-attr]
                 status, folders = status_of(loader.path), getattr(module, "__path__", None)
                 code = marshal.dumps(loader.get_code(name))
                 store.add(KeptModule(name, loader.path, folders and list(folders), status, code))
@@ -48,15 +46,14 @@ def version_warnings(homes: Iterable[str], store: ModuleStore) -> list[str]:
     """
     newer: list[str] = []  # modules that are newer in the workers
     older: list[str] = []
-    for name, module in _users_modules(homes).items():
-        loader: Any = module.__spec__.loader  # type: ignore[union-attr]
+    for name, (module, loader) in _users_modules(homes).items():
         status, kept = status_of(loader.path), store.find(name)
         is_older = kept is not None and kept.status != status
         if not is_older and status[0] <= machine.process_started_ns():
             continue
         with FailuresIgnored():  # it cannot be compiled now
             code = loader.get_code(name) if kept is None else marshal.loads(kept.code)
-            if _differs(module, loader.path, code):
+            if code is not None and _differs(module, loader.path, code):
                 (older if is_older else newer).append(f"{name} ({loader.path})")
     texts = []
     if newer:
@@ -79,9 +76,9 @@ def _shown(modules: list[str]) -> str:
     return ", ".join([*modules[:_MOST_NAMED], *more])
 
 
-def _users_modules(homes: Iterable[str]) -> dict[str, types.ModuleType]:
-    """Return the user's source modules among `homes`, and those that these refer to."""
-    found: dict[str, types.ModuleType] = {}
+def _users_modules(homes: Iterable[str]) -> dict[str, tuple[types.ModuleType, SourceFileLoader]]:
+    """Return the user's source modules among `homes` and those that these refer to, with loaders."""
+    found: dict[str, tuple[types.ModuleType, SourceFileLoader]] = {}
     waiting, seen = collections.deque(homes), {"__main__"}
     while waiting and len(found) < _MOST_MODULES:
         name = waiting.popleft()
@@ -91,15 +88,16 @@ def _users_modules(homes: Iterable[str]) -> dict[str, types.ModuleType]:
         module = sys.modules.get(name)
         if type(module) is types.ModuleType and not process.is_library(name):
             waiting += [name.rpartition(".")[0], *map(home_of, list(vars(module).values()))]
-            if type(getattr(vars(module).get("__spec__"), "loader", None)) is SourceFileLoader:
-                found[name] = module
+            loader = getattr(vars(module).get("__spec__"), "loader", None)
+            if type(loader) is SourceFileLoader:
+                found[name] = module, loader
     return found
 
 
 def _differs(module: types.ModuleType, path: str, code: types.CodeType) -> bool:
     """Return True if the module has a function that this code does not define."""
 
-    def enters(value: Any) -> bool:
+    def enters(value: object) -> bool:
         return (
             isinstance(value, CODE)
             and getattr(value, "__module__", module.__name__) == module.__name__
@@ -122,13 +120,13 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _nested(each)
 
 
-def _digest(code: types.CodeType) -> Any:
+def _digest(code: types.CodeType) -> tuple[object, ...]:
     """Return the parts of code that an edit changes: its instructions and its line."""
     constants = tuple(map(_constant, code.co_consts))
     return code.co_name, code.co_firstlineno, code.co_code, code.co_names, constants
 
 
-def _constant(value: Any) -> Any:
+def _constant(value: object) -> object:
     if isinstance(value, types.CodeType):
         return _digest(value)
     return ("frozenset", *sorted(map(repr, value))) if type(value) is frozenset else repr(value)

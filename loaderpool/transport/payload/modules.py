@@ -16,10 +16,10 @@ import marshal
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from types import ModuleType
-from typing import Any, NamedTuple
+from types import CodeType, ModuleType
+from typing import NamedTuple
 
 from loaderpool.system import machine, process
 
@@ -156,7 +156,9 @@ class _Finder:
         # Modules being searched. Guards against recursion: a user's finder may call all finders.
         self._searched = set[str]()
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if target is not None or name in self._searched or self not in sys.meta_path:
             return None  # `importlib.reload` passes a target, and must read the file
         self._searched.add(name)
@@ -174,7 +176,7 @@ class _Finder:
             )
         return spec
 
-    def _found(self, name: str, path: Any) -> Iterator[ModuleSpec]:
+    def _found(self, name: str, path: Sequence[str] | None) -> Iterator[ModuleSpec]:
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             find = getattr(finder, "find_spec", None)
             if find is not None and (spec := find(name, path, None)) is not None:
@@ -203,7 +205,7 @@ class _KeptLoader(SourceFileLoader):
         super().__init__(name, path)
         self._store, self._folders = store, folders
 
-    def get_code(self, fullname: str) -> Any:
+    def get_code(self, fullname: str) -> CodeType | None:
         module = self._store.find(fullname)
         if module is None:
             status = status_of(self.path)  # before the file is read
@@ -215,7 +217,8 @@ class _KeptLoader(SourceFileLoader):
                 return code
         if module.path != self.path:  # on a node, another file may have that name
             return super().get_code(fullname)
-        return marshal.loads(module.code)
+        kept: CodeType = marshal.loads(module.code)
+        return kept
 
     def exec_module(self, module: ModuleType) -> None:
         note = note_import

@@ -15,17 +15,19 @@ import pickle
 import types
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, TypeVar, overload
+from typing import Any, SupportsIndex, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import UnpicklableError
+from loaderpool.memory.adoption import share_array, shared_block
 from loaderpool.memory.layout import aligned
 from loaderpool.plan.generators import is_generator
 from loaderpool.sources.packed import PackedDict, PackedList, part, parts_of, same
 from loaderpool.sources.tables import Columns
 from loaderpool.system import capacity
+from loaderpool.system.annotations import Function
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.system.walk import LruCacheWrapper, is_global
 from loaderpool.transport.payload.pickler import (
@@ -66,7 +68,7 @@ class ItemPacking:
         self.met, self.packed = met, 0
         self.sources: set[int] = set()
 
-    def prepare(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, payload: Mapping[str, object]) -> dict[str, object]:
         """Return the payload with a placeholder for each list in the source that may be packed.
 
         The source is put last. So the other parts are pickled, and their objects are in `met`,
@@ -75,12 +77,12 @@ class ItemPacking:
         others = {name: part for name, part in payload.items() if name != "source"}
         return {**others, "source": self._stand_in(payload["source"])}
 
-    def _stand_in(self, source: Any) -> Any:
+    def _stand_in(self, source: object) -> object:
         if isinstance(source, Columns):
             return source.map(lambda column, path: self._of_list(column))
         return self._of_list(source)
 
-    def _of_list(self, items: Any) -> Any:
+    def _of_list(self, items: Any) -> object:
         is_object_array = type(items) is np.ndarray and items.dtype == object and items.ndim == 1
         if (type(items) not in (list, tuple) and not is_object_array) or len(items) < LEAST_ITEMS:
             return items
@@ -120,10 +122,10 @@ class _ItemsStandIn:
     def __init__(self, packing: ItemPacking, items: Sequence[Any]) -> None:
         self._packing, self._items = packing, items
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> object:
         return self._items[index]
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         packed = self._packing.pack(self._items)
         return (same, (self._items,)) if packed is None else packed.__reduce__()
 
@@ -163,13 +165,13 @@ class _ItemPickler(PayloadPickler):
     def __init__(self, met: AbstractSet[int], refuses_generators: bool = False) -> None:
         # A plain dict: a look-up for each object in cloudpickle's chain of dicts takes longer than
         # all the rest.
-        self.dispatch_table: Any = dict(PayloadPickler.dispatch_table)
+        self.dispatch_table: dict[type, Function] = dict(PayloadPickler.dispatch_table)
         self._file = io.BytesIO()
         super().__init__(self._file, buffer_callback=out_of_band(self._keep, OUT_OF_BAND_BYTES))
         self._others, self._refuses_generators = met, refuses_generators
         self._usual: set[type] = set()  # types that always use pickle's default
         # key of this pickler; classes, functions and modules by number
-        self._key, self._parts = next(_keys), list[Any]()
+        self._key, self._parts = next(_keys), list[object]()
         # pickled reference to each of them, by id
         self._references: dict[int, tuple[Any, ...]] = {}
         self._buffers: list[Any] = []
@@ -217,7 +219,7 @@ class _ItemPickler(PayloadPickler):
             self._buffers.append(array_of)
         self._wanted.append(number)
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> object:
         kind = type(obj)
         if kind in self._usual:
             if id(obj) in self._others:
@@ -235,7 +237,7 @@ class _ItemPickler(PayloadPickler):
             self._usual.add(kind)
         return reduced
 
-    def _by_number(self, named: Any, kind: type) -> Any:
+    def _by_number(self, named: Any, kind: type) -> object:
         if id(named) not in self._references:
             if named is part or (
                 kind is types.BuiltinFunctionType and not isinstance(named.__self__, _NO_OBJECT)
@@ -268,7 +270,7 @@ def share(data: dict[_Key, _Element]) -> Mapping[_Key, _Element]: ...
 def share(data: npt.ArrayLike) -> npt.NDArray[Any]: ...
 
 
-def share(data: Any) -> Any:
+def share(data: Any) -> object:
     """Copy an array, list or dict into shared memory. Loaders use the result without copying it.
 
     An epoch uses the values that an array has when it begins. Each element of a list or dict is
@@ -298,16 +300,11 @@ def share(data: Any) -> Any:
         return _packed(data)[0]
     if isinstance(data, dict):
         return PackedDict(*_packed(list(data), list(data.values())))
-    # imported here: most processes do not need it
-    from loaderpool.memory.adoption import share_array
-
     return share_array(data)
 
 
 def _packed(*lists: Sequence[Any]) -> list[PackedList]:
     """Pack lists into one block of shared memory."""
-    from loaderpool.memory.adoption import shared_block
-
     packed = [_pickled(items) for items in lists]
     block = shared_block(sum(aligned(array.nbytes) for each in packed for array in each.arrays))
     end = 0

@@ -20,7 +20,7 @@ import itertools
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Generic, TypeVar
 
@@ -28,6 +28,7 @@ import numpy as np
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.plan.generators import is_generator, is_generator_kind, number_of_global
+from loaderpool.system.annotations import Named
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.system.process import is_installed
 from loaderpool.system.walk import LruCacheWrapper, is_found_by_name
@@ -76,7 +77,7 @@ def loaded_frameworks() -> frozenset[str]:
     return frozenset(framework for name, framework in FRAMEWORKS.items() if name in sys.modules)
 
 
-def home_of(value: Any) -> str:
+def home_of(value: object) -> str:
     """Return the name of the module that must be imported to get `value`. Runs no code of the
     value.
     """
@@ -191,7 +192,7 @@ class PyDatasetStandIn:
         self._use_multiprocessing = use_multiprocessing
         self._max_queue_size = max_queue_size
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> object:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
@@ -210,7 +211,7 @@ class DatasetStandIn(Generic[_Item_co]):
     two datasets.
     """
 
-    def __getitem__(self, index: Any) -> _Item_co:
+    def __getitem__(self, index: object) -> _Item_co:
         raise NotImplementedError("a Dataset needs __getitem__")
 
 
@@ -245,7 +246,7 @@ class FrameworkNeededError(Exception):
 # Kinds of objects of which only the home module is checked. For other objects, the contents are
 # checked.
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
-_by_identity: Any = object.__eq__
+_by_identity: object = object.__eq__
 
 
 class PayloadPickler(CodePickler):
@@ -275,14 +276,14 @@ class PayloadPickler(CodePickler):
 
     def __init__(
         self,
-        file: Any,
-        buffer_callback: Callable[[Any], Any],
+        file: object,
+        buffer_callback: Callable[[Any], object],
         frameworks: AbstractSet[str] = frozenset(),
         numbers_generators: bool = False,
         imports: FrameworkImports | None = None,
     ) -> None:
         super().__init__(file, buffer_callback=buffer_callback)
-        self.generators = list[Any]()
+        self.generators = list[object]()
         self.makes_on_loading = False
         self._numbers_generators = numbers_generators
         self._are_generators: dict[type, bool] = {}  # keyed by type
@@ -293,7 +294,7 @@ class PayloadPickler(CodePickler):
         # modules that are pickled, and modules of functions and classes pickled by name
         self.homes: set[str] = set()
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> object:
         kind = type(obj)
         if not issubclass(kind, _NAMED):
             return self._reduce(obj, kind)
@@ -302,7 +303,7 @@ class PayloadPickler(CodePickler):
             self.homes.add(home_of(obj))
         return reduced
 
-    def _reduce_named(self, obj: Any, kind: type) -> Any:
+    def _reduce_named(self, obj: Any, kind: type) -> object:
         if not self._frameworks:
             return self._reduce(obj, kind)
         if self._stand_in_of(obj) is not None:
@@ -322,7 +323,7 @@ class PayloadPickler(CodePickler):
             self._spell_out_annotations(reduced[2])
         return reduced
 
-    def _reduce(self, obj: Any, kind: type) -> Any:
+    def _reduce(self, obj: Any, kind: type) -> object:
         if kind.__eq__ is _by_identity:
             self.met.add(id(obj))
         are_generators = self._are_generators.get(kind)
@@ -369,7 +370,7 @@ class PayloadPickler(CodePickler):
             raise TypeError("cannot pickle an open text file")
         return super().reducer_override(obj)
 
-    def _reduce_generator(self, generator: Any) -> Any:
+    def _reduce_generator(self, generator: object) -> object:
         number = number_of_global(generator)
         # A copy would not be seeded with the global generators of the worker.
         if number is not None:
@@ -379,7 +380,7 @@ class PayloadPickler(CodePickler):
         self.generators.append(generator)
         return generator_at, (len(self.generators) - 1,)
 
-    def is_by_value(self, named: Any) -> bool:
+    def is_by_value(self, named: Named) -> bool:
         """Return True if a function or class is pickled by value, not by name."""
         return not is_found_by_name(named) or self.imports.of(named.__module__)
 
@@ -402,7 +403,7 @@ class PayloadPickler(CodePickler):
                 next(each for each in self._frameworks if FrameworkImports({each}).of(name))
             )
 
-    def _check_code(self, obj: Any) -> None:
+    def _check_code(self, obj: Named) -> None:
         if isinstance(obj, types.FunctionType):
             for name in _imported_inside(obj.__code__):
                 self._refuse_module(name)
@@ -415,11 +416,13 @@ class PayloadPickler(CodePickler):
                     raise FrameworkNeededError(framework_of(base.__module__))
                 return
 
-    def _stand_in_of(self, obj: Any) -> type | None:
-        framework = framework_of(obj.__module__) if isinstance(obj, type) else ""
+    def _stand_in_of(self, obj: object) -> type | None:
+        if not isinstance(obj, type):
+            return None
+        framework = framework_of(obj.__module__)
         return stand_in_of(framework, obj.__name__) if framework in self._frameworks else None
 
-    def _spell_out_annotations(self, state: Any) -> None:
+    def _spell_out_annotations(self, state: Iterable[object]) -> None:
         """Replace annotations with types of a framework by text.
 
         A function `def f(x) -> tf.Tensor` does not use TensorFlow.
@@ -433,7 +436,7 @@ class PayloadPickler(CodePickler):
                 }
                 part["__annotations__"] = found
 
-    def _names_framework(self, hint: Any) -> bool:
+    def _names_framework(self, hint: object) -> bool:
         parts = getattr(hint, "__args__", None) or ()
         return framework_of(home_of(hint)) in self._frameworks or any(
             map(self._names_framework, parts)
@@ -474,7 +477,7 @@ def _codes_of(cls: type) -> Iterator[types.CodeType]:
                 yield function.__code__
 
 
-def _reduce_code(code: types.CodeType) -> Any:
+def _reduce_code(code: types.CodeType) -> object:
     """Return the parts of a code object, with its file name for tracebacks.
 
     cloudpickle 3.1.3 replaces the name by <dynamic-code>.
@@ -490,7 +493,7 @@ _FILE_NAME = 10  # index among the arguments of `types.CodeType`, from Python 3.
 # is created again, with an empty cache.
 
 
-def _cached_function(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+def _cached_function(function: Callable[..., Any], parameters: dict[str, Any]) -> object:
     return functools.lru_cache(**parameters)(function)
 
 
@@ -502,7 +505,7 @@ def _cached_property(
     return made
 
 
-def _reduce_memmap(array: Any) -> Any:
+def _reduce_memmap(array: np.memmap[Any, Any]) -> object:
     """Pickle a memmap by path, so that a large file is neither read nor copied.
 
     It is pickled by value if the path is not enough.
@@ -510,7 +513,8 @@ def _reduce_memmap(array: Any) -> Any:
     root = array
     while isinstance(root.base, np.memmap):
         root = root.base
-    if array._mmap is None or array.size == 0 or not _is_file_of(root):
+    is_mapped = array._mmap is not None  # type: ignore[attr-defined]  # NumPy's stubs omit it
+    if not is_mapped or array.size == 0 or not _is_file_of(root):
         return NotImplemented
     start = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
     if array.flags.c_contiguous or array.flags.f_contiguous:
@@ -527,7 +531,7 @@ def _reduce_memmap(array: Any) -> Any:
     return np.ndarray, (array.shape, array.dtype, root, start, array.strides)
 
 
-def _reduce_repeating(array: np.ndarray[Any, Any]) -> Any:
+def _reduce_repeating(array: np.ndarray[Any, Any]) -> object:
     """Pickle windows over an array, or a broadcast array, as a view of the base array.
 
     By value, windows of 24 rows would take 24 times the memory of the array.
@@ -535,7 +539,7 @@ def _reduce_repeating(array: np.ndarray[Any, Any]) -> Any:
     if array.nbytes < OUT_OF_BAND_BYTES or array.flags.forc:
         return NotImplemented
     start = array.__array_interface__["data"][0]
-    shown: Any = NotImplemented
+    shown: object = NotImplemented
     base = array.base
     while base is not None:
         if type(base) is np.ndarray and base.nbytes < array.nbytes:
@@ -562,7 +566,7 @@ def _view_of(
     return view
 
 
-def _is_file_of(root: Any) -> bool:
+def _is_file_of(root: np.memmap[Any, Any]) -> bool:
     if root.filename is None or root.mode == "c":  # with "c", writes do not reach the file
         return False
     try:

@@ -8,18 +8,18 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from loaderpool.cache.setting import CachedOf
 from loaderpool.checks import is_async
 from loaderpool.config import unit_of
 
 if TYPE_CHECKING:
-    from loaderpool.cache.setting import CachedOf
     from loaderpool.cache.store import SharedCache
     from loaderpool.config import LoaderConfig, UnitKind
     from loaderpool.element.spec import ElementSpec
     from loaderpool.plan.batches import Plan
     from loaderpool.sources.stream import StreamSource
 
-Pair = tuple[Any, bytes]
+Pair = tuple[object, bytes]
 """A random generator and its key."""
 
 
@@ -46,7 +46,7 @@ class WorkerPayload:
     augment: Callable[..., Any] | None = None
     batch_fn: Callable[..., Any] | None = None
     source: Any
-    setup: Callable[[], Any] | None = None
+    setup: Callable[[], object] | None = None
     config: LoaderConfig
     plan: Plan
     given_spec: ElementSpec | None = None  # the user's `element_spec`
@@ -87,8 +87,6 @@ class WorkerPayload:
     @property
     def cached_of(self) -> CachedOf:
         """The objects that determine the results in the loader's cache."""
-        from loaderpool.cache.setting import CachedOf  # imported here: few loaders have a cache
-
         return CachedOf(self.fn, self.setup, self.source)
 
     @property

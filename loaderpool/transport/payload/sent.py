@@ -10,10 +10,11 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loaderpool.memory.adoption import DataFile, address_of, is_in_passing, place_of
 from loaderpool.memory.arena import Arena, Extent
 from loaderpool.memory.layout import aligned
 from loaderpool.system.inheritance import bequeath
@@ -24,7 +25,6 @@ from loaderpool.transport.pickling import send
 
 if TYPE_CHECKING:
     from loaderpool.cache.setting import CachePlan
-    from loaderpool.memory.adoption import DataFile
 
 # Files of one shipment. Larger: one message to the supervisor could not hold them (253
 # descriptors). Each is an open descriptor in both processes.
@@ -106,9 +106,6 @@ def place(
     found = Placement()
     if not shipment.buffers:
         return found
-    # imported here: few loaders need it
-    from loaderpool.memory.adoption import is_in_passing, place_of
-
     if earlier is not None:
         _place_again(shipment, earlier, found)
     reasons: collections.Counter[str] = collections.Counter()
@@ -248,8 +245,6 @@ class Sent:
             return False
         if isinstance(home, CopiedArrays):
             return _are_equal(home.view(offset, nbytes), buffer)
-        from loaderpool.memory.adoption import address_of  # already imported by now
-
         return home.is_equal(address_of(buffer), nbytes, offset)
 
     def difference(self, shipment: Shipment) -> Difference | None:
@@ -286,7 +281,7 @@ class Sent:
         self.placement.files.clear()
 
 
-def _paired(items: Sequence[Any]) -> Pairs:
+def _paired(items: Sequence[object]) -> Pairs:
     return [(at, at) for at in range(len(items))]
 
 

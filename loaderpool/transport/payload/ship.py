@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from loaderpool.config import LoaderConfig
 from loaderpool.errors import LargeDataWarning, LoaderpoolWarning, UnpicklableError
+from loaderpool.memory.adoption import is_in_passing
 from loaderpool.plan.generators import MOST_GENERATORS
 from loaderpool.sources.tables import Columns
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.payload.generators import Registry
 from loaderpool.transport.payload.large_data import CALLED, large_data
+from loaderpool.transport.payload.packing import ItemPacking
 from loaderpool.transport.payload.pickler import (
     LEAST_ITEMS,
     OUT_OF_BAND_BYTES,
@@ -58,9 +61,6 @@ class Shipment(NamedTuple):
         """Number of bytes that pickling has written: all except the user's own arrays."""
         if not self.packed_items:
             return len(self.pickled)
-        # imported here: few loaders pack items
-        from loaderpool.memory.adoption import is_in_passing
-
         return len(self.pickled) + sum(
             buffer.nbytes for buffer in self.buffers if is_in_passing(buffer)
         )
@@ -128,7 +128,7 @@ def named_parts(payload: dict[str, object]) -> dict[str, object]:
 
 
 def _shipment(
-    payload: dict[str, object],
+    payload: dict[str, Any],
     frameworks: frozenset[str],
     registry: Registry | None,
     like: Shipment | None,
@@ -144,9 +144,6 @@ def _shipment(
         if not isinstance(source, (list, tuple, np.ndarray, Columns)) or len(source) < LEAST_ITEMS:
             pickler.dump(payload)
         else:
-            # imported here: other sources do not need it
-            from loaderpool.transport.payload.packing import ItemPacking
-
             packing = ItemPacking(pickler.met)
             pickler.dump(packing.prepare(payload))
             packed, sources = packing.packed, packing.sources
@@ -178,7 +175,7 @@ def _pickled_generators(
         return file.getvalue()
 
 
-def _unseeded(registry: Registry, config: Any) -> Iterator[str]:
+def _unseeded(registry: Registry, config: LoaderConfig) -> Iterator[str]:
     """Yield warnings if a loader's random generators cannot be seeded for each sample."""
     if not registry:
         return

@@ -15,7 +15,7 @@ import marshal
 import operator
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from cloudpickle import cloudpickle as internals
@@ -36,11 +36,12 @@ _SET_STATE = {
     "_function_setstate": frozenset({"_cloudpickle_submodules"}),
     "_class_setstate": frozenset({"__slotnames__", "__annotations_cache__"}),
 }
-_NO_ARGUMENTS: Any = ((), {})
+_NO_ARGUMENTS: object = ((), {})
 _FUNCTION = (internals.__name__, "_make_function")
 _GENERATOR = (generator_at.__module__, generator_at.__name__)
 
 Pairs = list[tuple[int, int]]
+_Items = list[Any] | tuple[Any, ...]
 
 
 class Difference(NamedTuple):
@@ -109,13 +110,13 @@ class _Node:
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     added: list[tuple[str, Any]]  # states and items, in order
 
-    def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
+    def __new__(cls, *arguments: object, **keywords: object) -> Any:
         node = super().__new__(cls)
         node.number, node.arguments, node.added = len(cls.symbols.nodes), (arguments, keywords), []
         module, name = cls.label
         if module == internals.__name__ and name in _SET_STATE:  # nothing refers to its result
             target: Any = arguments[0]
-            target = target.label[1] if isinstance(target, type) else target  # type: ignore[attr-defined]
+            target = target if isinstance(target, _Node) else target.label[1]
             target.added.append((name, arguments[1]))
             return node
         cls.symbols.nodes.append(node)
@@ -124,16 +125,16 @@ class _Node:
             return cls.symbols.new_class(("", node))
         return node
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+    def __call__(self, *arguments: object, **keywords: object) -> object:
         return type(self).symbols.called(self, *arguments, **keywords)
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         self.added.append(("state", state))
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         self.added.append(("item", (key, value)))
 
-    def append(self, value: Any) -> None:
+    def append(self, value: object) -> None:
         self.added.append(("item", value))
 
     add = append
@@ -147,19 +148,19 @@ class _Symbols(pickle.Unpickler):
             io.BytesIO(pickled), buffers=map(_Buffer, map(b"%d".__mod__, itertools.count()))
         )
         self.nodes: list[_Node] = []
-        self._classes: dict[tuple[str, str], Any] = {}
+        self._classes: dict[tuple[str, str], type[_Node]] = {}
         self.called = self.new_class(("", "call"))
         self.value = self.load()
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> type[_Node]:
         if (module, name) not in self._classes:
             self._classes[module, name] = self.new_class((module, name))
         return self._classes[module, name]
 
-    def new_class(self, label: tuple[str, Any]) -> Any:
+    def new_class(self, label: tuple[str, object]) -> type[_Node]:
         return type("symbol", (_Node,), {"symbols": self, "label": label})
 
-    def persistent_load(self, number: Any) -> Any:
+    def persistent_load(self, number: object) -> object:
         return self.find_class("", "persistent")(number)
 
 
@@ -277,7 +278,7 @@ class _Comparison:
                 rest[key] = value
         return rest
 
-    def _compare_states(self, before: Any, now: Any, ignored: frozenset[str]) -> None:
+    def _compare_states(self, before: object, now: object, ignored: frozenset[str]) -> None:
         """Compare the states of two objects, functions or classes. The order of attributes is
         ignored.
         """
@@ -301,7 +302,7 @@ class _Comparison:
         else:
             self._compare(before, now)
 
-    def _compare_globals(self, before: Any, now: Any) -> None:
+    def _compare_globals(self, before: object, now: object) -> None:
         self._compare_states(before, now, frozenset())
 
     def _compare(self, before: Any, now: Any) -> None:
@@ -353,7 +354,7 @@ class _Comparison:
         elif before != now:  # a bytearray
             raise _Differs
 
-    def _compare_items(self, before: Any, now: Any) -> None:
+    def _compare_items(self, before: _Items, now: _Items) -> None:
         if len(before) != len(now):
             raise _Differs
         if (
@@ -369,23 +370,23 @@ class _Comparison:
             self._compare(one, other)
 
 
-def _nodes_in(items: Any) -> list[_Node]:
+def _nodes_in(items: Iterable[object]) -> list[_Node]:
     return sorted(
         (each for each in items if isinstance(each, _Node)), key=operator.attrgetter("number")
     )
 
 
-def _others_in(items: Any) -> set[tuple[type, Any]]:
+def _others_in(items: Iterable[object]) -> set[tuple[type, object]]:
     return {(type(each), each) for each in items if not isinstance(each, _Node)}
 
 
-def _class_of(node: _Node) -> Any:
+def _class_of(node: _Node) -> object:
     """Return the class of the instance that a node represents, if this process has it."""
     module, name = node.label
     # A class pickled by value. Its number is cloudpickle's last argument but one.
     if isinstance(name, _Node):
         return internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(name.arguments[0][-2])
-    found: Any = sys.modules.get(module)
+    found: object = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
@@ -394,7 +395,7 @@ def _class_of(node: _Node) -> Any:
 # ---- names of values that differ ----
 
 
-def _name_of(symbols: _Symbols, is_it: Any) -> str:
+def _name_of(symbols: _Symbols, is_it: Callable[[object], bool]) -> str:
     """Return the name of a value in a pickle, written as code. Empty if it has none."""
     value = symbols.value
     roots = [*value.items()] if type(value) is dict else [("", value)]
@@ -414,7 +415,7 @@ def _walk(roots: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         waiting.extend(_parts(name, value))
 
 
-def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(name: str, value: object) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         yield from ((f"{name}[{key!r:.80}]", each) for key, each in value.items())
     elif isinstance(value, (list, tuple)):
@@ -438,7 +439,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, type(value)
 
 
-def _of_attribute(node: _Node, name: str, key: Any, value: Any) -> Iterator[tuple[str, Any]]:
+def _of_attribute(node: _Node, name: str, key: object, value: Any) -> Iterator[tuple[str, Any]]:
     if key == "__globals__":
         yield from value.items()
     elif key == "__closure__" and value:

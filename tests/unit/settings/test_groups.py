@@ -1,10 +1,9 @@
-"""The groups of a loader's settings: values of their own, their defaults, and that they stand in one place."""
+"""The groups of a loader's settings: values of their own, and their defaults."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import pickle
 from typing import Any
 
@@ -12,34 +11,6 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-
-
-def test_the_arguments_of_a_loader() -> None:
-    assert [name for name in inspect.signature(lp.Loader).parameters if name[0] != "_"] == [
-        *(
-            "source",
-            "fn",
-            "batch_size",
-            "batch_fn",
-            "workers",
-            "shuffle",
-            "seed",
-            "drop_remainder",
-            "deterministic",
-        ),
-        *(
-            "shard",
-            "element_spec",
-            "pad",
-            "ragged",
-            "on_error",
-            "setup",
-            "augment",
-            "cache",
-            "buckets",
-        ),
-        *("threads", "seed_globals", "limits"),
-    ]
 
 
 def test_what_is_not_said_has_its_default() -> None:
