@@ -48,9 +48,9 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 233_500,
+    "loaderpool": 234_500,
     "scripts": 48_500,
-    "tests": 345_000,
+    "tests": 350_000,
 }
 MOST_NAMES = 17  # beside `__init__.py` and `py.typed`, directly in the package
 
