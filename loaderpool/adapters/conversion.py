@@ -153,7 +153,7 @@ class ConvertedBatches:
     """
 
     def __init__(
-        self, core: LoaderCore, convert: Callable[[], Conversion], prefetch: Any, is_far: bool
+        self, core: LoaderCore, convert: Callable[[], Conversion], prefetch: int, is_far: bool
     ) -> None:
         core.check_usable()
         prefetch = whole_number(
@@ -182,7 +182,7 @@ class ConvertedBatches:
         return f"<batches as tensors of {self._core.description}; {FOR_KERAS}>"
 
 
-def check_epochs(core: LoaderCore, epochs: Any) -> int | None:
+def check_epochs(core: LoaderCore, epochs: int | None) -> int | None:
     """Return the checked number of passes in an iteration.
 
     None means no end. An endless sequence always has no end.

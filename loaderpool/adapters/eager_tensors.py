@@ -38,7 +38,7 @@ _from_dlpack = tf.experimental.dlpack.from_dlpack
 _unpack = tf.raw_ops.Unpack
 
 
-def tensors(core: LoaderCore, device: Any, prefetch: Any) -> ConvertedBatches:
+def tensors(core: LoaderCore, device: str | None, prefetch: int) -> ConvertedBatches:
     check_device(device)
 
     def move(tensors: Sequence[Any]) -> Sequence[Any]:
@@ -105,13 +105,13 @@ def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return copy
 
 
-def _look(part: npt.NDArray[Any]) -> Any:
+def _look(part: npt.NDArray[Any]) -> tf.Tensor:
     if not part.size:
         return tf.zeros(part.shape, part.dtype)
     return _from_dlpack(_aligned(part).__dlpack__())
 
 
-def tensor_dtype(component: ArraySpec, path: str, view: str) -> Any:
+def tensor_dtype(component: ArraySpec, path: str, view: str) -> tf.DType:
     """Return the TensorFlow dtype of a component; raise SpecMismatchError if there is none."""
     if component.text is not None:
         return tf.string
@@ -121,7 +121,7 @@ def tensor_dtype(component: ArraySpec, path: str, view: str) -> Any:
         raise dtype_refusal(view, path, component.dtype, "TensorFlow") from None
 
 
-def check_device(device: Any) -> None:
+def check_device(device: str | None) -> None:
     """Raise ArgumentError if there is no such device.
 
     TensorFlow would use another device without a message.

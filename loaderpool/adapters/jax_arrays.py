@@ -21,7 +21,9 @@ from loaderpool.errors import ArgumentError, brief
 from loaderpool.trainer.loader_core import LoaderCore
 
 
-def as_jax(core: LoaderCore, sharding: Any, prefetch: Any) -> ConvertedBatches:
+def as_jax(
+    core: LoaderCore, sharding: jax.sharding.Sharding | jax.Device | None, prefetch: int
+) -> ConvertedBatches:
     is_host, shards = _is_host(sharding), core.config.shard.num_shards
     # True: an array consists of rows of several processes.
     is_global = not getattr(sharding, "is_fully_addressable", True)
@@ -53,7 +55,7 @@ class JaxConversion(HostConversion):
         return convert
 
 
-def _is_host(sharding: Any) -> bool:
+def _is_host(sharding: jax.sharding.Sharding | jax.Device | None) -> bool:
     """Return True if arrays stay in host memory, so that prefetching to a device is pointless."""
     if sharding is None:
         return bool(jax.default_backend() == "cpu")

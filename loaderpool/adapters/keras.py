@@ -25,6 +25,7 @@ from loaderpool.trainer.explain.verdicts import Verdict
 from loaderpool.trainer.explain.window import Snapshot
 from loaderpool.trainer.loader import Loader
 
+_Logs = dict[str, Any] | None  # metrics that Keras passes to a callback
 _TRAINING = "training.json"
 # Matches the names of a backup's files; other files are never deleted.
 _is_ours = re.compile(r"training\.(json|new)|\d+-\d+\.weights\.h5").fullmatch
@@ -75,7 +76,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         loader.state_dict(batches_taken=0)  # raises StateError now if the position cannot be saved
         self._loader, self._path = loader, Path(path)
         self._save_freq, self._deletes = save_freq, delete_checkpoint
-        self._reading: Any = None  # log of the dataset's iteration whose steps are counted
+        self._reading: object = None  # log of the dataset's iteration whose steps are counted
         # Steps of the optimizer when that iteration began, when this epoch (or the rest of it)
         # began, and at the latest backup.
         self._began = self._epoch_began = self._saved = 0
@@ -86,7 +87,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     # ---- called by fit ----
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: _Logs = None) -> None:
         """Restore the backup, if there is one."""
         if self.params.get("steps") is None:
             raise StateError(
@@ -116,7 +117,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 "the directory to start again."
             ) from error
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: _Logs = None) -> None:
         """Record the optimizer's steps at the epoch's start; print a note if it is resumed."""
         self._epoch = epoch
         self._epoch_began = self._saved = self._steps()
@@ -128,7 +129,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 "steps."
             )
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: _Logs = None) -> None:
         """Save after every `save_freq` batches; end a resumed epoch after its last step."""
         if self._save_freq == "epoch" and not self._before:
             return  # `_steps()` would wait for the device
@@ -140,14 +141,14 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if self._before and is_over:
             self.model.stop_training = True
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: _Logs = None) -> None:
         """Save the end of the epoch."""
         if self._before:
             self.model.stop_training = False
         self._before = 0
         self._save(epoch + 1, 0)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: _Logs = None) -> None:
         """Delete the backup, unless `delete_checkpoint=False`."""
         if self._deletes:
             self._delete_all_but()
@@ -240,11 +241,11 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._told: Verdict | None = None
         self._has_warned = False  # True: it was reported that `fit` uses another loader
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: _Logs = None) -> None:
         """Start measuring the epoch."""
         self._begun = self._loader._core.observer.now()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: _Logs = None) -> None:
         """Add the measurements to the logs, and report a new bottleneck."""
         observed = self._loader._core.observer.since(self._begun)
         if isinstance(logs, dict) and observed.seconds > 0:
@@ -261,7 +262,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 "loader of fit."
             )
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: _Logs = None) -> None:
         """Print `loader.explain()`."""
         self._say(str(self._loader.explain()))
 

@@ -8,7 +8,7 @@ import numbers
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -102,7 +102,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         # Without this, `bool()` would call `__len__`, which raises if the length is unknown.
         return True
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(no_attribute("what for_keras() returns", name, ()))
 
     def __repr__(self) -> str:
@@ -110,11 +110,11 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
 
     # ---- methods that Keras calls ----
 
-    def get_numpy_iterator(self) -> Any:
+    def get_numpy_iterator(self) -> _Iterator:
         """Return an iterator over NumPy arrays."""
         return _Iterator(self, HostConversion("for_keras", "NumPy"))
 
-    def get_jax_iterator(self) -> Any:
+    def get_jax_iterator(self) -> _Iterator:
         """Return an iterator over NumPy arrays. Keras passes them to JAX.
 
         Keras 3.7 calls this once for each batch.
@@ -122,13 +122,13 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         is_shared = check_distribution(self._core, self.epochs)
         return _Iterator(self, HostConversion("for_keras", "JAX", has_equal_shapes=is_shared))
 
-    def get_torch_dataloader(self) -> Any:
+    def get_torch_dataloader(self) -> _Batches:
         """Return an iterable of tensors that share the workers' memory."""
         from loaderpool.adapters.torch_tensors import TorchConversion
 
         return _Batches(lambda: _Iterator(self, TorchConversion("for_keras")))
 
-    def get_tf_dataset(self) -> Any:
+    def get_tf_dataset(self) -> object:
         """Return an iterable of eager tensors that share the workers' memory.
 
         Under a distribution strategy, return a `tf.data.Dataset`.
@@ -307,7 +307,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         self._latest, self._left = again, None
         return again
 
-    def weigh(self, batch: Any, convert: Convert) -> Any:
+    def weigh(self, batch: object, convert: Convert) -> object:
         """Return the batch with sample weights appended, if `class_weight` was given."""
         if self._weights is None:
             return batch
@@ -328,7 +328,7 @@ def _keras_frames(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _classes_of(y: Any) -> npt.NDArray[np.int64]:
+def _classes_of(y: object) -> npt.NDArray[np.int64]:
     """Return the class of each sample of a batch.
 
     Raises:
@@ -406,7 +406,7 @@ class _Passes:
         self._first: list[Any] = []
         self._given = 0
 
-    def take(self, adapter: LoaderAdapter) -> Any:
+    def take(self, adapter: LoaderAdapter) -> object:
         """Return the next batch, across as many passes as the adapter has epochs.
 
         Called by `_Iterator`. Raises StopIteration after the last pass.
@@ -426,7 +426,7 @@ class _Passes:
         given, self._given = self._given, 0
         return len(self._first) == given
 
-    def _next(self, adapter: LoaderAdapter) -> Any:
+    def _next(self, adapter: LoaderAdapter) -> object:
         while True:
             try:
                 return adapter.weigh(next(self._pass), self._of_weights)
@@ -459,7 +459,7 @@ class _Iterator:
         self._given_in_step = 0
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         if self._begun is None:
             self._begun = self._adapter.begin(self._convert)
         try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderpool.errors import ArgumentError, LoaderpoolError, brief
 from loaderpool.hints import meant_by
+from loaderpool.sources.indexing import Indexed
 from loaderpool.sources.sequence import BatchSequence
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _NOT_FOR_SEQUENCES = (
 
 
 def loader_from_sequence(
-    make: type[Loader], sequence: Any, workers: Any, settings: dict[str, Any]
+    make: type[Loader], sequence: Indexed, workers: Any, settings: dict[str, Any]
 ) -> Loader:
     """Make a loader of a Sequence.
 
@@ -70,7 +71,7 @@ class SequenceHooks:
         has_run: True if a hook has run since the sequence was last sent to the workers.
     """
 
-    def __init__(self, sequence: Any) -> None:
+    def __init__(self, sequence: Indexed) -> None:
         self._sequence = sequence
         self.has_run = False
         self.overridden = [name for name in _HOOKS if self._finds_hook(name)]

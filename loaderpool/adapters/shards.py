@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 from loaderpool.config import Shard
 from loaderpool.errors import ArgumentError
 from loaderpool.trainer.loader_core import LoaderCore
+
+if TYPE_CHECKING:
+    import keras
 
 
 def current_shard() -> Shard:
@@ -27,12 +30,12 @@ def current_shard() -> Shard:
     distribution = current_distribution()
     if distribution is not None:
         return _shard_in(distribution)
-    tf: Any = sys.modules.get("tensorflow")
+    tf = sys.modules.get("tensorflow")
     if tf is not None and tf.distribute.has_strategy():
         from loaderpool.adapters.tensorflow import shard_in
 
         return shard_in(tf.distribute.get_strategy())
-    of_torch: Any = getattr(sys.modules.get("torch"), "distributed", None)
+    of_torch = getattr(sys.modules.get("torch"), "distributed", None)
     if of_torch is not None and of_torch.is_available() and of_torch.is_initialized():
         return Shard(of_torch.get_world_size(), of_torch.get_rank())
     if (
@@ -47,12 +50,12 @@ def current_shard() -> Shard:
     return Shard(1, 0)
 
 
-def current_distribution() -> Any:
+def current_distribution() -> keras.distribution.Distribution | None:
     """Return the distribution set by `keras.distribution.set_distribution`, or None.
 
     Does not import Keras.
     """
-    of_keras_3: Any = getattr(sys.modules.get("keras"), "distribution", None)
+    of_keras_3 = getattr(sys.modules.get("keras"), "distribution", None)
     return of_keras_3 and of_keras_3.distribution()
 
 
@@ -67,7 +70,8 @@ def check_distribution(core: LoaderCore, epochs: int | None) -> bool:
         ArgumentError: The loader does not fit the distribution.
     """
     distribution = current_distribution()
-    if not hasattr(distribution, "data_shard_id"):  # None, or a distribution of Keras before 3.15
+    # Distributions of Keras before 3.15 have no `data_shard_id`.
+    if distribution is None or not hasattr(distribution, "data_shard_id"):
         return False
     given, wanted = core.config.shard, _shard_in(distribution)
     if distribution.auto_shard_dataset:
@@ -101,7 +105,7 @@ def check_distribution(core: LoaderCore, epochs: int | None) -> bool:
     return True
 
 
-def _shard_in(distribution: Any) -> Shard:
+def _shard_in(distribution: keras.distribution.Distribution) -> Shard:
     return Shard(
         min(distribution.num_model_replicas, distribution.num_processes), distribution.data_shard_id
     )

@@ -54,7 +54,9 @@ from loaderpool.trainer.loader_iterator import Pass
 from loaderpool.trainer.pass_log import IterationLog
 
 
-def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: str | None) -> Any:
+def as_dataset(
+    core: LoaderCore, *, epochs: int | None, prefetch: int, device: str | None
+) -> tf.data.Dataset:
     is_endless = core.tracker.plan.is_endless
     epochs = check_epochs(core, epochs)
     hint = "a number of batches, or tf.data.AUTOTUNE"
@@ -126,7 +128,7 @@ def _spec_of_two(core: LoaderCore, form: BatchForm) -> ElementSpec:
     return widened(spec, ElementSpec(spec.structure, tuple(others)))
 
 
-def _options(wire: TensorFormat) -> Any:
+def _options(wire: TensorFormat) -> tf.data.Options:
     """Return options for the dataset.
 
     Options also apply to the user's own stages, so set as few as possible: no threading, no
@@ -221,7 +223,7 @@ class _Stream:
     def __iter__(self) -> _Stream:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         with exit_gate:
             try:
                 return next(self._elements)
@@ -250,7 +252,7 @@ class TensorFormat:
         self.has_ragged = any(component.ragged for component in spec.components)
 
     @property
-    def signature(self) -> Any:
+    def signature(self) -> object:
         """The `output_signature` of from_generator."""
         specs: list[Any] = []
         for component, path in zip(self.spec.components, self.spec.paths, strict=True):
@@ -264,7 +266,7 @@ class TensorFormat:
                 specs.append(tf.TensorSpec((None, *shape) if self.in_chunks else shape, dtype))
         return tuple(specs) if self.has_ragged else self.spec.structure.unflatten(specs)
 
-    def element(self, parts: Sequence[Any]) -> Any:
+    def element(self, parts: Sequence[Any]) -> object:
         """Return the element that the generator yields for the components of a batch or chunk."""
         if self._may_differ:
             self._check(parts)
@@ -275,7 +277,7 @@ class TensorFormat:
             flat += [part.values, part.row_splits] if isinstance(part, RaggedArray) else [part]
         return tuple(flat)
 
-    def restore(self, *flat: Any) -> Any:
+    def restore(self, *flat: object) -> object:
         """Return the element as the user sees it. Called in tf.data's graph."""
         rest, join = iter(flat), functools.partial(tf.RaggedTensor.from_row_splits, validate=False)
         parts = [
@@ -356,8 +358,8 @@ atexit.register(exit_gate.shut)
 
 
 def as_distributed_dataset(
-    core: LoaderCore, strategy: Any, *, epochs: int | None, prefetch: int
-) -> Any:
+    core: LoaderCore, strategy: tf.distribute.Strategy, *, epochs: int | None, prefetch: int
+) -> tf.distribute.DistributedDataset:
     if not isinstance(strategy, tf.distribute.Strategy):
         raise ArgumentError(f"strategy must be a tf.distribute.Strategy, got {brief(strategy)}")
     wanted, given = shard_in(strategy), core.config.shard
@@ -384,7 +386,7 @@ def as_distributed_dataset(
     return distributed
 
 
-def shard_in(strategy: Any) -> Shard:
+def shard_in(strategy: tf.distribute.Strategy) -> Shard:
     """Return the shard of this process, from the strategy's input context."""
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise ArgumentError(
@@ -394,7 +396,7 @@ def shard_in(strategy: Any) -> Shard:
         )
     found: list[Shard] = []
 
-    def look(context: Any) -> Any:
+    def look(context: tf.distribute.InputContext) -> tf.data.Dataset:
         found.append(Shard(context.num_input_pipelines, context.input_pipeline_id))
         return tf.data.Dataset.range(0)
 
@@ -483,7 +485,7 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
         self._loader.load_state_dict(state)
         self._log, self._taken = None, 0
 
-    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+    def _copy_trackable_to_cpu(self, object_map: object) -> None:
         # TensorFlow calls this for checkpoints that a thread saves.
         raise StateError(
             "experimental_enable_async_checkpoint=True would save the loader's position later "

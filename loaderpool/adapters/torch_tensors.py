@@ -27,7 +27,7 @@ from loaderpool.trainer.loader_core import LoaderCore
 _SAME_BITS = {"float8": np.uint8, "bfloat": np.int16}
 
 
-def as_torch(core: LoaderCore, device: Any, prefetch: Any) -> TorchBatches:
+def as_torch(core: LoaderCore, device: torch.device | str | None, prefetch: int) -> TorchBatches:
     try:
         place = None if device is None else torch.device(device)
         torch.empty(0, device=place)

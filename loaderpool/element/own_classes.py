@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from loaderpool.system.interrupts import is_of_a_handler
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type)
 
 
-def own_classes(value: Any) -> OwnClasses | None:
+def own_classes(value: object) -> OwnClasses | None:
     """Return the classes with which values like this one are rebuilt.
 
     None if plain dicts and tuples are enough.
@@ -29,7 +29,9 @@ def own_classes(value: Any) -> OwnClasses | None:
     return None if cls is None and not within else OwnClasses(cls, within)
 
 
-def _can_be_rebuilt(value: Any, kind: Kind, keys: Sequence[Hashable], parts: Sequence[Any]) -> bool:
+def _can_be_rebuilt(
+    value: object, kind: Kind, keys: Sequence[Hashable], parts: Sequence[Any]
+) -> bool:
     """Return True if the class makes an equal value from the items alone.
 
     The new value must contain all items and have no other attributes. It is made of other arrays: a
@@ -51,7 +53,7 @@ def _can_be_rebuilt(value: Any, kind: Kind, keys: Sequence[Hashable], parts: Seq
         return False  # the constructor has other parameters
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def _attributes(value: object) -> dict[str, Any]:
     slots = {
         name: getattr(value, name)
         for cls in type(value).__mro__
@@ -62,12 +64,12 @@ def _attributes(value: Any) -> dict[str, Any]:
     return {**slots, **getattr(value, "__dict__", {})}
 
 
-def _names(slots: Any) -> Sequence[str]:
+def _names(slots: str | Iterable[str]) -> Sequence[str]:
     names = (slots,) if isinstance(slots, str) else tuple(slots)
     return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
-def _is_alike(mine: Any, its: Any, counterparts: dict[int, Any]) -> bool:
+def _is_alike(mine: object, its: object, counterparts: dict[int, Any]) -> bool:
     """Return True if `mine`, part of the user's value, equals `its`, the same part of its twin.
 
     The twin has other arrays. `counterparts` maps their ids to the arrays of the user's value.
@@ -76,11 +78,11 @@ def _is_alike(mine: Any, its: Any, counterparts: dict[int, Any]) -> bool:
         return mine is counterparts[id(its)]
     if type(mine) is not type(its):
         return False
-    if isinstance(mine, dict):
+    if isinstance(mine, dict) and isinstance(its, dict):
         return mine.keys() == its.keys() and all(
             _is_alike(mine[key], its[key], counterparts) for key in mine
         )
-    if isinstance(mine, (list, tuple)):
+    if isinstance(mine, (list, tuple)) and isinstance(its, (list, tuple)):
         return len(mine) == len(its) and all(
             _is_alike(*pair, counterparts) for pair in zip(mine, its, strict=True)
         )

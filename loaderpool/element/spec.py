@@ -7,7 +7,7 @@ import dataclasses
 import numbers
 import operator
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -119,7 +119,7 @@ class ElementSpec:
         """Name of each component, such as "['image']"; "" for a bare array."""
         return self.structure.paths
 
-    def pack(self) -> Any:
+    def pack(self) -> object:
         """Return the component specs in the nested structure of an element."""
         return self.structure.unflatten(self.components)
 
@@ -166,7 +166,7 @@ class RaggedArray:
         )
 
 
-def _read_shape(shape: Any) -> tuple[int | None, ...]:
+def _read_shape(shape: Iterable[SupportsIndex | None]) -> tuple[int | None, ...]:
     # TensorFlow raises ValueError for a shape with an unknown number of axes.
     with contextlib.suppress(TypeError, ValueError):
         sizes = tuple(None if size is None else operator.index(size) for size in shape)
@@ -178,7 +178,7 @@ def _read_shape(shape: Any) -> tuple[int | None, ...]:
     )
 
 
-def read_spec(given: Any) -> ElementSpec:
+def read_spec(given: object) -> ElementSpec:
     """Return the spec that a user's `element_spec` describes.
 
     Like a Dataset's, it describes a batch and includes the batch axis.
@@ -196,13 +196,15 @@ def read_spec(given: Any) -> ElementSpec:
     )
 
 
-def _read_array_spec(given: Any, name: str) -> ArraySpec:
+def _read_array_spec(given: object, name: str) -> ArraySpec:
     if isinstance(given, ArraySpec):
         return given
-    is_spec = (
-        hasattr(given, "shape") and hasattr(given, "dtype") and not hasattr(given, "__array__")
-    )
-    if not is_spec or isinstance(given, type) or type(given).__name__ == "SparseTensorSpec":
+    if (
+        not (hasattr(given, "shape") and hasattr(given, "dtype"))
+        or hasattr(given, "__array__")
+        or isinstance(given, type)
+        or type(given).__name__ == "SparseTensorSpec"
+    ):
         raise ArgumentError(
             f"{name} must be an ArraySpec, tf.TensorSpec or tf.RaggedTensorSpec, got "
             f"{type(given).__name__}"
@@ -258,7 +260,7 @@ def widened(spec: ElementSpec, other: ElementSpec) -> ElementSpec:
 
 
 def sample_spec(
-    sample: Any, given: ElementSpec | None = None, origin: str = "fn returned"
+    sample: object, given: ElementSpec | None = None, origin: str = "fn returned"
 ) -> ElementSpec:
     """Return the spec of exactly this sample: no batch axis, all axes known.
 
@@ -278,7 +280,7 @@ def sample_spec(
     return ElementSpec(structure, tuple(components))
 
 
-def _text_of(array: npt.NDArray[Any], leaf: Any, path: str, given: Text | None) -> Text | None:
+def _text_of(array: npt.NDArray[Any], leaf: object, path: str, given: Text | None) -> Text | None:
     if array.dtype != OBJECT:
         return None
     if array.size:
@@ -372,7 +374,7 @@ def _are_channels(
 # is not padded.
 
 
-def check_padding(pad: Any, name: str = "pad") -> Any:
+def check_padding(pad: object, name: str = "pad") -> object:
     """Return the checked `pad` argument."""
     if isinstance(pad, (tuple, dict)):
         for key, value in pad.items() if isinstance(pad, dict) else enumerate(pad):
@@ -380,7 +382,7 @@ def check_padding(pad: Any, name: str = "pad") -> Any:
         return pad
     is_default = isinstance(pad, bool) or (pad is None and name != "pad")
     is_value = isinstance(pad, (numbers.Number, str, bytes)) or hasattr(pad, "dtype")
-    if not is_default and (not is_value or np.ndim(pad)):
+    if not is_default and (not is_value or getattr(pad, "ndim", 0) > 0):
         raise ArgumentError(
             f"{name} must be False, True (zeros), a pad value, or a tuple or dict of these in the "
             f"structure of a sample, got {brief(pad)}"
@@ -388,7 +390,7 @@ def check_padding(pad: Any, name: str = "pad") -> Any:
     return pad
 
 
-def padding_of(pad: Any, structure: Structure, name: str = "pad") -> list[Any]:
+def padding_of(pad: object, structure: Structure, name: str = "pad") -> list[Any]:
     """Return the padding of each component: a value, None for the default, False for no padding.
 
     A value in the place of a whole tuple or dict applies to all components in it.
@@ -421,7 +423,7 @@ def padding_of(pad: Any, structure: Structure, name: str = "pad") -> list[Any]:
     ]
 
 
-def fill_value(pad: Any, component: ArraySpec, path: str) -> Any:
+def fill_value(pad: object, component: ArraySpec, path: str) -> object:
     """Return the pad value (None: the default) in the component's dtype, or as str or bytes.
 
     Raises:
@@ -433,7 +435,9 @@ def fill_value(pad: Any, component: ArraySpec, path: str) -> Any:
             return text if component.text == "str" else text.encode("utf-8", "surrogateescape")
         if isinstance(text, bytes):
             return text if component.text == "bytes" else text.decode("utf-8", "surrogateescape")
-    elif not isinstance(pad, (str, bytes)) and (np.isrealobj(pad) or component.dtype.kind == "c"):
+    elif not isinstance(pad, (str, bytes)) and (
+        np.isrealobj(np.asarray(pad)) or component.dtype.kind == "c"
+    ):
         value = np.asarray(0 if pad is None else pad)
         # Values such as 0.1 have no exact float32.
         may_round = value.dtype.kind in "fc" and can_write(value.dtype, component.dtype)

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError, SpecMismatchError, brief, shortened
 from loaderpool.system.interrupts import is_of_a_handler
+
+if TYPE_CHECKING:
+    import torch
 
 Kind = Literal["leaf", "tuple", "dict", "namedtuple"]
 
@@ -75,7 +78,7 @@ class Structure:
         kind: Kind,
         keys: tuple[Hashable, ...] = (),
         children: tuple[Structure, ...] = (),
-        namedtuple: Any = None,
+        namedtuple: type[tuple[Any, ...]] | None = None,
     ) -> None:
         self.kind, self.keys, self.children, self.namedtuple = kind, keys, children, namedtuple
         pairs = zip(keys, children, strict=True)
@@ -88,7 +91,7 @@ class Structure:
         self.unflatten = _unflattener(self)
 
     @staticmethod
-    def of(value: Any, *, origin: str = "fn returned", path: str = "") -> Structure:
+    def of(value: object, *, origin: str = "fn returned", path: str = "") -> Structure:
         """Return the structure of a value. All but tuples, lists of arrays and mappings are leaves.
 
         Raises:
@@ -114,7 +117,8 @@ class Structure:
             Structure.of(part, origin=origin, path=at)
             for part, at in zip(parts, paths, strict=True)
         )
-        return Structure(kind, keys, children, type(value) if kind == "namedtuple" else None)
+        cls = type(value) if isinstance(value, tuple) and kind == "namedtuple" else None
+        return Structure(kind, keys, children, cls)
 
     def rebuilder(self, classes: OwnClasses | None) -> Callable[[Sequence[Any]], Any]:
         """Return a variant of `unflatten` that makes these classes, not dicts and tuples."""
@@ -143,7 +147,7 @@ class Structure:
         return sketch(self.unflatten(["*"] * self.num_leaves), str, depth=-1)
 
 
-def opened(value: Any) -> tuple[Kind, tuple[Hashable, ...], Sequence[Any]]:
+def opened(value: object) -> tuple[Kind, tuple[Hashable, ...], Sequence[Any]]:
     """Return the kind of a value, its keys as in `Structure.keys`, and the value of each key."""
     if is_mapping(value):
         keys = tuple(value)
@@ -158,12 +162,12 @@ def opened(value: Any) -> tuple[Kind, tuple[Hashable, ...], Sequence[Any]]:
     return "tuple", tuple(range(len(value))), value
 
 
-def is_mapping(value: Any) -> bool:
+def is_mapping(value: object) -> TypeGuard[Mapping[Hashable, Any]]:
     """Return True if a value is read as a dict: any mapping that is not an array itself."""
     return isinstance(value, dict) or (isinstance(value, Mapping) and not _has_array(value))
 
 
-def _has_array(value: Any) -> bool:
+def _has_array(value: object) -> bool:
     return any(
         hasattr(value, name) for name in ("__array__", "__array_interface__", "__array_struct__")
     )
@@ -188,7 +192,7 @@ def _step(kind: Kind, key: Hashable) -> str:
 def _flattener(structure: Structure) -> Callable[[Any], list[Any]]:
     flatten = _quick_flattener(structure)
 
-    def flatten_or_raise(value: Any) -> list[Any]:
+    def flatten_or_raise(value: object) -> list[Any]:
         leaves = flatten(value)
         # None: the value contains a class of the user's function, for example, or is wrong.
         return _leaves(structure, value) if leaves is None else leaves
@@ -206,7 +210,7 @@ def _quick_flattener(structure: Structure) -> Callable[[Any], list[Any] | None]:
     keys, count = structure.keys, len(structure.children)
     cls = dict if structure.kind == "dict" else structure.namedtuple or tuple
     # One call of itemgetter in C reads all keys. For a single key, it would return no tuple.
-    pick: Any = (
+    pick: Callable[[Any], tuple[Any, ...]] = (
         tuple
         if cls is not dict
         else operator.itemgetter(*keys)
@@ -216,7 +220,7 @@ def _quick_flattener(structure: Structure) -> Callable[[Any], list[Any] | None]:
     have_leaves, is_flat = _NO_LEAVES.isdisjoint, _is_flat(structure)
     flatteners = [_quick_flattener(child) for child in structure.children]
 
-    def flatten(value: Any) -> list[Any] | None:
+    def flatten(value: object) -> list[Any] | None:
         # The class is exact, because a defaultdict would make a missing key.
         if type(value) is not cls or len(value) != count:
             return None
@@ -241,7 +245,7 @@ def _is_flat(structure: Structure) -> bool:
     return all(child.kind == "leaf" for child in structure.children)
 
 
-def _leaves(structure: Structure, value: Any, *steps: tuple[Kind, Hashable]) -> list[Any]:
+def _leaves(structure: Structure, value: object, *steps: tuple[Kind, Hashable]) -> list[Any]:
     """Return the leaves of a value, also of subclasses.
 
     Raises:
@@ -264,7 +268,7 @@ def _leaves(structure: Structure, value: Any, *steps: tuple[Kind, Hashable]) -> 
     return leaves
 
 
-def _difference(structure: Structure, value: Any) -> str:
+def _difference(structure: Structure, value: object) -> str:
     kind, keys, _ = opened(value)
     expected = "one array" if structure.kind == "leaf" else shortened(str(structure))
     got = shortened(sketch(value))
@@ -287,7 +291,7 @@ def _unflattener(
     if structure.kind == "leaf":
         return operator.itemgetter(0)
     own, within = classes or OwnClasses(None, {})
-    keys, together = structure.keys, structure.namedtuple._make if structure.namedtuple else tuple
+    keys, together = structure.keys, getattr(structure.namedtuple, "_make", tuple)
     if structure.kind == "dict":
         together = lambda parts: dict(zip(keys, parts, strict=True))  # noqa: E731
     if own is not None:
@@ -306,7 +310,7 @@ def _unflattener(
     return lambda leaves: together([unflatten(leaves[place]) for unflatten, place in parts])
 
 
-def rebuilt(own: type, kind: Kind, keys: Sequence[Hashable], parts: Sequence[Any]) -> Any:
+def rebuilt(own: type, kind: Kind, keys: Sequence[Hashable], parts: Sequence[Any]) -> object:
     """Return an instance of a class of the user's function, made of its items alone."""
     return own(dict(zip(keys, parts, strict=True)) if kind == "dict" else list(parts))
 
@@ -319,11 +323,11 @@ def named(path: str) -> str:
     return f"component {path}" if path else "the element"
 
 
-def _class_name(value: Any) -> str:
+def _class_name(value: object) -> str:
     return "None" if value is None else type(value).__name__
 
 
-def sketch(value: Any, leaf: Callable[[Any], str] = _class_name, depth: int = 3) -> str:
+def sketch(value: object, leaf: Callable[[Any], str] = _class_name, depth: int = 3) -> str:
     """Return a value's nesting for messages, with a text for each leaf.
 
     `depth` is the number of levels shown; -1: all.
@@ -377,7 +381,7 @@ _OF_SPARSE = (
 )
 
 
-def convert_leaf(value: Any, path: str) -> npt.NDArray[Any]:
+def convert_leaf(value: object, path: str) -> npt.NDArray[Any]:
     """Return one leaf as a plain ndarray of native byte order.
 
     Text becomes an object array of only str or only bytes. An array of a suitable dtype is returned
@@ -400,7 +404,7 @@ def convert_leaf(value: Any, path: str) -> npt.NDArray[Any]:
         raise SpecMismatchError(f"{named(path)}: {error}") from error.__cause__
 
 
-def _as_array(value: Any) -> npt.NDArray[Any]:
+def _as_array(value: object) -> npt.NDArray[Any]:
     if isinstance(value, (str, bytes)):
         # np.array(value) would remove NUL bytes at the end.
         text = np.empty((), object)
@@ -441,11 +445,11 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
         raise SpecMismatchError(f"{kind} is not an array: {_advice(value)}")
     # For example a deque of text, perhaps mixed with numbers.
     if array.dtype.kind in TEXT_KINDS and not has_array:
-        return _stack(list(value))
+        return _stack(list(cast(Iterable[object], value)))
     return array
 
 
-def _advice(value: Any) -> str:
+def _advice(value: object) -> str:
     """Return the advice for an object that is not an array."""
     return _OF_SPARSE if hasattr(value, "toarray") or hasattr(value, "todense") else _ADVICE
 
@@ -467,7 +471,7 @@ def _stack(values: list[Any]) -> npt.NDArray[Any]:
             f"a list becomes one array, but its {len(values)} parts have the dtypes "
             f"{' and '.join(sorted(dtypes))}: return a tuple of arrays, or parts of one dtype"
         )
-    first: Any = values
+    first: object = values
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
     try:
@@ -511,13 +515,12 @@ def _as_text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 _SMALL_FLOATS = ("torch.bfloat16", "torch.float8_")
 
 
-def _is_small_float(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "torch" and str(value.dtype).startswith(
-        _SMALL_FLOATS
-    )
+def _is_small_float(value: object) -> TypeGuard[torch.Tensor]:
+    is_of_torch = type(value).__module__.partition(".")[0] == "torch"
+    return is_of_torch and str(getattr(value, "dtype", "")).startswith(_SMALL_FLOATS)
 
 
-def _small_floats(tensor: Any) -> npt.NDArray[Any]:
+def _small_floats(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """Return the bits of a PyTorch tensor as an array of the same dtype from ml_dtypes."""
     import torch
 
@@ -536,7 +539,7 @@ def _small_floats(tensor: Any) -> npt.NDArray[Any]:
     return array.view(dtype)
 
 
-def _of_small_floats(values: Any) -> Any:
+def _of_small_floats(values: object) -> Any:
     """Return nested lists in which small-float tensors are replaced by arrays."""
     if isinstance(values, (list, tuple)):
         return [*map(_of_small_floats, values)]
@@ -580,7 +583,7 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(dtype.newbyteorder("=").str) if module == "numpy" else dtype
 
 
-def read_dtype(dtype: Any) -> tuple[np.dtype[Any], Text | None]:
+def read_dtype(dtype: npt.DTypeLike) -> tuple[np.dtype[Any], Text | None]:
     """Return the dtype that batches have for a given dtype, and the kind of its text.
 
     Args:

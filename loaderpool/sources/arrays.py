@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import numbers
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import SourceError
+from loaderpool.sources.indexing import Indexed
 
 # Libraries whose rows are lazy objects, which `ArrayRows` reads into NumPy arrays.
 _LAZY = ("dask", "tensorstore", "xarray")
 
 
-def is_of(obj: Any, package: str, *names: str) -> bool:
+def is_of(obj: object, package: str, *names: str) -> TypeGuard[Any]:
     """True if an object is an instance of a class of a package. Does not import the package.
 
     Args:
@@ -26,19 +27,26 @@ def is_of(obj: Any, package: str, *names: str) -> bool:
     return any(home == package and (not names or name in names) for home, name in homes)
 
 
+class Array(Indexed, Protocol):
+    """Array with at least one axis, of any library. Its `len` may raise TypeError."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
 class ArrayRows:
     """Rows of an array. Lazy rows are read into NumPy arrays at once."""
 
     __slots__ = ("_is_lazy", "items")
 
-    def __init__(self, items: Any) -> None:
+    def __init__(self, items: Array) -> None:
         self.items = items
         self._is_lazy = _is_lazy(items)
 
     def __len__(self) -> int:
         return int(self.items.shape[0])
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> object:
         row = self.items[index]
         return _read(row) if self._is_lazy else row
 
@@ -87,21 +95,21 @@ class SparseRows:
         return SparseRows, (*self._arrays, self._width)
 
 
-def has_rows(value: Any) -> bool:
+def has_rows(value: object) -> TypeGuard[Array]:
     """Return True if a value is a dense or sparse array with at least one axis."""
     if isinstance(value, np.ndarray):
         return value.ndim > 0
     if isinstance(value, type):
         return False
     try:
-        axes = len(value.shape)
+        axes = len(getattr(value, "shape", ()))
     # TensorFlow raises ValueError for an unknown number of axes.
-    except (AttributeError, TypeError, ValueError):
+    except (TypeError, ValueError):
         return False
     return axes > 0 and (hasattr(type(value), "__getitem__") or is_sparse(value))
 
 
-def read_rows(array: Any) -> Any:
+def read_rows(array: Array) -> Indexed:
     """Return an array as a sequence of its rows; most arrays are such a sequence already.
 
     Args:
@@ -130,17 +138,17 @@ def read_rows(array: Any) -> Any:
     )
 
 
-def _is_lazy(value: Any) -> bool:
+def _is_lazy(value: object) -> bool:
     return any(is_of(value, package) for package in _LAZY)
 
 
-def is_sparse(value: Any) -> bool:
+def is_sparse(value: object) -> TypeGuard[Any]:
     return is_of(value, "scipy") and hasattr(value, "tocsr")
 
 
-def _sparse_rows(array: Any) -> Any:
+def _sparse_rows(array: Any) -> Indexed:
     if len(array.shape) == 1:
-        return array.toarray()
+        return np.asarray(array.toarray())
     if len(array.shape) > 2:
         raise SourceError(
             f"source is a sparse {type(array).__name__} of shape {array.shape}: pass one of two "
@@ -150,7 +158,7 @@ def _sparse_rows(array: Any) -> Any:
     return SparseRows(csr.indptr, csr.indices, csr.data, int(array.shape[1]))
 
 
-def _has_length(array: Any) -> bool:
+def _has_length(array: Array) -> bool:
     try:
         len(array)
     except TypeError:  # there is no `__len__`, or it refuses
@@ -158,7 +166,7 @@ def _has_length(array: Any) -> bool:
     return True
 
 
-def _read(row: Any) -> Any:
+def _read(row: object) -> object:
     if getattr(row, "chunks", None) is not None and hasattr(row, "compute"):
         # A row of dask. Its default scheduler would start one thread per CPU in each worker.
         row = row.compute(scheduler="synchronous")

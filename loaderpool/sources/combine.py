@@ -17,7 +17,7 @@ from loaderpool.errors import ArgumentError, SourceError, brief
 from loaderpool.hints import known_names_only
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.plan.shares import MixOrder, Shares
-from loaderpool.sources.indexing import position_of
+from loaderpool.sources.indexing import Indexed, position_of
 from loaderpool.sources.recognise import as_source
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
 from loaderpool.sources.tables import Columns, unequal
@@ -41,7 +41,7 @@ class Mix(VaryingSource):
 
     def __init__(
         self,
-        sources: list[Any],
+        sources: list[Indexed],
         weights: list[int],
         seed: int,
         size: int,
@@ -80,7 +80,7 @@ class Mix(VaryingSource):
         source, count = self._order.origin(epoch, position_of(index, self._size))
         return source, count % self._sizes[source]
 
-    def item(self, epoch: int, index: int) -> Any:
+    def item(self, epoch: int, index: int) -> object:
         source, count = self._order.origin(epoch, index)
         turn, record = divmod(count, self._sizes[source])
         inner = self._varying[source]
@@ -140,7 +140,7 @@ def mix(
     return Mix(read, shares, seed, size, not isinstance(stop, str))
 
 
-def _checked_weights(weights: Any, count: int) -> list[Fraction]:
+def _checked_weights(weights: Sequence[float], count: int) -> list[Fraction]:
     try:
         given = [each.item() if isinstance(each, np.generic) else each for each in weights]
         exact = [Fraction(*each.as_integer_ratio()) for each in given]
@@ -162,7 +162,7 @@ def _in_whole_numbers(weights: Sequence[Fraction | int]) -> list[int]:
     return [weight // common for weight in whole]
 
 
-def _size(stop: Any, shares: Shares, sizes: list[int]) -> int:
+def _size(stop: str | int, shares: Shares, sizes: list[int]) -> int:
     if isinstance(stop, str):
         if stop == "first":
             return shares.longest(sizes)
@@ -188,7 +188,7 @@ class ZippedSources(Columns):
 
 
 @known_names_only
-def zip_sources(*sources: Any, strict: bool = True) -> ZippedSources:
+def zip_sources(*sources: object, strict: bool = True) -> ZippedSources:
     """Combine sources item by item.
 
     Item `i` is a tuple of their items `i`, or a dict if you pass a dict of sources.
@@ -227,7 +227,7 @@ def zip_sources(*sources: Any, strict: bool = True) -> ZippedSources:
     return ZippedSources(structure, read, min(lengths))
 
 
-def _named_source(source: Any, name: str) -> Any:
+def _named_source(source: object, name: str) -> Indexed:
     """Call `as_source` for one of several sources. Errors start with its name."""
     try:
         found = as_source(source)

@@ -11,7 +11,7 @@ import stat
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
@@ -105,7 +105,7 @@ class FileSource:
         self,
         paths: Paths,
         *,
-        makes: Any = (),
+        makes: object = (),
         shard_lengths: int | Sequence[int] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -128,7 +128,7 @@ class FileSource:
 
     # ---- methods that a subclass defines ----
 
-    def index(self, path: str) -> Any:
+    def index(self, path: str) -> int | npt.ArrayLike:
         """Return the number of records in a file, or their offsets as a list or an array.
 
         Offsets are the position of each record's first byte, and the end of the last record.
@@ -140,9 +140,9 @@ class FileSource:
 
         The result must close itself when nothing refers to it, as Python's files do.
         """
-        return _OpenFile(path)
+        return PositionedFile(path)
 
-    def read(self, handle: Any, record: Record) -> Any:
+    def read(self, handle: Any, record: Record) -> object:
         """Return the item of a record, not a view of `handle`.
 
         Several threads may call this at once.
@@ -285,7 +285,7 @@ class FileSource:
                 return f"{path} is compressed"
         return ""
 
-    def _checked_options(self, options: Any) -> dict[str, Any]:
+    def _checked_options(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
         if options is None:
             return {}
         if not isinstance(options, Mapping):
@@ -339,7 +339,7 @@ class FileSource:
         if self._starts is not None:
             self._starts.flags.writeable = False
 
-    def _checked_offsets(self, found: Any, size: int) -> npt.NDArray[Any]:
+    def _checked_offsets(self, found: npt.ArrayLike, size: int) -> npt.NDArray[Any]:
         offsets = np.asarray(found)
         if offsets.shape == (0,):
             return np.zeros(1, np.int64)
@@ -356,7 +356,7 @@ class FileSource:
             )
         return offsets
 
-    def _handle(self, file: int) -> Any:
+    def _handle(self, file: int) -> object:
         """Return this process's open handle of a file; open the file if there is none.
 
         Several threads may call this at once. No lock is needed, because each step is one call of a
@@ -511,7 +511,7 @@ def _read_in_turn(descriptor: int, nbytes: int, offset: int) -> bytes:
 read_at = os.pread if hasattr(os, "pread") else _read_in_turn
 
 
-class _OpenFile:
+class PositionedFile:
     """An open file, read by position.
 
     Ownership: owns the descriptor, and closes it with the last reference. In a forked process it is
@@ -525,7 +525,9 @@ class _OpenFile:
         self._descriptor = os.open(path, _READ_ONLY)
         self._owner = os.getpid()
 
-    def __del__(self, getpid: Any = os.getpid, close: Any = os.close) -> None:
+    def __del__(
+        self, getpid: Callable[[], int] = os.getpid, close: Callable[[int], None] = os.close
+    ) -> None:
         if self._owner == getpid():
             close(self._descriptor)
 
@@ -546,7 +548,7 @@ class _OpenFile:
 # ---- paths ----
 
 
-def _checked_paths(paths: Any, kind: str) -> tuple[str, ...]:
+def _checked_paths(paths: Paths, kind: str) -> tuple[str, ...]:
     """Return absolute paths in the given order.
 
     Patterns are refused, because the order of their matches varies by machine.

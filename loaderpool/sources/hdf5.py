@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loaderpool.element.structure import Structure, listed
 from loaderpool.errors import ArgumentError, brief
 from loaderpool.hints import known_names_only
 from loaderpool.sources.files import FileSource, Paths, Record
 from loaderpool.sources.tables import unequal
+
+if TYPE_CHECKING:
+    import h5py
 
 _LEAST_CACHE_BYTES = 1 << 20
 """Smallest size of a dataset's chunk cache: HDF5's own default."""
@@ -38,7 +41,7 @@ class HDF5(FileSource):
     _library = "h5py"
 
     @known_names_only
-    def __init__(self, paths: Paths, keys: Any) -> None:
+    def __init__(self, paths: Paths, keys: object) -> None:
         self._structure, self._names = _checked_keys(keys)
         self._cache_bytes = _LEAST_CACHE_BYTES
         super().__init__(paths, makes=self._names)
@@ -67,7 +70,7 @@ class HDF5(FileSource):
             )
         return rows[0]
 
-    def open(self, path: str) -> tuple[Any, list[Any]]:
+    def open(self, path: str) -> tuple[h5py.File, list[h5py.Dataset]]:
         """Open a file in this process; return the file and its datasets.
 
         The last reference closes the file. A forked process closes its inherited files before it
@@ -79,12 +82,12 @@ class HDF5(FileSource):
         file = h5py.File(path, "r", rdcc_nbytes=self._cache_bytes)
         return file, [file[name] for name in self._names]
 
-    def read(self, handle: tuple[Any, list[Any]], record: Record) -> Any:
+    def read(self, handle: tuple[h5py.File, list[h5py.Dataset]], record: Record) -> Any:
         """Return one row of each dataset."""
         return self._structure.unflatten([dataset[record.number] for dataset in handle[1]])
 
 
-def _checked_keys(keys: Any) -> tuple[Structure, tuple[str, ...]]:
+def _checked_keys(keys: object) -> tuple[Structure, tuple[str, ...]]:
     structure = Structure.of(keys, origin="keys has")
     names = tuple(structure.flatten(keys))
     for name, where in zip(names, structure.paths, strict=True):
@@ -93,7 +96,7 @@ def _checked_keys(keys: Any) -> tuple[Structure, tuple[str, ...]]:
     return structure, names
 
 
-def _dataset(file: Any, name: str, path: str) -> Any:
+def _dataset(file: h5py.File, name: str, path: str) -> h5py.Dataset:
     import h5py
 
     found = file.get(name)

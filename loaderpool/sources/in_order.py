@@ -8,9 +8,12 @@ import io
 import itertools
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from loaderpool.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 _CHUNK_BYTES = 1 << 18
 """Bytes per read of a local file. Smaller: more calls per gigabyte. Larger: more memory for each
@@ -26,14 +29,27 @@ class ReadFailedError(Exception):
     """Failure to read a file. Its text continues a sentence that starts with the record's name."""
 
 
+class Decompressor(Protocol):
+    """Interface of `bz2.BZ2Decompressor`."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def needs_input(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
 class Compression(NamedTuple):
     """A format of compressed files."""
 
     name: str  # "gzip"
     magic: bytes  # first bytes of a file
-    # Returns a decompressor with the interface of `bz2.BZ2Decompressor`; None: the format is not
-    # supported.
-    make: Callable[[], Any] | None
+    make: Callable[[], Decompressor] | None  # None: the format is not supported
 
 
 def compression_of(head: bytes) -> Compression | None:
@@ -109,10 +125,11 @@ class InOrder(io.RawIOBase):
         self._at += len(data)
         return data
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         """Read into a buffer and return the number of bytes, or 0 at the end of the file."""
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
         return len(data)
 
     def tell(self) -> int:
@@ -293,7 +310,7 @@ def _inflater(window_bits: int) -> _Limited:
 
     `isal` takes half the time of `zlib`.
     """
-    library: Any = zlib
+    library = zlib
     with contextlib.suppress(ImportError):
         library = importlib.import_module("isal.isal_zlib")
     return _Limited(library.decompressobj(window_bits), None)
@@ -303,19 +320,19 @@ def _gzip() -> _Limited:
     return _inflater(16 + zlib.MAX_WBITS)
 
 
-def _bzip2() -> Any:
+def _bzip2() -> Decompressor:
     import bz2
 
     return bz2.BZ2Decompressor()
 
 
-def _xz() -> Any:
+def _xz() -> Decompressor:
     import lzma
 
     return lzma.LZMADecompressor()
 
 
-def _zstd() -> Any:
+def _zstd() -> Decompressor:
     for name in ("compression.zstd", "zstandard"):
         try:
             library = importlib.import_module(name)

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import operator
-from typing import SupportsIndex
+from typing import Protocol, SupportsIndex
+
+
+class Indexed(Protocol):
+    """A source that a loader reads by index, from 0 to its length."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> object: ...
 
 
 def position_of(index: SupportsIndex, size: int) -> int:

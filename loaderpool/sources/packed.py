@@ -11,7 +11,7 @@ import bisect
 import pickle
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,7 @@ def parts_of(key: int, parts: list[Any]) -> Parts:
     return known
 
 
-def part(key: int, number: int) -> Any:
+def part(key: int, number: int) -> object:
     """Return the part to which an item's pickle refers. Called by `pickle`, in any reader.
 
     Its caller is `PackedList`, while it reads an item.
@@ -59,7 +59,7 @@ def part(key: int, number: int) -> Any:
     return _by_key[key].parts[number]
 
 
-def same(value: Any) -> Any:
+def same(value: object) -> object:
     """Return the value. Pickles call this for a value that was to be packed but was not."""
     return value
 
@@ -109,7 +109,7 @@ class PackedList(Sequence[Any]):
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: SupportsIndex | slice) -> Any:
         if type(index) is not int or not 0 <= index < self._size:
             positions = range(self._size)[index]
             return (
@@ -168,7 +168,7 @@ class PackedDict(Mapping[Any, Any]):
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         hashes, wanted = self._hashes, hash(key)
         at = bisect.bisect_left(hashes, wanted)
         while at < len(hashes) and hashes[at] == wanted:

@@ -6,7 +6,7 @@ import bisect
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from loaderpool.element.structure import listed
 from loaderpool.errors import ArgumentError, brief
 from loaderpool.hints import known_names_only
 from loaderpool.sources.files import FileSource, Paths, Record, Stamp
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class ParquetRows(FileSource):
@@ -106,12 +109,11 @@ def _row_group(
     return [(name, _getter(table.column(name))) for name in columns]
 
 
-def _getter(column: Any) -> Callable[[int], Any]:
+def _getter(column: pa.ChunkedArray) -> Callable[[int], Any]:
     """Return a function that returns a column's value in a row."""
     import pyarrow as pa
-    from pyarrow import types
 
-    array = column.combine_chunks()
+    types, array = pa.types, column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # the column is too large for one array
         return lambda row: array[row].as_py()
     kind = array.type
@@ -131,7 +133,7 @@ def _getter(column: Any) -> Callable[[int], Any]:
     return lambda row: array[row].as_py()
 
 
-def _checked_columns(columns: Any) -> tuple[str, ...]:
+def _checked_columns(columns: Sequence[str]) -> tuple[str, ...]:
     if (
         isinstance(columns, str)
         or not isinstance(columns, Sequence)

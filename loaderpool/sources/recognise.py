@@ -10,18 +10,20 @@ import io
 import itertools
 import numbers
 import os
-from collections.abc import Callable, Mapping, MappingView
+from collections.abc import Callable, Iterable, Mapping, MappingView
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief, warn
 from loaderpool.sources.arrays import ArrayRows, SparseRows, has_rows, is_of, is_sparse, read_rows
+from loaderpool.sources.indexing import Indexed
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import (
     IS_ASYNC,
+    ReplicatedSource,
     StreamSource,
     is_iterator,
     kind_of_iterable_dataset,
@@ -52,7 +54,7 @@ class Sized:
 
     __slots__ = ("_size", "items")
 
-    def __init__(self, items: Any, size: int) -> None:
+    def __init__(self, items: Indexed, size: int) -> None:
         self.items, self._size = items, size
 
     def __len__(self) -> int:
@@ -64,12 +66,11 @@ class Sized:
 
     # A property that returns the object's own bound method, so reading an item costs no extra call.
     @property
-    def __getitem__(self) -> Callable[[int], Any]:
-        get: Callable[[int], Any] = self.items.__getitem__
-        return get
+    def __getitem__(self) -> Callable[[int], object]:
+        return self.items.__getitem__
 
 
-def as_source(obj: Any) -> Any:
+def as_source(obj: object) -> Indexed | StreamSource | ReplicatedSource:
     """Return the source that a loader reads by index, or a stream. Copies no data of `obj`.
 
     - A list, range, tuple or NumPy array is returned unchanged.
@@ -90,7 +91,7 @@ def as_source(obj: Any) -> Any:
     if isinstance(obj, BatchSequence) and obj.is_endless:
         return obj
     reason = _refusal(obj)
-    if reason == _STREAM:
+    if reason == _STREAM and isinstance(obj, Iterable):
         return StreamSource(obj)
     if reason:
         raise SourceError(f"source {reason}")
@@ -98,7 +99,7 @@ def as_source(obj: Any) -> Any:
         for number, part in enumerate(obj):
             if is_of(part, "zarr", "Group") and (reason := _container(part)):
                 raise SourceError(f"source[{number}] {reason}")
-    source: Any
+    source: Indexed
     if is_table(obj):
         source = table_columns(obj, "source")
     elif isinstance(obj, Mapping) and _has_columns(obj):
@@ -108,6 +109,7 @@ def as_source(obj: Any) -> Any:
     elif has_rows(obj):
         source = read_rows(obj)
     else:
+        assert _is_indexed(obj)  # otherwise there is a reason for refusing it
         source = obj
     size = len(source)
     if size == 0:
@@ -119,14 +121,14 @@ def as_source(obj: Any) -> Any:
     return source if is_ready else Sized(source, size)
 
 
-def length_of(source: Any) -> int:
+def length_of(source: Indexed) -> int:
     """Return the present number of items of a source that `as_source` returned."""
     if isinstance(source, Columns):
         return source.present_size
     return len(source.items if isinstance(source, Sized) else source)
 
 
-def check_length(source: Any, items: int | None) -> None:
+def check_length(source: Indexed, items: int | None) -> None:
     """Check that a source still has all items of the loader's plan. Warns if it has more.
 
     Args:
@@ -179,7 +181,7 @@ def _are_columns(values: tuple[Any, ...]) -> bool:
     )
 
 
-def _read_once(columns: Any) -> Any:
+def _read_once(columns: object) -> object:
     """Return columns with each mapping as a dict, so that each column is read only once.
 
     A mapping may be an .npz file, which reads an array again at each access.
@@ -192,7 +194,7 @@ def _read_once(columns: Any) -> Any:
     return columns
 
 
-def _zipped(columns: Any) -> Columns:
+def _zipped(columns: object) -> Columns:
     """Return the rows of a tuple or mapping of columns, which may be nested."""
     columns = _read_once(columns)
     try:
@@ -219,7 +221,7 @@ def _zipped(columns: Any) -> Columns:
     return Columns(structure, leaves, lengths[0])
 
 
-def _column(leaf: Any, path: str) -> Any:
+def _column(leaf: object, path: str) -> Indexed:
     if is_table(leaf):
         return table_columns(leaf, f"source{path}")
     if isinstance(leaf, list):
@@ -247,11 +249,15 @@ _STREAM = "can only be iterated"
 _SHOWN_ARRAYS = 4  # names of a group's arrays in a message
 
 
-def _has(obj: Any, *methods: str) -> bool:
+def _has(obj: object, *methods: str) -> bool:
     return all(hasattr(type(obj), method) for method in methods)
 
 
-def _refusal(obj: Any) -> str:
+def _is_indexed(obj: object) -> TypeGuard[Indexed]:
+    return _has(obj, "__len__", "__getitem__") and not isinstance(obj, type)
+
+
+def _refusal(obj: object) -> str:
     """Return the reason why an object cannot be read by index, as a text that follows "source".
 
     Inspects types and attributes only. The exception is an iterator that has items by index
@@ -302,7 +308,7 @@ def _refusal(obj: Any) -> str:
             "Loader.from_generator(source.__iter__, copies=1), or pass iter(source), which is read "
             "for one epoch"
         )
-    if (_has(obj, "__len__", "__getitem__") and not isinstance(obj, type)) or has_rows(obj):
+    if _is_indexed(obj) or has_rows(obj):
         return ""
     if _has(obj, "__aiter__") or inspect.isasyncgenfunction(obj):
         return f"is a {kind}, {IS_ASYNC}"
@@ -317,7 +323,7 @@ def _refusal(obj: Any) -> str:
     )
 
 
-def _container(obj: Any) -> str:
+def _container(obj: object) -> str:
     """Return the reason for refusing a library's container of arrays, as a text after "source".
 
     A container does not define what a row is. "": the object is no such container.
@@ -355,12 +361,12 @@ def _arrays_of(group: Any) -> list[str]:
     return names or ["x", "y"]
 
 
-def _has_items(obj: Any) -> bool:
+def _has_items(obj: object) -> bool:
     """Return True if an iterator or IterableDataset can be read by index as well.
 
     Reads its length and its first item, because its methods may be inherited ones that refuse.
     """
-    if not _has(obj, "__len__", "__getitem__") or isinstance(obj, type):
+    if not _is_indexed(obj):
         return False
     try:
         if len(obj):
@@ -372,7 +378,7 @@ def _has_items(obj: Any) -> bool:
     return True
 
 
-def whole_batches(obj: Any) -> str | None:
+def whole_batches(obj: object) -> str | None:
     """Return the reason for refusing an object whose items are batches, as a text after "source".
 
     A loader with a `batch_size` would make batches of batches. None: the items are not batches.

@@ -6,7 +6,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import IO, Any
 
 from loaderpool.errors import shortened
 from loaderpool.sources.in_order import ReadFailedError
@@ -46,7 +46,7 @@ def remote_chunks(url: str, options: Mapping[str, Any]) -> Iterator[bytes]:
         ReadFailedError: an error is permanent or all retries failed, or the file has changed
             meanwhile.
     """
-    file: Any = None
+    file: IO[bytes] | None = None
     size: int | None = None
     at = failures = 0
     streams = False  # True if the server cannot send a part of a file
@@ -62,7 +62,7 @@ def remote_chunks(url: str, options: Mapping[str, Any]) -> Iterator[bytes]:
                             "bytes"
                         )
                     size = found if size is None else size
-                chunk: bytes = file.read(_BLOCK_BYTES)
+                chunk = file.read(_BLOCK_BYTES)
                 if not chunk and size is not None and at < size:
                     raise OSError(f"the file ended after {at} of {size} bytes")
             except Exception as error:
@@ -92,7 +92,7 @@ def remote_chunks(url: str, options: Mapping[str, Any]) -> Iterator[bytes]:
         _close(file)
 
 
-def _opened(url: str, options: Mapping[str, Any], at: int, streams: bool) -> Any:
+def _opened(url: str, options: Mapping[str, Any], at: int, streams: bool) -> IO[bytes]:
     """Open a file and move to the position `at`.
 
     Args:
@@ -104,7 +104,7 @@ def _opened(url: str, options: Mapping[str, Any], at: int, streams: bool) -> Any
     core = import_extra("fsspec.core", f"reading {url}", "remote")
     system, path = core.url_to_fs(url, **options)
     if not streams:
-        file = system.open(path, "rb", block_size=_BLOCK_BYTES, cache_type="none")
+        file: IO[bytes] = system.open(path, "rb", block_size=_BLOCK_BYTES, cache_type="none")
         if not at:
             return file
         try:
@@ -122,7 +122,7 @@ def _opened(url: str, options: Mapping[str, Any], at: int, streams: bool) -> Any
     return file
 
 
-def _close(file: Any) -> None:
+def _close(file: IO[bytes] | None) -> None:
     if file is not None:
         with contextlib.suppress(OSError, RuntimeError):  # the connection may have failed
             file.close()

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from loaderpool.errors import SourceError
+from loaderpool.sources.indexing import Indexed
 from loaderpool.system.interrupts import is_of_a_handler
-
-_UNSAID = object()
 
 
 class BatchSequence:
@@ -18,7 +17,7 @@ class BatchSequence:
     two inputs. A list of numbers is one array, as in all sources.
     """
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Indexed) -> None:
         self.target = target  # the user's object; a copy of it in other processes
 
     def user_parts(self) -> list[tuple[str, Any]]:
@@ -44,7 +43,7 @@ class BatchSequence:
             )
         return int(batches)
 
-    def _num_batches(self) -> Any:
+    def _num_batches(self) -> int | None:
         """Return the number of batches by the rules of Keras, or None for an endless sequence.
 
         This is `num_batches` if the object has it, otherwise the length.
@@ -52,8 +51,8 @@ class BatchSequence:
         target = self.target
         has_length = hasattr(type(target), "__len__")
         try:
-            batches = getattr(target, "num_batches", _UNSAID)
-            return batches if batches is not _UNSAID else len(target) if has_length else None
+            batches = getattr(target, "num_batches", False)  # False: it has none
+            return batches if batches is not False else len(target) if has_length else None
         except NotImplementedError as error:
             if has_length:
                 name = type(target).__name__
@@ -62,11 +61,11 @@ class BatchSequence:
                 ) from error
             return None  # the class overrides neither `num_batches` nor `__len__` of its Keras base
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> object:
         return _with_tuples_for_lists(self.target[index])
 
 
-def _with_tuples_for_lists(value: Any) -> Any:
+def _with_tuples_for_lists(value: object) -> object:
     if type(value) is tuple:
         return tuple(map(_with_tuples_for_lists, value))
     if type(value) is dict:

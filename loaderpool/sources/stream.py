@@ -16,7 +16,7 @@ import operator
 import os
 import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from loaderpool.checks import check_signature, is_async, open_parameter, whole_number
 from loaderpool.errors import ArgumentError, SourceError, add_note, brief
@@ -41,7 +41,7 @@ _LOOK_NS = 50_000_000
 class StreamSource:
     """The user's iterator or iterable."""
 
-    def __init__(self, items: Any) -> None:
+    def __init__(self, items: Iterable[Any]) -> None:
         self.items = items
         self.was_opened = False  # True once `open` was called
         # Random generators that the stream uses. Each pass has its own states of them. None: none
@@ -88,7 +88,7 @@ class StreamSource:
         return not plan.start and (epoch == read_for or not window or self.is_one_shot)
 
 
-def is_iterator(obj: Any) -> bool:
+def is_iterator(obj: object) -> TypeGuard[Iterator[Any]]:
     """Return True if an object is an iterator.
 
     A `Loader` is not an iterator. Its `__next__` only serves to raise a clear error.
@@ -96,7 +96,7 @@ def is_iterator(obj: Any) -> bool:
     return isinstance(obj, Iterator) and hasattr(type(obj), "__next__")
 
 
-def kind_of_iterable_dataset(obj: Any) -> str:
+def kind_of_iterable_dataset(obj: object) -> str:
     """Return an IterableDataset's name for messages, or "" for other objects. Imports nothing."""
     for base in type(obj).__mro__:
         library = base.__module__.partition(".")[0]
@@ -370,7 +370,7 @@ class ReplicatedSource:
         return getattr(self.make_generator, "__qualname__", type(self.make_generator).__name__)
 
 
-def _got(obj: Any) -> str:
+def _got(obj: object) -> str:
     """Return the name of an object in the error that refuses it, with advice on what to pass."""
     kind = type(obj).__name__
     if isinstance(obj, types.GeneratorType):
@@ -380,7 +380,7 @@ def _got(obj: Any) -> str:
     return kind
 
 
-def checked_lengths(given: Any, count: int, what: str) -> tuple[int, ...]:
+def checked_lengths(given: int | Sequence[int], count: int, what: str) -> tuple[int, ...]:
     """Return the user's number of items for each of `count` shards, checked.
 
     Args:
@@ -388,7 +388,7 @@ def checked_lengths(given: Any, count: int, what: str) -> tuple[int, ...]:
         count: number of shards.
         what: name of shards in messages, such as "files".
     """
-    if isinstance(given, numbers.Integral):
+    if isinstance(given, (int, numbers.Integral)):
         return (whole_number("shard_lengths", given, at_least=0, at_most=_MOST_ITEMS),) * count
     lengths = listed("shard_lengths", given)
     if len(lengths) != count:
@@ -440,7 +440,13 @@ def interleave(
 class Interleave:
     """Stream as returned by `interleave`. Each iteration starts from the beginning."""
 
-    def __init__(self, files: Any, open_fn: Any, cycle_length: int, block_length: int) -> None:
+    def __init__(
+        self,
+        files: Sequence[Any],
+        open_fn: Callable[[Any], Iterable[Any]],
+        cycle_length: int,
+        block_length: int,
+    ) -> None:
         if isinstance(files, (str, os.PathLike)):
             raise ArgumentError(
                 f"files must be a sequence of paths, got one path, {brief(files)}. In "
@@ -476,7 +482,7 @@ class Interleave:
                     places[at] = None
             at = (at + 1) % len(places)
 
-    def _records(self, file: Any) -> Iterator[Any]:
+    def _records(self, file: object) -> Iterator[Any]:
         try:
             yield from by_next(iter(self.open_fn(file)))
         except Exception as error:
@@ -487,7 +493,7 @@ class Interleave:
         return f"<{len(self.files)} files interleaved, {self.cycle_length} at once>"
 
 
-def listed(name: str, value: Any) -> list[Any]:
+def listed(name: str, value: Sequence[Any]) -> list[Any]:
     """Return the user's sequence (of files, ranges or the like) as a list, checked.
 
     Sets and mappings are refused, because their order may differ between processes.

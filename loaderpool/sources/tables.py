@@ -6,15 +6,21 @@ import functools
 import importlib
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, brief
-from loaderpool.sources.arrays import has_rows
+from loaderpool.sources.arrays import Array, has_rows
+from loaderpool.sources.indexing import Indexed
 from loaderpool.system.interrupts import FailuresIgnored
+
+if TYPE_CHECKING:
+    import h5py
+    import pyarrow as pa
 
 _MOST_NAMED = 6
 """Maximum number of datasets of an open file that a message lists."""
@@ -32,7 +38,7 @@ class Columns:
     __slots__ = ("_columns", "_getters", "_size", "_structure", "_unflatten")
     part = "column"  # name of a part in messages
 
-    def __init__(self, structure: Structure, columns: list[Any], size: int) -> None:
+    def __init__(self, structure: Structure, columns: Sequence[Indexed], size: int) -> None:
         self._structure, self._columns, self._size = structure, columns, size
         # Methods are looked up once, not for each row.
         self._getters = [column.__getitem__ for column in columns]
@@ -46,7 +52,7 @@ class Columns:
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> object:
         return self._unflatten([get(index) for get in self._getters])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -64,7 +70,7 @@ class Columns:
         """Present number of rows of the shortest column."""
         return min(map(len, self._columns), default=self._size)
 
-    def map(self, function: Callable[[Any, str], Any]) -> Columns:
+    def map(self, function: Callable[[Indexed, str], Any]) -> Columns:
         """Return `Columns` of `function(column, path)` for each column, with the same size."""
         columns = [
             function(column, path)
@@ -73,7 +79,7 @@ class Columns:
         return Columns(self._structure, columns, self._size)
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> TypeGuard[Array]:
     """True if a value is an array with rows, such as one of NumPy, HDF5 or PyTorch."""
     return has_rows(value) and hasattr(value, "dtype")
 
@@ -94,7 +100,7 @@ def unequal(names: Iterable[str], lengths: Sequence[int]) -> str:
     return ", ".join(shown[:_SHOWN]) + ", ..." * (len(shown) > _SHOWN)
 
 
-def import_extra(module: str, needed_by: str, extra: str = "files") -> Any:
+def import_extra(module: str, needed_by: str, extra: str = "files") -> ModuleType:
     """Import a package that only some sources need.
 
     Args:
@@ -142,18 +148,18 @@ _MAKE_ROW: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def is_table(value: Any) -> bool:
+def is_table(value: object) -> bool:
     """True if a value is a table or a column of pandas, polars or pyarrow."""
     return _kind_of(value) != ("", "")
 
 
-def _kind_of(value: Any) -> tuple[str, str]:
+def _kind_of(value: object) -> tuple[str, str]:
     """Return library and class name of a table or column; two empty strings for other values."""
     homes = ((cls.__module__.partition(".")[0], cls.__name__) for cls in type(value).__mro__)
     return next((home for home in homes if home in _TABLES or home in _COLUMNS), ("", ""))
 
 
-def table_columns(table: Any, name: str) -> Any:
+def table_columns(table: Any, name: str) -> Indexed:
     """Return the rows of a table as dicts by column name, or the values of a single column.
 
     Rows are read by position, not by label. Each column becomes an array, because row access of the
@@ -204,19 +210,23 @@ class PiecesColumn:
     __slots__ = ("_make", "_missing", "_offsets", "_state", "_values")
 
     def __init__(
-        self, kind: str, offsets: npt.NDArray[Any], values: npt.NDArray[Any], missing: Any
+        self,
+        kind: str,
+        offsets: npt.NDArray[Any],
+        values: npt.NDArray[Any],
+        missing: npt.NDArray[np.bool_] | None,
     ) -> None:
         self._state = (kind, offsets, values, missing)
         self._make = _MAKE_ROW[kind]
         # An element of a memoryview is a Python int. Reading one takes a third of an array's time.
         self._offsets = offsets.data
-        self._values: Any = values if kind == "numbers" else values.data
+        self._values = values if kind == "numbers" else values.data
         self._missing = None if missing is None else missing.data
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
-    def __getitem__(self, row: int) -> Any:
+    def __getitem__(self, row: int) -> object:
         if self._missing is not None and self._missing[row]:
             return None
         return self._make(self._values[self._offsets[row] : self._offsets[row + 1]])
@@ -225,7 +235,7 @@ class PiecesColumn:
         return PiecesColumn, self._state
 
 
-def _arrow_rows(column: Any, name: str) -> Any:
+def _arrow_rows(column: Any, name: str) -> Indexed:
     """Return the rows of a column: the result of `_rows_of`, or a list of Python objects."""
     pa = import_extra("pyarrow", f"{name} from polars")
     if hasattr(column, "to_pylist"):
@@ -238,7 +248,7 @@ def _arrow_rows(column: Any, name: str) -> Any:
     return column.to_list() if rows is None else rows
 
 
-def _rows_of(pa: Any, column: Any, name: str) -> Any:
+def _rows_of(pa: ModuleType, column: pa.ChunkedArray | pa.Array, name: str) -> Indexed | None:
     """Return a pyarrow column as an array or a `PiecesColumn`, or None if its type fits neither.
 
     Numbers and times are not copied if they are in one chunk without nulls. A null is NaN among
@@ -261,10 +271,9 @@ def _rows_of(pa: Any, column: Any, name: str) -> Any:
         return _pieces_of(column, pieces)
     if types.is_fixed_size_list(kind) and not column.null_count:
         values = _rows_of(pa, column.flatten(), name)
-        is_numeric = isinstance(values, np.ndarray) and values.dtype.kind in "iufb"
-        return (
-            values.reshape(len(column), kind.list_size, *values.shape[1:]) if is_numeric else None
-        )
+        if isinstance(values, np.ndarray) and values.dtype.kind in "iufb":
+            return values.reshape(len(column), kind.list_size, *values.shape[1:])
+        return None
     if not (_is_number(types, kind) or types.is_boolean(kind) or types.is_timestamp(kind)):
         return None
     if column.null_count and types.is_integer(kind):
@@ -274,17 +283,17 @@ def _rows_of(pa: Any, column: Any, name: str) -> Any:
                 f"{name} has nulls, which are read as NaN, and integers beyond 2**53, which "
                 "float64 cannot hold. Fill its nulls first, or convert the column to strings."
             )
-    return column.to_numpy(zero_copy_only=False)
+    return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
-def _is_number(types: Any, kind: Any) -> bool:
+def _is_number(types: ModuleType, kind: pa.DataType) -> bool:
     return any(
         is_kind(kind)
         for is_kind in (types.is_integer, types.is_floating, types.is_date, types.is_duration)
     )
 
 
-def _pieces_of(column: Any, kind: str) -> PiecesColumn | None:
+def _pieces_of(column: pa.Array, kind: str) -> PiecesColumn | None:
     """Return a column of texts, bytes or lists, or None if there are nulls inside the lists."""
     rows = len(column)
     offsets = np.frombuffer(column.buffers()[1], np.int64, rows + 1, 8 * column.offset)
@@ -302,7 +311,7 @@ def _pieces_of(column: Any, kind: str) -> PiecesColumn | None:
     return PiecesColumn(kind, offsets - first if first else offsets, values, missing)
 
 
-def hdf5_arguments(opened: Any) -> str:
+def hdf5_arguments(opened: h5py.Dataset | h5py.Group) -> str:
     """Return the arguments of `HDF5` that read an open object of h5py, as Python code.
 
     For a file or group, they name all datasets directly in it, unless there are many. For a closed

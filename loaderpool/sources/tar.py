@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError, SourceError, brief
 from loaderpool.hints import known_names_only
-from loaderpool.sources.files import FileSource, Paths, Record
+from loaderpool.sources.files import FileSource, Paths, PositionedFile, Record
 from loaderpool.sources.in_order import InOrder
 from loaderpool.system.interrupts import is_of_a_handler
 
@@ -90,7 +90,7 @@ class TarSamples(FileSource):
             )
         return np.array([*starts, end], np.int64)
 
-    def read(self, handle: Any, record: Record) -> dict[str, Any]:
+    def read(self, handle: PositionedFile, record: Record) -> dict[str, Any]:
         """Return one sample as a dict of its members."""
         sample, end = _sample_of(handle.read(record), self.where(record))
         if end != record.length:  # `tarfile` treats a damaged header as the end of the file
@@ -161,7 +161,9 @@ def _sample_of(data: bytes, where: str) -> tuple[dict[str, Any], int]:
                 continue
             if name[1] in sample:
                 raise SourceError(f"{where} has two members {brief(name[1])}")
-            content: Any = tar.extractfile(member)  # a link must refer to a member of this sample
+            content = tar.extractfile(member)  # a link must refer to a member of this sample
+            if content is None:
+                raise SourceError(f"{where} cannot be read: {brief(member.name)} is not a file")
             sample.setdefault("__key__", name[0])
             sample[name[1]] = content.read()
         return sample, tar.offset

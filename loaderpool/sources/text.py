@@ -13,7 +13,7 @@ import numpy.typing as npt
 from loaderpool.checks import flag
 from loaderpool.errors import ArgumentError, SourceError, brief, shortened
 from loaderpool.hints import known_names_only
-from loaderpool.sources.files import FileSource, Paths, Record
+from loaderpool.sources.files import FileSource, Paths, PositionedFile, Record
 from loaderpool.sources.in_order import refuse_compressed
 
 _CHUNK_BYTES = 8 << 20
@@ -61,9 +61,9 @@ class TextLines(FileSource):
         """Return the offsets of the lines in a file."""
         return np.concatenate(list(_line_starts(path)))
 
-    def read(self, handle: Any, record: Record) -> str:
+    def read(self, handle: PositionedFile, record: Record) -> str:
         """Return one line, decoded."""
-        data: bytes = handle.read(record)
+        data = handle.read(record)
         if self._strip and data.endswith(b"\n"):
             data = data[:-2] if data.endswith(b"\r\n") else data[:-1]
         try:
@@ -94,7 +94,7 @@ class JsonLines(FileSource):
         """Return the offsets of the lines in a file; a blank line belongs to the line before it."""
         return np.concatenate(list(_line_starts(path, skip_blank=True)))
 
-    def read(self, handle: Any, record: Record) -> Any:
+    def read(self, handle: PositionedFile, record: Record) -> Any:
         """Return the value of one line."""
         return json.loads(handle.read(record))
 

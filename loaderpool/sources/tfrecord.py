@@ -23,7 +23,7 @@ from loaderpool.element.spec import ArraySpec
 from loaderpool.element.structure import listed
 from loaderpool.errors import ArgumentError, SourceError, brief, shortened
 from loaderpool.hints import known_names_only, nearest
-from loaderpool.sources.files import FileSource, Paths, Record
+from loaderpool.sources.files import FileSource, Paths, PositionedFile, Record
 from loaderpool.sources.in_order import ZLIB, Compression, InOrder, compression_of
 from loaderpool.sources.tables import import_extra
 
@@ -92,9 +92,9 @@ class TFRecords(FileSource):
         starts.append(at)
         return np.array(starts, np.int64)
 
-    def read(self, handle: Any, record: Record) -> bytes:
+    def read(self, handle: PositionedFile, record: Record) -> bytes:
         """Return the data of one record."""
-        data: bytes = handle.read(record)
+        data = handle.read(record)
         payload = data[_HEADER.size : -_FOOTER_BYTES]
         if self._check_crc:
             found, stored = (
@@ -160,8 +160,9 @@ class TFRecords(FileSource):
 
 
 @functools.cache
-def _checksum() -> Any:
-    return import_extra("google_crc32c", "TFRecords").value
+def _checksum() -> Callable[[bytes], int]:
+    checksum: Callable[[bytes], int] = import_extra("google_crc32c", "TFRecords").value
+    return checksum
 
 
 def _masked(crc: int) -> int:
@@ -284,7 +285,7 @@ def _parser() -> tuple[Callable[[bytes], Any], type[Exception]]:
         for name in ("descriptor_pb2", "descriptor_pool", "message", "message_factory")
     )
 
-    def one(name: str, number: int, of: str, **more: Any) -> dict[str, Any]:
+    def one(name: str, number: int, of: str, **more: object) -> dict[str, Any]:
         return {
             "name": name,
             "number": number,
@@ -315,12 +316,14 @@ def _parser() -> tuple[Callable[[bytes], Any], type[Exception]]:
     # A separate pool, because TensorFlow has registered an Example in the default pool.
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    example: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName("loaderpool.Example"))
+    example = message_factory.GetMessageClass(pool.FindMessageTypeByName("loaderpool.Example"))
     return example.FromString, message.DecodeError
 
 
 @functools.lru_cache(256)
-def _layout(shape: tuple[Any, ...], dtype: Any, defaults: int) -> tuple[str, np.dtype[Any], int]:
+def _layout(
+    shape: tuple[Any, ...], dtype: npt.DTypeLike, defaults: int
+) -> tuple[str, np.dtype[Any], int]:
     """Return how a feature of this description is stored.
 
     Returns:
@@ -339,18 +342,22 @@ def _layout(shape: tuple[Any, ...], dtype: Any, defaults: int) -> tuple[str, np.
     return kind, np.dtype(object) if kind == "bytes_list" else known, number
 
 
+def _parts(what: object) -> tuple[Any, ...]:
+    return what if isinstance(what, tuple) else ((), what)
+
+
 @functools.lru_cache(256)
-def _described(what: Any) -> tuple[str, np.dtype[Any], int, bool, tuple[Any, ...]]:
+def _described(what: object) -> tuple[str, np.dtype[Any], int, bool, tuple[Any, ...]]:
     """Return the parsed description of a feature without a default.
 
     Returns:
         The result of `_layout`, True if the first dimension is None, and the shape.
     """
-    shape, dtype = what if isinstance(what, tuple) else ((), what)
+    shape, dtype = _parts(what)
     return *_layout(tuple(shape), dtype, 0), tuple(shape[:1]) == (None,), tuple(shape)
 
 
-def _value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
+def _value(name: str, what: object, found: Mapping[str, Any]) -> object:
     """Return the value of a feature.
 
     This is the fast path for features that match their descriptions. `_checked_value` handles all
@@ -370,7 +377,7 @@ def _value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
     return _converted(values, count, made, shape)
 
 
-def _converted(values: Any, count: int, made: np.dtype[Any], shape: tuple[Any, ...]) -> Any:
+def _converted(values: Any, count: int, made: np.dtype[Any], shape: tuple[Any, ...]) -> object:
     """Return a list of an Example as one value, or as an array of the given shape."""
     if not shape:
         return values.value[0] if made.hasobject else made.type(values.value[0])
@@ -387,13 +394,12 @@ def _converted(values: Any, count: int, made: np.dtype[Any], shape: tuple[Any, .
     )
 
 
-def _dtype_in(what: Any) -> Any:
+def _dtype_in(what: object) -> object:
     """Return the dtype of a feature's description, which may be invalid."""
-    is_plain = type(what) is tuple and len(what) > 1
-    return what[1] if is_plain else what
+    return what[1] if type(what) is tuple and len(what) > 1 else what
 
 
-def _advice_on(dtype: Any) -> str:
+def _advice_on(dtype: object) -> str:
     """Return advice on a dtype that no list of an Example has, as a new sentence."""
     name = str(getattr(dtype, "name", getattr(dtype, "__name__", dtype)))
     if name in ("str", "string"):
@@ -412,9 +418,9 @@ def _advice_on(dtype: Any) -> str:
     return ""
 
 
-def _checked_value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
+def _checked_value(name: str, what: object, found: Mapping[str, Any]) -> object:
     try:
-        shape, dtype, *defaults = what if isinstance(what, tuple) else ((), what)
+        shape, dtype, *defaults = _parts(what)
         wanted, made, number = _layout(tuple(shape), dtype, len(defaults))
     except (LookupError, TypeError, ValueError):
         raise ArgumentError(
@@ -457,7 +463,7 @@ def _checked_value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
     return _converted(values, count, made, tuple(shape))
 
 
-def _default(name: str, default: Any, shape: tuple[int, ...], made: np.dtype[Any]) -> Any:
+def _default(name: str, default: object, shape: tuple[int, ...], made: np.dtype[Any]) -> object:
     """Convert a default to a feature's shape and dtype. Raise ArgumentError if it does not fit."""
     try:
         given = np.array(default, object if made.hasobject else None)

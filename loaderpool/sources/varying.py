@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 
 class VaryingSource:
     """Base of sources whose items are a function of epoch and index.
@@ -20,7 +18,7 @@ class VaryingSource:
     varies: bool
     records: int
 
-    def item(self, epoch: int, index: int) -> Any:
+    def item(self, epoch: int, index: int) -> object:
         """Return an item of an epoch. Any process may read any item, in any order."""
         raise NotImplementedError
 
@@ -29,6 +27,6 @@ class VaryingSource:
         raise NotImplementedError
 
 
-def varying(source: Any) -> VaryingSource | None:
+def varying(source: object) -> VaryingSource | None:
     """Return the source if its epochs differ, otherwise None."""
     return source if isinstance(source, VaryingSource) and source.varies else None

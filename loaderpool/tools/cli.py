@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from loaderpool.errors import LoaderpoolError
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line of this process, or the given one.
@@ -25,7 +27,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    from loaderpool.errors import LoaderpoolError
     from loaderpool.tools.commands import cli
 
     try:

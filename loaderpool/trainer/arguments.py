@@ -58,7 +58,7 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
     if config.batch_size is not None and (reason := whole_batches(arguments["source"])) is not None:
         raise SourceError(f"source {reason}")
     plan: Plan
-    items: Any = source
+    items: object = source
     if isinstance(source, (StreamSource, ReplicatedSource)):
         _check_unindexed(source, cache, config)
         if isinstance(source, ReplicatedSource):
@@ -288,8 +288,9 @@ def _plan_settings(config: LoaderConfig) -> dict[str, Any]:
     return {**sizes, "num_shards": shard.num_shards, "shard_index": shard.index}
 
 
-def _open_plan(config: LoaderConfig, **more: Any) -> Plan:
-    return Plan(Order(MAX_SIZE, seed=config.seed), **_plan_settings(config), is_open=True, **more)
+def _open_plan(config: LoaderConfig, lanes: int = 0, is_endless: bool = False) -> Plan:
+    order, settings = Order(MAX_SIZE, seed=config.seed), _plan_settings(config)
+    return Plan(order, **settings, is_open=True, lanes=lanes, is_endless=is_endless)
 
 
 def _indexed_plan(size: int, config: LoaderConfig, given: Buckets | None) -> Plan:
@@ -313,7 +314,7 @@ def _indexed_plan(size: int, config: LoaderConfig, given: Buckets | None) -> Pla
     return plan
 
 
-def _lengths(by: Any, size: int) -> npt.NDArray[Any]:
+def _lengths(by: object, size: int) -> npt.NDArray[Any]:
     """Return `Buckets.by` as an integer array, with one length per item of the source.
 
     Raises:

@@ -26,6 +26,7 @@ from loaderpool.system.interrupts import FailuresIgnored, InterruptsHeld
 from loaderpool.trainer.counters import Counters
 from loaderpool.trainer.epoch_hooks import EpochHooks, UserHooks
 from loaderpool.trainer.pass_log import Iterations, PassLog
+from loaderpool.transport.reports import original_of, rebuild
 
 if TYPE_CHECKING:
     from loaderpool.core.contracts import Engine, Run
@@ -272,9 +273,6 @@ def _without_frames(error: BaseException) -> BaseException:
 
     The copy has the same class, arguments, text and attributes. If that fails, it is a plain error.
     """
-    # Imported here, so that `import loaderpool` does not load it.
-    from loaderpool.transport.reports import original_of, rebuild
-
     with FailuresIgnored():  # the user's class may raise
         copy = rebuild(type(error), original_of(error))
         vars(copy).update(vars(error))

@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from loaderpool.checks import read_path, read_seconds, whole_number
 from loaderpool.config import MAX_EPOCH, LoaderConfig, check_setting
@@ -23,6 +23,7 @@ from loaderpool.trainer.pool import Pool
 
 if TYPE_CHECKING:
     import tensorflow as tf
+    import torch
 
     from loaderpool.cache.setting import Cache
     from loaderpool.config import Buckets, Limits, Shard
@@ -102,7 +103,7 @@ class Loader:
     @known_names_only
     def __init__(
         self,
-        source: Any,
+        source: object,
         fn: Callable[..., Any] | None = None,
         *,
         batch_size: int | None = 32,
@@ -113,10 +114,10 @@ class Loader:
         drop_remainder: bool = False,
         deterministic: bool = True,
         shard: Shard | Literal["auto"] | None = None,
-        element_spec: Any = None,
-        pad: Any = False,
+        element_spec: object = None,
+        pad: object = False,
         ragged: bool = False,
-        on_error: Any = "raise",
+        on_error: object = "raise",
         setup: Callable[[], Any] | None = None,
         augment: Callable[..., Any] | None = None,
         cache: Cache | str | os.PathLike[str] | None = None,
@@ -124,7 +125,7 @@ class Loader:
         threads: int = 1,
         seed_globals: bool | Literal["auto"] = "auto",
         limits: Limits | None = None,
-        _hooks: Any = None,
+        _hooks: object = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         if isinstance(shard, str) and shard == "auto":
@@ -184,7 +185,7 @@ class Loader:
         __getitem__ = Unsupported("a Loader has no batches by index")
         __next__ = Unsupported("a Loader is not an iterator")
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("_"):
                 raise AttributeError(name)
             text = no_attribute("'Loader' object", name, dir(type(self)))
@@ -417,7 +418,7 @@ class Loader:
         return tensors(self._core, device, prefetch)
 
     @known_names_only
-    def as_torch(self, device: Any = None, prefetch: int = 2) -> Any:
+    def as_torch(self, device: torch.device | str | None = None, prefetch: int = 2) -> Any:
         """Return the batches as an `IterableDataset` of PyTorch tensors, without a copy.
 
         Strings stay NumPy arrays.
@@ -431,7 +432,7 @@ class Loader:
         return as_torch(self._core, device, prefetch)
 
     @known_names_only
-    def as_jax(self, sharding: Any = None, prefetch: int = 2) -> Any:
+    def as_jax(self, sharding: object = None, prefetch: int = 2) -> Any:
         """Return the batches as `jax.Array` objects, on the CPU without a copy.
 
         Args:
@@ -523,7 +524,7 @@ class Loader:
     def __repr__(self) -> str:
         return f"<loaderpool.Loader of {self._core.description}; {FOR_KERAS}>"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a Loader cannot be pickled, because it owns processes. If your function refers to it, "
             "pass it only the values that it needs"

@@ -10,7 +10,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from loaderpool.errors import ClosedError, closed_error, counted, foreign_error
 from loaderpool.plan.places import Position
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 # Part of each `repr`, because Keras shows the `repr` of an argument that it cannot use.
 FOR_KERAS = "for Keras: model.fit(loader.for_keras())"
+_Result = TypeVar("_Result")
 _workers_are_allowed = True
 
 
@@ -328,7 +329,7 @@ def _end(engine: Engine, own_pool: Pool | None) -> None:
     engine.close()
 
 
-def _call(core: weakref.ref[LoaderCore], method: Callable[..., Any], *given: Any) -> Any:
+def _call(core: weakref.ref[LoaderCore], method: Callable[..., _Result], *given: object) -> _Result:
     """Call a method of a loader's core, if the core still exists.
 
     Raises:

@@ -99,7 +99,7 @@ class Pass:
 
     # ---- delivery ----
 
-    def take(self) -> Any:
+    def take(self) -> object:
         """Return the next batch. Blocks until it has arrived.
 
         Raises:
@@ -152,7 +152,7 @@ class Pass:
                 self._batches = _NONE
                 raise
 
-    def take_joined(self, assemble: Callable[[Sequence[Any]], Any]) -> Any:
+    def take_joined(self, assemble: Callable[[Sequence[Any]], Any]) -> object:
         """Return all batches of the next delivery, each component as `dtype[count, rows, ...]`.
 
         Only for fixed forms. Blocks and raises as `take`. A pass uses either this method or `take`.
@@ -381,7 +381,7 @@ class LoaderIterator(Iterator[Any]):
         with self._turn:
             return self._give()
 
-    def _give(self) -> Any:
+    def _give(self) -> object:
         one_pass = self._pass
         if self._undoing is None:
             with InterruptsHeld():
@@ -487,7 +487,7 @@ class AheadIterator(LoaderIterator):
         self._given = 0  # `consumed` after the latest batch that was returned
         self._error: Exception | None = None  # error of the pass, which follows these batches
 
-    def _give(self) -> Any:
+    def _give(self) -> object:
         if not self._taken:
             error, self._error = self._error, None
             if error is not None:

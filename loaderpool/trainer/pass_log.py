@@ -178,7 +178,7 @@ class Iterations:
         self.count = 0
         self.live: dict[int, IterationLog] = {}
 
-    def start(self, log: IterationLog, reader: Any = None) -> None:
+    def start(self, log: IterationLog, reader: object = None) -> None:
         """Register an iterator that has started. `end` pairs with it.
 
         Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from loaderpool.checks import one_of, whole_number
 from loaderpool.config import DEFAULT_RESTARTS, MAX_WORKERS, Auto, check_restarts, check_workers
@@ -115,7 +115,7 @@ class Pool:
                 'workers=lp.Pool(n, start="spawn")'
             )
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise UnpicklableError(
             "a Pool cannot be pickled, because it owns processes. Create it where it is used"
         )

@@ -112,7 +112,7 @@ class Replay:
             self._positions = self._positions[self.row : self.row + 1]
         self.indices = plan.order.indices(epoch, self._positions)
 
-    def run(self) -> Any:
+    def run(self) -> object:
         """Return the function's unchanged result: a sample, or a batch if one call makes that.
 
         Raises:
@@ -132,7 +132,7 @@ class Replay:
                 work.calls.kept.clear()
             return work.call(self.epoch, self._positions.tolist(), self.indices)
 
-    def spec_of(self, result: Any) -> ElementSpec:
+    def spec_of(self, result: object) -> ElementSpec:
         """Return the structure, dtypes and shapes of the result.
 
         Raises:

@@ -25,6 +25,7 @@ from loaderpool.checks import whole_number
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ArgumentError, StateError, brief
 from loaderpool.plan.batches import Plan
+from loaderpool.plan.buckets import BucketPlan
 from loaderpool.plan.places import LanePlaces, Position
 from loaderpool.sources.stream import Interleave, ReplicatedSource, StreamSource, replicated
 from loaderpool.trainer.epoch_tracker import EpochTracker
@@ -120,7 +121,7 @@ def write_state(
     return {**state, "checksum": _checksum_of(state)}
 
 
-def read_state(state: Any, fingerprint: Mapping[str, Any], plan: Plan) -> Position:
+def read_state(state: object, fingerprint: Mapping[str, Any], plan: Plan) -> Position:
     """Check a saved state, and return its position.
 
     A state of version 2 must match its checksum. States of version 1 have no checksum.
@@ -245,8 +246,6 @@ def fingerprint(arguments: Mapping[str, Any], config: LoaderConfig, plan: Plan) 
         "function": _describe_function(function) + then,
     }
     if config.buckets is not None:
-        from loaderpool.plan.buckets import BucketPlan
-
         assert isinstance(plan, BucketPlan)
         sizes = [list(config.buckets.boundaries), list(config.buckets.batch_sizes)]
         fields["buckets"] = [*sizes, plan.buckets.checksum]
@@ -304,7 +303,7 @@ def describe_source(source: Any) -> str:
     return f"{kind} {_checksum(pieces)}"
 
 
-def _describe_function(function: Any) -> str:
+def _describe_function(function: object) -> str:
     """Return a function's name and a checksum of its code.
 
     The code of functions that it calls is not included.
@@ -331,7 +330,7 @@ def _checksum(pieces: Iterable[bytes]) -> str:
     return state.hexdigest()
 
 
-def _pieces(value: Any) -> Iterator[bytes]:
+def _pieces(value: object) -> Iterator[bytes]:
     """Yield bytes for a checksum: of plain values, in lists and tuples too; of others, the type."""
     if isinstance(value, (list, tuple)):
         yield f"{len(value)} of".encode()

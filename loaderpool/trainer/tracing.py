@@ -245,7 +245,7 @@ class Tracing:
         name: str,
         begun_ns: int,
         ended_ns: int,
-        **told: Any,
+        **told: object,
     ) -> Span:
         self._processes.setdefault(pid, "worker")  # a worker that has ended and had no ticket
         self._spans.append(Span(kind, pid, track, name, begun_ns, ended_ns, told))

@@ -133,6 +133,10 @@ class Opaque:
     pass
 
 
+class Device:
+    __module__ = "torch"  # as an object of PyTorch that has no dtype
+
+
 REFUSED = [
     (None, "expected one array, got None"),
     ((1, 2), "expected one array, got an object of type tuple"),
@@ -167,6 +171,8 @@ REFUSED = [
         Opaque(),
         "Opaque is not an array: return arrays, numbers or strings, or a tuple or dict of them$",
     ),
+    (Device(), "Device is not an array: return arrays, numbers"),
+    ([Device()], r"an array of objects \(Device\) cannot be batched"),
     (Broken(), r"Broken cannot be converted to an array \(RuntimeError: requires grad\)"),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import gzip
 import os
 import sys
@@ -181,6 +182,13 @@ def iter_into(got: list[Any], source: Any) -> list[Any]:
     for item in source:
         got.append(item)
     return []
+
+
+def test_readinto_counts_bytes_in_any_buffer() -> None:
+    file = InOrder(iter([b"0123456789"]), "x", lambda head: None)
+    numbers = array.array("H", [0, 0, 0])
+    assert file.readinto(numbers) == 6
+    assert numbers.tobytes() == b"012345"
 
 
 @pytest.mark.usefixtures("inflater")

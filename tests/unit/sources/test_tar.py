@@ -201,6 +201,18 @@ def test_links_are_named(tmp_path: Path, kind: bytes) -> None:
         lp.TarSamples(path)[0]
 
 
+def test_members_without_data_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as tar:
+        info = tarfile.TarInfo("b.jpg")
+        info.type = tarfile.FIFOTYPE
+        tar.addfile(info)
+    with pytest.raises(
+        lp.SourceError, match=r"sample 1 of .* cannot be read: 'b\.jpg' is not a file"
+    ):
+        lp.TarSamples(path)[0]
+
+
 def test_files_put_together_by_cat_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "x.tar", MEMBERS)
     path.write_bytes(path.read_bytes() * 2)
