@@ -229,6 +229,17 @@ def open_parameter(function: object, name: str, given: int = 1) -> inspect.Param
     return open_parameter(wrapped, name, given)
 
 
+def is_async(function: object) -> bool:
+    """Return True if a function is declared with `async def`, so that its calls are coroutines.
+
+    So is a `partial` of such a function, and an object whose `__call__` is one.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    call = getattr(type(function), "__call__", None)  # noqa: B004  # its declaration is read
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
 # Placeholder in a partial for an argument that the call passes, from Python 3.14 on.
 _PLACEHOLDER: object = getattr(functools, "Placeholder", object())
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -40,8 +40,8 @@ MAX_WORKERS = 1024
 # Number of a training's first steps that have a snapshot each. Code compiles in these, and caches
 # fill.
 FIRST_STEPS = 3
-# Threads of one worker. Larger: more threads wait for the one interpreter lock that they share.
-# Workers share none.
+# Concurrent calls of one worker. Larger: more calls wait for the one interpreter lock that they
+# share. Workers share none.
 MAX_THREADS = 256
 # Bucket numbers take 16 bits per item, which sort in linear time. No loader has that many batch
 # shapes.
@@ -284,8 +284,8 @@ class LoaderConfig(NamedTuple):
             )
         if threads > 1 and given["seed_globals"] is True:
             raise ArgumentError(
-                f"seed_globals=True and threads={threads} cannot be combined, as threads share the "
-                "global generators. Give the function a parameter rng and draw from it, or set "
+                f"seed_globals=True and threads={threads} cannot be combined, as concurrent calls "
+                "share the global generators. Give the function a parameter rng and draw from it, or set "
                 "threads=1"
             )
         given.update(

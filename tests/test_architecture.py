@@ -48,9 +48,9 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 238_500,
+    "loaderpool": 241_000,
     "scripts": 50_500,
-    "tests": 353_000,
+    "tests": 359_000,
 }
 MOST_NAMES = 17  # beside `__init__.py` and `py.typed`, directly in the package
 

@@ -210,7 +210,8 @@ class Processes:
         )
         self._settings = start
         self.by_number: dict[int, WorkerProcess] = {}
-        self.has_lanes = False  # True if a loader of generators was ever loaded
+        # True once a loader has generators or coroutines, whose `finally` blocks are to run.
+        self.end_gently = False
         self.without_pidfd: list[WorkerProcess] = []  # workers whose end must be polled
         self._cells = list(range(MAX_WORKERS - 1, -1, -1))  # free cells of the board
         self._pid = os.getpid()
@@ -347,9 +348,9 @@ class Processes:
                 worker.kill()
 
     def end_all(self) -> None:
-        """Kill and reap all workers. Workers with generators get `GRACE_S` to close these first."""
+        """Kill and reap all workers. With `end_gently`, they get `GRACE_S` to end by themselves."""
         workers = [*self.by_number.values()]
-        if self.has_lanes:
+        if self.end_gently:
             for worker in workers:
                 worker.channel.end_sending()
             clock.wait_until(

@@ -285,13 +285,13 @@ class Supervisor:
     def _on_loaded(self, number: int) -> None:
         settings = self._payloads.settings[number]
         config = settings.config
-        if settings.plan.lanes:
-            self._workers.has_lanes = True
+        if settings.plan.lanes or settings.is_async:
+            self._workers.end_gently = True
         action = config.on_error.action
         leaves_out = action == "skip" or (action == "replace" and settings.unit == "sample")
         self._main.send(messages.Loaded(number))
         most_deaths = config.limits.restarts_per_item
-        # Only a single thread shows for certain which sample ends its worker.
+        # Only calls made one by one show for certain which sample ends its worker.
         if config.threads > 1:
             most_deaths = max(_DEATHS_WITH_THREADS, most_deaths)
         # Nodes have supervisors of their own, which watch the timeouts of their samples.

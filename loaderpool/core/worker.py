@@ -27,6 +27,7 @@ from loaderpool.transport.payload.record import WorkerPayload
 from loaderpool.transport.pickling import dumps, receive
 from loaderpool.transport.reports import LOST_PIPES_STATUS, describe_failure
 from loaderpool.worker.bundles import Bundle, Frame, unpacked
+from loaderpool.worker.event_loop import EventLoop
 from loaderpool.worker.own_process import end_stray
 from loaderpool.worker.probe import probe
 from loaderpool.worker.tickets import Abandoned, MadeRows, Progress, WorkFailed
@@ -74,17 +75,24 @@ class Worker:
         self._lanes: dict[int, tuple[int, int]] = {}  # (loader, epoch) of each run of generators
         self._tickets: collections.deque[Ticket] = collections.deque()  # tickets still to make
         self._files: dict[int, int] = {}  # by ticket: descriptor of the file with its items
-        self._begun = 0  # number of the last ticket whose calls were passed to threads
+        self._begun = 0  # number of the last ticket whose calls were started ahead
+        self._event_loop = EventLoop()
         self._identity = machine.file_identity(channel.fileno())
 
     def run(self) -> None:
-        """Answer tickets until the channel ends, then close the generators."""
+        """Answer tickets until the channel ends, then close generators and coroutines."""
         self._numbers[self._base + Field.BEGUN] = 1
+        try:
+            self._serve()
+        finally:
+            self._event_loop.close()
+
+    def _serve(self) -> None:
         while True:
             while not self._tickets:
                 fault_points.reach("worker.idle")
                 begun_ns = clock.monotonic_ns()
-                self._channel.wait()
+                self._wait()
                 self._numbers[self._base + Field.WAIT_NS] += clock.monotonic_ns() - begun_ns
                 try:
                     self._read()
@@ -93,6 +101,13 @@ class Worker:
                         work.close()
                     return
             self._answer(self._tickets.popleft())
+
+    def _wait(self) -> None:
+        """Wait for a message. The coroutines that the user's functions have left run meanwhile."""
+        if self._event_loop.is_created:
+            self._event_loop.turn(None, self._channel.fileno())
+        else:
+            self._channel.wait()
 
     def _read(self) -> None:
         """Read all messages that have arrived. Never blocks."""
@@ -108,14 +123,17 @@ class Worker:
                 self._forget(message.number)
 
     def _look_ahead(self) -> bool:
-        """Pass the calls of waiting tickets to the threads. Return True if more may follow.
+        """Start the calls of waiting tickets. Return True if more may follow.
 
-        Called by the main thread during a ticket, while it waits for the threads.
+        Called by the main thread during a ticket, while it waits for concurrent calls.
+
+        Raises:
+            Abandoned: the supervisor has closed the channel, so no result is needed any more.
         """
         try:
             self._read()
         except ChannelClosed:
-            return False
+            raise Abandoned from None
         # Raised further, the error would be blamed on the sample in work. Another worker gets the
         # tickets instead.
         except BaseException:
@@ -148,7 +166,9 @@ class Worker:
             of = self._counted_as[loader] = payload.loader
             calls = CallClock(self._arena.call_times, self._cell, of, self._recorder)
             progress = Progress(self._numbers, self._base, self._number, BaseException, calls)
-            work = self._works[loader] = Work(payload, progress, self._arena.map, loader=loader)
+            work = self._works[loader] = Work(
+                payload, progress, self._arena.map, loader=loader, event_loop=self._event_loop
+            )
             work.look_ahead, work.check = self._look_ahead, self._check_channel
         if work.form is None and loader in self._forms:
             work.set_form(*receive(self._forms[loader], own=loader))
@@ -190,7 +210,7 @@ class Worker:
                 answer = Done(ticket.number, filled.items, failures=failed)
         except Abandoned:
             self._forget(ticket.run)
-            # Another ticket will get this slot, so no thread may write into it any more.
+            # Another ticket will get this slot, so no call may write into it any more.
             if ticket.loader in self._works:
                 self._works[ticket.loader].drop(ticket)
             answer = Done(ticket.number)

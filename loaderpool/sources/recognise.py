@@ -22,6 +22,7 @@ from loaderpool.sources.arrays import ArrayRows, SparseRows, has_rows, is_of, is
 from loaderpool.sources.indexing import Indexed
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import (
+    IS_ASYNC,
     ReplicatedSource,
     StreamSource,
     is_iterator,
@@ -309,6 +310,8 @@ def _refusal(obj: object) -> str:
         )
     if _is_indexed(obj) or has_rows(obj):
         return ""
+    if _has(obj, "__aiter__") or inspect.isasyncgenfunction(obj):
+        return f"is a {kind}, {IS_ASYNC}"
     if inspect.isgeneratorfunction(obj):
         return (
             f"is a generator function: use Loader.from_generator({obj.__name__}, shards=[...]), "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import inspect
 import itertools
 import numbers
 import operator
@@ -17,7 +18,7 @@ import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from loaderpool.checks import check_signature, open_parameter, whole_number
+from loaderpool.checks import check_signature, is_async, open_parameter, whole_number
 from loaderpool.errors import ArgumentError, SourceError, add_note, brief
 from loaderpool.hints import known_names_only
 from loaderpool.plan.batches import Plan
@@ -26,6 +27,11 @@ from loaderpool.plan.item_names import MOST_GENERATORS
 from loaderpool.plan.permutation import shuffled
 from loaderpool.system import clock
 from loaderpool.system.progress import Progress
+
+IS_ASYNC = (
+    "whose items only an event loop can read: pass a list of keys as source, and await in "
+    "`async def fn(key)`"
+)
 
 # Time between two reads of the clock while items are dropped. Smaller: reading the clock costs time
 # if items are fast. Larger: progress is reported late.
@@ -286,6 +292,8 @@ class ReplicatedSource:
         if not callable(make_generator):
             what = f"a function that returns a generator, got {_got(make_generator)}"
             raise ArgumentError(f"make_generator must be {what}")
+        if inspect.isasyncgenfunction(make_generator) or is_async(make_generator):
+            raise ArgumentError(f"make_generator is a function {IS_ASYNC}")
         # This check comes before `listed`, which copies all elements.
         if (count := operator.length_hint(shards)) > MOST_GENERATORS:
             raise ArgumentError(

@@ -6,12 +6,13 @@ Runs in: the main process, on the thread that makes the loader.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.checks import check_signature, open_parameter
+from loaderpool.checks import check_signature, is_async, open_parameter
 from loaderpool.config import DEFAULT_RESTARTS, Auto, LoaderConfig
 from loaderpool.core.delivery import CheckedArguments
 from loaderpool.element.spec import read_spec
@@ -89,13 +90,13 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
             "on_error[1] must be an integer for a stream, generators or an endless sequence, whose "
             f"number of rows is unknown, got the fraction {config.on_error.budget}"
         )
-    if cache is not None and config.threads > 1:
+    fn, augment, batch_fn = arguments["fn"], arguments["augment"], arguments["batch_fn"]
+    if cache is not None and config.threads > 1 and not (is_async(fn) or is_async(augment)):
         raise ArgumentError(
             f"cache and threads={config.threads} cannot be combined, because each worker uses the "
             "cache on one thread. Remove one of them; for more parallel reads, set a larger "
-            "workers="
+            "workers=, or declare fn with `async def`"
         )
-    fn, augment, batch_fn = arguments["fn"], arguments["augment"], arguments["batch_fn"]
     functions = {"fn": fn, "augment": augment, "batch_fn": batch_fn}
     takes_rng = frozenset(
         name for name, function in functions.items() if open_parameter(function, "rng") is not None
@@ -151,6 +152,11 @@ def _check_functions(arguments: dict[str, Any], is_cached: bool, config: LoaderC
             is_of = f"{brief(function)} of type {type(function).__name__}"
             raise ArgumentError(f"{name} must be callable, got {is_of}{advice}")
         if function is not None:
+            if inspect.isasyncgenfunction(function):
+                raise ArgumentError(
+                    f"{name} is an async generator function, but a call must return one value. "
+                    "Use return, not yield, in it"
+                )
             check_signature(name, function, example, (*may_take,))
     if batch_fn is not None:
         if config.batch_size is None:

@@ -43,8 +43,8 @@ class Loader:
         source: Items to load: a list, `range(n)`, array, table or other object with `__len__` and
             `__getitem__`. A tuple, dict or other mapping of arrays is read row by row. Any other
             iterable is a stream, read once per epoch.
-        fn: Function `fn(item)` that returns a sample: an array, number, string, or a tuple or
-            mapping of these. A parameter `rng` gets a `numpy.random.Generator` seeded for the
+        fn: Function `fn(item)`, also async, that returns a sample: an array, number, string, or a
+            tuple or mapping of these. A parameter `rng` gets a `numpy.random.Generator` seeded for the
             sample; `out` gets arrays to fill. This applies if the parameter has no default or the
             default is None. Default: items are samples.
         batch_size: Samples per batch. `None`: each result of `fn` is one batch. Default: 32.
@@ -78,8 +78,9 @@ class Loader:
         cache: Storage for the results of `fn`, which must not be random: `"memory"`, a directory,
             or a `Cache`.
         buckets: `Buckets`, to build each batch from items of similar length.
-        threads: Concurrent calls in each worker, 1 to 256, for a thread-safe function that waits
-            for I/O. Not with `cache` or generators. Default: 1.
+        threads: Calls that each worker makes at once, 1 to 256: threads, or coroutines of an async
+            function. Not with generators, nor with `cache` unless the function is async. Default:
+            1.
         seed_globals: Set to `True` to seed `random`, `numpy.random` and torch per sample. Default:
             `"auto"`, if used.
         limits: `Limits` of memory, time per sample, and worker restarts.

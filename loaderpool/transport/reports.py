@@ -211,20 +211,33 @@ def describe_timeout(
     worker: int | None,
     ran_s: float,
     timeout_s: float,
-    stacks: str,
+    stacks: str = "",
     in_generator: bool = False,
+    canceled: BaseException | None = None,
 ) -> Failure:
     """Describe a sample or generator that exceeded its time limit. Only the user's frames of the
     stacks are kept.
+
+    Args:
+        index: source index of the sample.
+        epoch: epoch of the sample.
+        worker: number of the worker; None: the main process.
+        ran_s: seconds that the sample ran.
+        timeout_s: its limit.
+        stacks: stacks of the worker's threads.
+        in_generator: True if a generator ran.
+        canceled: the exception that ended a coroutine. None: the worker was replaced.
     """
     what = "generator has not yielded" if in_generator else "sample ran"
     text = (
         f"the {what} for {ran_s:.1f} s, longer than Limits(timeout_s={timeout_s:g}), and its "
-        "worker was replaced"
+        f"{'worker was replaced' if canceled is None else 'coroutine was canceled'}"
     )
     if in_generator:
         text += ". A generator cannot continue after this, so on_error= does not apply"
     shown = "\n\n".join(filter(None, map(_users_frames, stacks.split("\n\n")))) or stacks
+    if canceled is not None:
+        shown = _traceback(canceled)
     return Failure(
         "TimeoutError",
         text,

@@ -1,44 +1,35 @@
-"""Calls of the user's functions for rows of a ticket, each with its own random streams, optionally
-on threads.
+"""Calls of the user's functions for rows of a ticket, each with its own random streams.
 
-The main thread does the rest: conversion, the error policy, writing rows to a slot, and messages to
-other processes. That code is the same with and without threads.
+`concurrent_calls` makes several of them at the same time, on threads or as coroutines. The main
+thread does the rest: conversion, the error policy, writing rows to a slot, and messages to other
+processes. That code is the same for all kinds of calls.
 """
 
 from __future__ import annotations
 
 import contextvars
 import functools
-import itertools
+import inspect
 import pickle
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from loaderpool.checks import is_async
 from loaderpool.errors import ArgumentError, CacheError, add_note
 from loaderpool.plan.generators import BATCH, SAMPLE, CapturedGenerators
 from loaderpool.sources.varying import varying
-from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.payload.generators import made_by_setup, seeder
 from loaderpool.transport.payload.record import Pair, WorkerPayload
+from loaderpool.worker.event_loop import EventLoop, by_steps, limited
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
-from loaderpool.worker.rows import share_memory
-from loaderpool.worker.tickets import MadeRows, Opened, Progress, Ticket
+from loaderpool.worker.tickets import Opened
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from loaderpool.cache.store import SharedCache, Store
     from loaderpool.plan.sample_streams import SampleStreams
-    from loaderpool.worker.contracts import Runner
 
-# Interval in seconds at which the main thread, waiting for a call, checks for new tickets. Larger:
-# threads idle if tickets arrive late. Smaller: the checks themselves take time.
-_LOOK_S = 0.01
-# Results of later tickets that a ticket's own results are compared with. 0: a ticket with one call
-# would have none to compare. Larger: more comparisons for each ticket.
-_OTHERS = 2
 _Result = TypeVar("_Result")
 
 
@@ -51,8 +42,14 @@ class Calls:
     Args:
         payload: the loader's functions, source and settings.
         cell: number of this worker's cell.
-        threads: number of threads that make calls.
+        threads: number of calls at the same time.
         watch: watches the global generators, if it is shared with other code.
+        event_loop: runs the coroutines of async functions. None: there are none.
+
+    Attributes:
+        is_async: True if a function is async. Then each call is a coroutine.
+        limit_s: time in seconds after which a coroutine is canceled; None: never.
+        context: copied for each coroutine, once the `setup` hook has run in the event loop.
     """
 
     def __init__(
@@ -61,8 +58,15 @@ class Calls:
         cell: int = 0,
         threads: int = 1,
         watch: GlobalsWatch | None = None,
+        event_loop: EventLoop | None = None,
     ) -> None:
         source, config = payload.source, payload.config
+        self.is_async = payload.is_async
+        self.limit_s: float | None = None
+        self.context: contextvars.Context | None = None
+        # Notes that a coroutine computes: see `Progress.note_step`.
+        self.note_step: Callable[[int], None] = _nothing
+        self.event_loop = event_loop or EventLoop()
         self._payload, self._config = payload, config
         self._get: Callable[[int], Any] = source.__getitem__
         self._batch_fn = payload.batch_fn
@@ -74,7 +78,12 @@ class Calls:
         if payload.cache is not None and payload.fn is not None:
             self._cached = CachedFunction(source, payload.fn, payload.cache, cell, self.captured)
             functions = functions[1:]
-        self._first: Callable[[int], Any] = self._cached or self._get
+        self._first: Callable[[int], Any] = self._get
+        self._of_epoch: Callable[[int, int], Any] | None = None
+        if self._cached is not None:
+            cached = self._cached
+            self._first = cached.call_async if self.is_async else cached
+            self._of_epoch = cached.of_epoch_async if self.is_async else cached.of_epoch
         self._varying = varying(source)
         # True for `range(n)`: looking up each item would take a tenth of the time of a batch of
         # tiny samples.
@@ -93,6 +102,8 @@ class Calls:
         self._plain = None if self.takes_out or takes_rng else [function for function, _ in chain]
         self._seed, self._threads = config.seed, threads
         self._of_thread = threading.local()
+        # Random streams that no coroutine uses. Each coroutine in work has its own.
+        self._free_streams: list[SampleStreams] = []
         self.watch = watch or GlobalsWatch()
         self.is_watched: bool = config.seed_globals == "auto"
         self._seeds_globals: bool = config.seed_globals is True
@@ -128,23 +139,37 @@ class Calls:
         self.made += made_by_setup(self._payload, [*self._known, *self.made])
         self.seed_captured(self._known)
 
-    @property
-    def _streams(self) -> SampleStreams:
-        """The random streams of this thread's calls."""
+    def _streams_of_thread(self) -> SampleStreams | None:
+        """Return the random streams of this thread's calls. None if the calls need none."""
         found: SampleStreams | None = getattr(self._of_thread, "streams", None)
-        if found is None:
-            # imported here: the import is slow, and most functions need no streams
-            from loaderpool.plan.sample_streams import SampleStreams
-
-            found = self._of_thread.streams = SampleStreams(self._seed)
+        if found is None and (self._takes_rng or self._seeds_globals):
+            found = self._of_thread.streams = self._new_streams()
         return found
+
+    def _new_streams(self) -> SampleStreams:
+        # imported here: the import is slow, and most functions need no streams
+        from loaderpool.plan.sample_streams import SampleStreams
+
+        return SampleStreams(self._seed)
+
+    def _begin(
+        self, streams: SampleStreams | None, epoch: int, position: int, batch: bool = False
+    ) -> Any:
+        """Seed the generators for a call, and return its `rng`. None if no function takes it."""
+        if streams is not None and self._seeds_globals:
+            streams.seed_globals(epoch, position, batch)
+        if self.captured is not None:
+            self.captured.begin(BATCH if batch else SAMPLE, epoch, position)
+        # One generator for the chain: the second function continues the numbers of the first.
+        if streams is not None and self._takes_rng:
+            return streams.generator(epoch, position, batch)
+        return None
 
     def reader(self, epoch: int) -> Callable[[int], Any] | None:
         """Return the function for `Opened.read`; None if all epochs have the same items."""
         if self._varying is None:
             return None
-        read = self._varying.item if self._cached is None else self._cached.of_epoch
-        return functools.partial(read, epoch)
+        return functools.partial(self._of_epoch or self._varying.item, epoch)
 
     # ---- results of the probe ----
 
@@ -162,8 +187,8 @@ class Calls:
         Raises:
             BaseException: an exception that `work` raised.
             CacheError: the function cannot be cached. Raised even if `work` skipped the error.
-            ArgumentError: calls draw, and threads cannot each have their own state of these
-                generators.
+            ArgumentError: calls draw, and concurrent calls cannot each have their own state of
+                these generators.
         """
         runs = 0
         result: _Result
@@ -175,9 +200,11 @@ class Calls:
             runs += 1
             if runs == 2:  # The first run may have imported a module that draws on import.
                 if self._threads > 1:
+                    self._check_cached()
+                    share = "concurrent calls" if self.is_async else "threads"
                     raise ArgumentError(
                         "The function uses the global generator of random, numpy.random or torch, "
-                        "which threads share, so its samples would not be reproducible with "
+                        f"which {share} share, so its samples would not be reproducible with "
                         f"threads={self._threads}. Add a parameter `rng` and use it, or set "
                         "threads=1. If samples do not depend on these numbers (such as the pause "
                         "before a retry), pass seed_globals=False."
@@ -186,11 +213,28 @@ class Calls:
         else:
             self.watch.seen = None
             result = work(*arguments)
-        if self._cached is not None and self._cached.refusal is not None:
-            raise self._cached.refusal
+        self._check_cached()
         return result
 
+    def _check_cached(self) -> None:
+        if self._cached is not None and self._cached.refusal is not None:
+            raise self._cached.refusal
+
     # ---- calls ----
+
+    def set_up(self, setup: Callable[[], Any]) -> None:
+        """Call the `setup` hook. If it or a function is async, the hook runs in the event loop."""
+        if self.is_async or is_async(self._payload.setup):
+            self.event_loop.run(self._set_up(setup), None)
+        else:
+            setup()
+
+    async def _set_up(self, setup: Callable[[], Any]) -> None:
+        done = setup()
+        if inspect.isawaitable(done):
+            await done
+        # `numpy.errstate` and the like belong to the context, not to the process.
+        self.context = contextvars.copy_context()
 
     def unit(self, opened: Opened, start: int, stop: int) -> Any:
         """Return the result of one call.
@@ -199,11 +243,15 @@ class Calls:
         """
         if self.kept and (value := self.kept.pop(opened.indices[start], None)) is not None:
             return value
+        if self.is_async:
+            return self.event_loop.run(self.unit_async(opened, start, stop), self.context)
         position = int(opened.positions[start])
         if self._batch_fn is None:
             value = self._sample(opened, start, position)
         else:
-            value = self._batch(self._batch_fn, opened, start, stop, position)
+            value = self._batch(
+                self._batch_fn, opened, start, stop, position, self._streams_of_thread()
+            )
         self.after_call()
         return value
 
@@ -246,46 +294,44 @@ class Calls:
             )
 
     def _sample(self, opened: Opened, at: int, position: int) -> Any:
-        epoch, captured = opened.ticket.epoch, self.captured
-        if self._seeds_globals and self._cached is None:
-            self._streams.seed_globals(epoch, position)
-        if captured is not None:
-            captured.begin(SAMPLE, epoch, position)
-        # One generator for the chain: the second function continues the numbers of the first.
-        generator: Any = self._streams.generator(epoch, position) if self._takes_rng else None
-        value = (opened.read or self._first)(opened.indices[at])
-        # Seeded after `fn`, so that the state does not depend on whether `fn` was called now or
-        # earlier.
-        if self._cached is not None:
-            if self._seeds_globals:
-                self._streams.seed_globals(epoch, position)
-            if captured is not None:
-                captured.begin(SAMPLE, epoch, position)
+        streams, epoch = self._streams_of_thread(), opened.ticket.epoch
+        read, index = opened.read or self._first, opened.indices[at]
+        if self._cached is None:
+            generator = self._begin(streams, epoch, position)
+            value = read(index)
+        else:
+            # Seeded after `fn`, so that the state does not depend on whether `fn` was called now or
+            # earlier.
+            value = read(index)
+            generator = self._begin(streams, epoch, position)
         for function, takes_rng in self._chain:
             value = function(value, rng=generator) if takes_rng else function(value)
         if self._last is not None:
-            out, row = None, opened.ticket.start + at
-            if opened.arrays is not None and self.unflatten is not None:
-                # With `...`, a 0-d element is an array, too.
-                out = self.unflatten([array[row, ...] for array in opened.arrays])
-            function, takes_rng = self._last
+            (function, takes_rng), out = self._last, self._out(opened, at)
             value = (
                 function(value, out=out, rng=generator) if takes_rng else function(value, out=out)
             )
             value = out if value is None else value
         return value
 
+    def _out(self, opened: Opened, at: int) -> Any:
+        """Return the arrays into which the last function writes a row. None in the first call."""
+        if opened.arrays is None or self.unflatten is None:
+            return None
+        # With `...`, a 0-d element is an array, too.
+        return self.unflatten([array[opened.ticket.start + at, ...] for array in opened.arrays])
+
     def _batch(
-        self, batch_fn: Callable[..., Any], opened: Opened, start: int, stop: int, position: int
+        self,
+        batch_fn: Callable[..., Any],
+        opened: Opened,
+        start: int,
+        stop: int,
+        position: int,
+        streams: SampleStreams | None,
     ) -> Any:
-        epoch, items, get = opened.ticket.epoch, [], opened.read or self._get
-        if self._seeds_globals:
-            self._streams.seed_globals(epoch, position, batch=True)
-        if self.captured is not None:
-            self.captured.begin(BATCH, epoch, position)
-        generator: Any = (
-            self._streams.generator(epoch, position, batch=True) if self._takes_rng else None
-        )
+        items, get = [], opened.read or self._get
+        generator = self._begin(streams, opened.ticket.epoch, position, batch=True)
         try:
             for index in opened.indices[start:stop]:
                 items.append(get(index))
@@ -294,185 +340,69 @@ class Calls:
             raise
         return batch_fn(items, rng=generator) if self._takes_rng else batch_fn(items)
 
+    # ---- calls of async functions ----
 
-# ---- calls on threads ----
-#
-# Calls start in the order of rows, ticket after ticket. So the main thread always waits for the
-# call that has run longest. While it waits for the last rows of a ticket, threads make calls of the
-# next tickets. If a worker dies, any of its tickets may be the cause, so each is made again alone.
+    async def unit_async(self, opened: Opened, start: int, stop: int) -> Any:
+        """Return the result of one call, as `unit` does.
 
-
-class _Call:
-    """One call of the function, made by a thread."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.thread = self.started_ns = self.ended_ns = 0
-        self.future: Future[None]  # done once the call was made; a canceled call never starts
-
-    def make(self, calls: Calls, opened: Opened, start: int, stop: int) -> None:
-        """Make the call, and store its result or error. Called in one of the worker's threads."""
-        self.thread, self.started_ns = threading.get_ident(), clock.monotonic_ns()
-        try:
-            self.result = calls.unit(opened, start, stop)
-        except BaseException as error:
-            end_stray(error)
-            self.error = error
-        self.ended_ns = clock.monotonic_ns()
-
-
-class ThreadCalls:
-    """A loader's threads in one worker. It is a `Runner`, as `Calls` is.
-
-    Args:
-        calls: the calls that the threads make.
-        threads: number of threads.
-        makes_units: True if a call makes a whole batch or element.
-        progress: records the calls.
-    """
-
-    def __init__(self, calls: Calls, threads: int, makes_units: bool, progress: Progress) -> None:
-        # imported here: it takes 1 ms, and most loaders have no threads
-        from concurrent.futures import Future, ThreadPoolExecutor, wait
-
-        self._calls, self._makes_units, self._progress = calls, makes_units, progress
-        self._wait_for = wait
-        self.executor = ThreadPoolExecutor(threads, "loaderpool")
-        # Future of calls that no thread makes: the probe has made them, or no thread could be
-        # started.
-        self._over: Future[None] = Future()
-        self._over.set_result(None)
-        self.begun: dict[Ticket, Opened] = {}
-        self._look_ahead: Callable[[], bool] | None = None
-
-    def begin(self, opened: Opened) -> None:
-        """Submit the calls of a ticket, after those of earlier tickets. Pairs with `end`."""
-        if not self.begun and self._calls.is_watched:
-            self._calls.watch.seen = self._calls.watch.look()
-        opened.calls = {}
-        self.begun[opened.ticket] = opened
-        rows = len(opened.indices)
-        for start, stop in (
-            opened.bounds() if self._makes_units else zip(range(rows), itertools.count(1))
-        ):
-            if self._progress.excluded(opened.ticket.epoch, opened.indices[start:stop]) is not None:
-                continue
-            call = opened.calls[start] = _Call(opened.indices[start])
-            # Taken now, because the next submitted ticket may be of another epoch.
-            call.result = self._calls.kept.pop(call.index, None)
-            if call.result is not None:
-                call.future = self._over
-                continue
-            # Calls run in the context that the `setup` hook left: `numpy.errstate` and the like
-            # belong to the context, not to the process.
-            run = contextvars.copy_context().run
-            try:
-                call.future = self.executor.submit(run, call.make, self._calls, opened, start, stop)
-            except RuntimeError as error:
-                # No more threads can be started.
-                call.error, call.future = error, self._over
-
-    def unit(self, opened: Opened, start: int, stop: int) -> Any:
-        """Return the result of one call, as `Calls.unit` does. Blocks until the call is over."""
-        call = opened.calls[start]
-        self._wait(call, self._look_ahead)
-        if call.future is not self._over:
-            self._progress.note_call(call.started_ns, call.ended_ns, call.index)
-        error, call.error = call.error, None
-        if error is None:
-            return call.result
-        try:
-            raise error
-        finally:
-            # Its traceback refers to this frame. The cycle would keep the function's objects until
-            # a garbage collection.
-            del error
-
-    def _wait(self, call: _Call, look_ahead: Callable[[], bool] | None) -> None:
-        if call.future.done():
-            return
-        # The call may have started long ago, while the main thread waited for earlier rows.
-        self._progress.note_thread(call.thread, call.started_ns or clock.monotonic_ns(), call.index)
-        while look_ahead is not None and look_ahead():
-            if self._wait_for([call.future], _LOOK_S).done:
-                return
-        self._wait_for([call.future])
-
-    def run(
-        self,
-        opened: Opened,
-        fill: Callable[[Runner, Opened], MadeRows],
-        look_ahead: Callable[[], bool] | None,
-    ) -> MadeRows:
-        """Fill a ticket's slot with the results of threads.
-
-        When this returns or raises, no thread works on the ticket any more.
-
-        Args:
-            opened: the ticket.
-            fill: makes rows of the results.
-            look_ahead: called while this waits for a call. It may submit more tickets, and returns
-                True if more may come.
+        Runs in: the event loop, beside other calls. All functions of the call run there, also those
+        that are not async, and the source is read there.
 
         Raises:
-            ArgumentError: the function draws from the global generators, or returns one array
-                several times.
-            BaseException: an exception that `fill` raised.
+            CallTimeoutError: the call took longer than `limit_s`.
+            BaseException: the exception of a function.
         """
-        self._look_ahead = look_ahead
-        if opened.ticket not in self.begun:
-            self.begin(opened)
-        return self._calls.watched(self._fill, opened, fill)
-
-    def _fill(self, opened: Opened, fill: Callable[[Runner, Opened], MadeRows]) -> MadeRows:
-        # A call of some ticket drew from the global generators, so this is the second run. The
-        # other tickets are submitted again when `run` gets them.
-        if opened.ticket not in self.begun:
-            for ticket in list(self.begun):
-                self.end(ticket)
-            self._look_ahead = None
-            self.begin(opened)
+        streams = None
+        if self._takes_rng or self._seeds_globals:
+            streams = self._free_streams.pop() if self._free_streams else self._new_streams()
         try:
-            filled = fill(self, opened)
-            if share_memory(self._results(opened), opened.arrays or ()):
-                raise ArgumentError(
-                    "The function returns the same array, list or dict for several samples, which "
-                    "its threads would overwrite. Return a new one from each call, or a read-only "
-                    "array, or set threads=1."
-                )
-            return filled
+            position = int(opened.positions[start])
+            if self._batch_fn is None:
+                call = self._sample_async(opened, start, position, streams)
+            else:
+                call = self._batch_async(self._batch_fn, opened, start, stop, position, streams)
+            if self.limit_s is not None:
+                begin = functools.partial(self.note_step, opened.indices[start])
+                call = by_steps(limited(call, self.limit_s), begin, _nothing)
+            value = await call
         finally:
-            self.end(opened.ticket)
+            if streams is not None:
+                self._free_streams.append(streams)
+        self.after_call()
+        return value
 
-    def _results(self, opened: Opened) -> Iterator[Any]:
-        """Yield the results of the ticket's calls, and of a few calls of others, because a ticket
-        may have only one.
-        """
-        others = (
-            call
-            for each in self.begun.values()
-            if each is not opened
-            for call in each.calls.values()
-        )
-        made = (call.result for call in others if call.result is not None)
-        own = (call.result for call in opened.calls.values())
-        return itertools.chain(own, itertools.islice(made, _OTHERS))
+    async def _sample_async(
+        self, opened: Opened, at: int, position: int, streams: SampleStreams | None
+    ) -> Any:
+        """Return a sample, as `_sample` does."""
+        epoch, read, index = opened.ticket.epoch, opened.read or self._first, opened.indices[at]
+        if self._cached is None:
+            generator = self._begin(streams, epoch, position)
+            value = read(index)
+        else:
+            value = await read(index)
+            generator = self._begin(streams, epoch, position)
+        for function, takes_rng in self._chain:
+            value = function(value, rng=generator) if takes_rng else function(value)
+            if inspect.isawaitable(value):  # functions that are not async may be in the chain
+                value = await value
+        if self._last is not None:
+            (function, takes_rng), out = self._last, self._out(opened, at)
+            value = (
+                function(value, out=out, rng=generator) if takes_rng else function(value, out=out)
+            )
+            if inspect.isawaitable(value):
+                value = await value
+            value = out if value is None else value
+        return value
 
-    def end(self, ticket: Ticket) -> None:
-        """Start no more calls of a ticket, and wait for those that run, because they may write into
-        the slot.
+    async def _batch_async(self, *arguments: Any) -> Any:
+        """Return a batch, as `_batch` does."""
+        return await self._batch(*arguments)
 
-        Blocks until the last one is over. The board names each of them meanwhile, so that one that
-        hangs is found.
-        """
-        calls = self.begun.pop(ticket).calls
-        for call in [call for call in calls.values() if not call.future.cancel()]:
-            self._wait(call, None)
-        # ^ Breaks a cycle: an error that no `unit` raised has a traceback whose frames refer to the
-        # calls.
-        calls.clear()
+
+def _nothing(_: Any) -> None:
+    pass
 
 
 # ---- calls with a cache ----
@@ -528,7 +458,54 @@ class CachedFunction:
         get = functools.partial(self._source.item, epoch)
         return self._kept(self._source.record(epoch, index), index, get)
 
+    async def call_async(self, index: int) -> Any:
+        """Return the result of an async `fn`, as `__call__` does."""
+        return await self._kept_async(index, index, self._source.__getitem__)
+
+    async def of_epoch_async(self, epoch: int, index: int) -> Any:
+        """Return the result of an async `fn`, as `of_epoch` does."""
+        get = functools.partial(self._source.item, epoch)
+        return await self._kept_async(self._source.record(epoch, index), index, get)
+
     def _kept(self, entry: int, index: int, get: Callable[[int], Any]) -> Any:
+        is_found, found, store = self._look_up(entry)
+        if is_found:
+            return found
+        # The first call may have imported a module that draws on import, or another thread may have
+        # drawn.
+        for _ in range(2):
+            before = self._states()
+            value = self._fn(get(index))
+            if not self._drew(before, index):
+                break
+        else:
+            self._refuse(_DREW.format("random or numpy.random", index))
+        return self._put(store, entry, index, value)
+
+    async def _kept_async(self, entry: int, index: int, get: Callable[[int], Any]) -> Any:
+        is_found, found, store = self._look_up(entry)
+        if is_found:
+            return found
+        draws: list[bool] = []
+
+        async def call() -> Any:
+            value = self._fn(get(index))
+            return await value if inspect.isawaitable(value) else value
+
+        def note(before: tuple[Any, Any]) -> None:
+            draws.append(self._drew(before, index))
+
+        for _ in range(2):
+            draws.clear()
+            value = await by_steps(call(), self._states, note)
+            if not any(draws):
+                break
+        else:
+            self._refuse(_DREW.format("random or numpy.random", index))
+        return self._put(store, entry, index, value)
+
+    def _look_up(self, entry: int) -> tuple[bool, Any, Store | None]:
+        """Return True and the stored result; or False. Also the store, if it is available."""
         store: Store | None = None
         try:
             store = self._shared.store()
@@ -536,25 +513,32 @@ class CachedFunction:
             if pickled is not None:
                 found = pickle.loads(pickled)
                 self._counts[self._count.HITS] += 1
-                return found
+                return True, found, store
         except Exception as error:
             if is_of_a_handler(error):
                 raise
             # The entry is unavailable or damaged. Make it again, and overwrite it.
             self._counts[self._count.NO_ROOM if store is None else self._count.DAMAGED] += 1
-        # The first call may have imported a module that draws on import, or another thread may have
-        # drawn.
-        for _ in range(2):
-            before = self._watch.look()
-            states = None if self.captured is None else self.captured.states()
-            value = self._fn(get(index))
-            end_stray()  # a child that the function has forked must not write
-            if self.captured is not None and self.captured.states() != states:
-                self._refuse(_DREW.format("a random number generator that it holds", index))
-            if self._watch.look() == before:
-                break
-        else:
-            self._refuse(_DREW.format("random or numpy.random", index))
+        return False, None, store
+
+    def _states(self) -> tuple[Any, Any]:
+        """Return the states of the global generators, and of those that the function holds."""
+        return self._watch.look(), None if self.captured is None else self.captured.states()
+
+    def _drew(self, before: tuple[Any, Any], index: int) -> bool:
+        """Return True if `fn` has drawn from the global generators.
+
+        Raises:
+            CacheError: it has drawn from a generator that it holds.
+        """
+        end_stray()  # a child that the function has forked must not write
+        of_globals, of_held = self._states()
+        if of_held != before[1]:
+            self._refuse(_DREW.format("a random number generator that it holds", index))
+        return bool(of_globals != before[0])
+
+    def _put(self, store: Store | None, entry: int, index: int, value: Any) -> Any:
+        """Store a result. Return it as a separate object."""
         self._counts[self._count.MISSES] += 1
         try:
             made = pickle.dumps(value, 5)

@@ -2,7 +2,7 @@
 function.
 
 Both run in the process that calls the function: a worker, or the main process if there are no
-workers. One thread processes all tickets. `Runner.unit` may pass calls to other threads.
+workers. One thread processes all tickets. Calls may run on other threads.
 """
 
 from __future__ import annotations
@@ -65,8 +65,10 @@ class Items(Protocol):
 
 
 class Runner(Protocol):
-    """Calls the user's functions. The implementations are `calls.Calls` and, with threads,
-    `calls.ThreadCalls`.
+    """Calls the user's functions.
+
+    The implementations are `calls.Calls`, which makes one call after the other, and
+    `concurrent_calls.ConcurrentCalls`, on threads or as coroutines.
     """
 
     def unit(self, opened: Opened, start: int, stop: int) -> Any:

@@ -8,9 +8,10 @@ the same for any number of workers, and after a resume.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -157,6 +158,8 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
     try:
         result = calls.watched(calls.unit, opened, 0, len(indices))
         elapsed = clock.monotonic_ns() - started
+        if inspect.isawaitable(result):
+            _refuse_awaitable(result, calls.origin)
         spec = sample_spec(result, work.given_spec, calls.origin)
         leaves = zip(spec.structure.flatten(result), spec.structure.paths, strict=True)
         kept = [_kept(leaf, path) for leaf, path in leaves]
@@ -169,6 +172,16 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
     calls.kept[indices[0]] = spec.structure.unflatten(kept)
     return Probe(
         spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows, _classes_of(result)
+    )
+
+
+def _refuse_awaitable(result: Any, origin: str) -> NoReturn:
+    if inspect.iscoroutine(result):
+        result.close()  # otherwise Python warns that it was never awaited
+    raise SpecMismatchError(
+        f"{origin} a {type(result).__name__}, which is awaited only if the function is declared "
+        "with `async def`. Write a function `async def fn(item): return await load(item)`, whose "
+        "`load(item)` is what returned it"
     )
 
 

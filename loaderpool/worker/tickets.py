@@ -28,6 +28,7 @@ from loaderpool.transport.reports import (
     describe_timeout,
     how_it_ended,
 )
+from loaderpool.worker.event_loop import CallTimeoutError
 from loaderpool.worker.own_process import end_stray
 
 if TYPE_CHECKING:
@@ -272,6 +273,11 @@ class Progress:
         numbers[self._started_field] = now_ns
         numbers[self._index_field] = index + 1
 
+    def check_run(self) -> None:
+        """Raise `Abandoned` if the ticket's run was abandoned."""
+        if self._numbers[self._mark] == self._run:
+            raise Abandoned
+
     # ---- durations of calls ----
 
     def begin_ticket(self, now_ns: int, ticket: Ticket, are_told: bool) -> None:
@@ -315,6 +321,13 @@ class Progress:
         self._numbers[self.cell + Field.THREAD] = thread
         self._numbers[self._started_field] = started_ns
         self._numbers[self._index_field] = index + 1
+
+    def note_step(self, index: int) -> None:
+        """Note that a coroutine, which makes this sample, runs until it waits.
+
+        So a coroutine that blocks all others is named. Those that wait too long are canceled.
+        """
+        self.note_thread(0, clock.monotonic_ns(), index)
 
     def note_generator(self, run: int, position: int) -> None:
         """Note that a generator makes items from this position on.
@@ -365,6 +378,18 @@ class Progress:
         if isinstance(error, (Abandoned, WorkFailed)) or is_of_a_handler(error):
             raise error
         end_stray(error)
+        if isinstance(error, CallTimeoutError):
+            return WorkFailed(
+                describe_timeout(
+                    index=indices[0],
+                    epoch=epoch,
+                    worker=self.worker,
+                    ran_s=error.ran_s,
+                    timeout_s=self.timeout_s,
+                    canceled=error.__cause__,
+                ),
+                error,
+            )
         is_of_one = len(indices) == 1
         failure = describe_failure(
             error,

@@ -23,8 +23,10 @@ from loaderpool.system import clock
 from loaderpool.transport.payload.generators import with_imports
 from loaderpool.transport.payload.record import Pair, WorkerPayload
 from loaderpool.transport.reports import RowFailure
-from loaderpool.worker.calls import Calls, ThreadCalls
+from loaderpool.worker.calls import Calls
+from loaderpool.worker.concurrent_calls import ConcurrentCalls, Coroutines, Threads
 from loaderpool.worker.contracts import Items, Runner
+from loaderpool.worker.event_loop import EventLoop
 from loaderpool.worker.handing_over import HandingOver
 from loaderpool.worker.items import IndexedItems
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
@@ -46,8 +48,8 @@ class Work:
     Attributes:
         setup: the user's hook. None: there is none, or it has run.
         check: ends this process if the user's code has forked it or closed its descriptors.
-        look_ahead: called while the worker waits for threads. It may call `begin` for more tickets,
-            and returns True if more may come.
+        look_ahead: called while the worker waits for concurrent calls. It may call `begin` for more
+            tickets, and returns True if more may come.
 
     Args:
         payload: the loader's pickled objects, loaded here, and its cache.
@@ -55,6 +57,7 @@ class Work:
         shared: the arena's mapping, which has a stream's items. None in the main process.
         watch: watches the global generators. None: `Calls` makes its own if it needs one.
         loader: number of the loader's version. Classes of a stream's items are looked up under it.
+        event_loop: runs coroutines. None: an own one, which `close` closes.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Work:
         shared: mmap.mmap | None = None,
         watch: GlobalsWatch | None = None,
         loader: int = 0,
+        event_loop: EventLoop | None = None,
     ) -> None:
         config = payload.config
         self.config, self.progress, self._catches = config, progress, progress.catches
@@ -82,7 +86,12 @@ class Work:
             watch = None  # generators would draw before the watch in `Calls` is read
         # The main process gets no threads, because a debugger may be attached to it.
         threads = 1 if progress.worker is None else config.threads
-        self.calls = Calls(payload, progress.cell // Board.base(1), threads, watch)
+        self.event_loop = event_loop or EventLoop()
+        self.calls = calls = Calls(
+            payload, progress.cell // Board.base(1), threads, watch, self.event_loop
+        )
+        if progress.worker is not None:
+            calls.limit_s, calls.note_step = config.limits.timeout_s, progress.note_step
         self.items: Items
         if self.plan.lanes:
             self.items = source
@@ -91,11 +100,12 @@ class Work:
             self.items, source.shared, source.loader = source, shared, loader
         else:
             self.items = IndexedItems(self.plan, self.calls, looks_ahead=progress.worker is None)
-        self._threads = (
-            ThreadCalls(self.calls, threads, self.unit != "sample", progress)
-            if threads > 1
-            else None
-        )
+        self._concurrent: ConcurrentCalls | None = None
+        if threads > 1:
+            executor = (
+                Coroutines(self.event_loop, threads, calls) if calls.is_async else Threads(threads)
+            )
+            self._concurrent = ConcurrentCalls(calls, executor, self.unit != "sample", progress)
         self.look_ahead: Callable[[], bool] | None = None
         self._handing_over = HandingOver()
         # Duration of a row in each of the latest two tickets. Two, because one may have been
@@ -123,7 +133,7 @@ class Work:
             return
         try:
             with self.progress.setup():
-                setup()
+                self.calls.set_up(setup)
                 self.check()
             self.calls.find_what_setup_made()
             self.items.add_generators(self.calls.captured)
@@ -142,7 +152,8 @@ class Work:
         may_write_rows = form.fixed is not None or (form.has_plain_rows and self.plan.lanes > 0)
         self._writes_rows = may_write_rows and self.config.on_error.action == "raise"
         is_small = max(form.row_bytes, default=0) < _SINGLE_ROW_BYTES
-        in_blocks = is_small and not self.calls.takes_out and self.config.limits.timeout_s is None
+        is_plain = not self.calls.takes_out and not self.calls.is_async
+        in_blocks = is_small and is_plain and self.config.limits.timeout_s is None
         self._block_rows = _BLOCK_ROWS if in_blocks else 1
 
     def close(self) -> None:
@@ -174,19 +185,19 @@ class Work:
         self.items.check_after_each(self.calls.after_call)
 
     def begin(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> bool:
-        """Start a later ticket in the threads, while an earlier one is filled. Return True if they
+        """Start the calls of a later ticket, while an earlier one is filled. Return True if they
         have started.
 
-        They do not start if there are no threads, or if a worker died with the ticket, because such
-        a ticket runs alone.
+        They do not start if calls are not concurrent, or if a worker died with the ticket, because
+        such a ticket runs alone.
 
         Called by `look_ahead`; `fill` or `drop` ends the ticket.
         """
-        threads = self._threads
-        if threads is None or ticket.deaths or self.setup is not None or self.form is None:
+        concurrent = self._concurrent
+        if concurrent is None or ticket.deaths or self.setup is not None or self.form is None:
             return False
         try:
-            threads.begin(self._open(ticket, buffer, base, capacity))
+            concurrent.begin(self._open(ticket, buffer, base, capacity))
         except self._catches:
             # v The error is reported when `fill` gets the ticket.
             return False
@@ -194,8 +205,8 @@ class Work:
 
     def drop(self, ticket: Ticket) -> None:
         """Start no more calls for an abandoned ticket. Blocks until running calls have ended."""
-        if self._threads is not None and ticket in self._threads.begun:
-            self._threads.end(ticket)
+        if self._concurrent is not None and ticket in self._concurrent.begun:
+            self._concurrent.end(ticket)
 
     def fill(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> MadeRows:
         """Make the ticket's rows in the slot at byte `base` of `buffer`, which has `capacity`
@@ -206,13 +217,13 @@ class Work:
             Abandoned: the board marks the run as abandoned.
         """
         progress, calls, started = self.progress, self.calls, clock.monotonic_ns()
-        # Without threads the board names the sample for certain.
-        threads = None if ticket.deaths else self._threads
+        # If calls are made one by one, the board names the sample for certain.
+        concurrent = None if ticket.deaths else self._concurrent
         if progress.worker is not None:
             progress.begin_ticket(
-                started, ticket, are_told=threads is not None or progress.counts_generated
+                started, ticket, are_told=concurrent is not None or progress.counts_generated
             )
-        begun = None if threads is None else threads.begun.get(ticket)
+        begun = None if concurrent is None else concurrent.begun.get(ticket)
         opened = begun or self._open(ticket, buffer, base, capacity)
         if not opened.indices:  # its lane has ended
             VaryingLayout([]).write(buffer, base)
@@ -223,10 +234,10 @@ class Work:
         # Not stored in `self`: a reference cycle would keep the files of a dropped loader open.
         fill = self._fill_batches if opened.arrays is None else self._fill_rows
         try:
-            if threads is None:
+            if concurrent is None:
                 filled = calls.watched(fill, calls, opened)
             else:
-                filled = threads.run(opened, fill, self.look_ahead)
+                filled = concurrent.run(opened, fill, self.look_ahead)
         except self._catches as error:
             raise progress.failed(
                 error, ticket.epoch, opened.indices, int(opened.positions[0])

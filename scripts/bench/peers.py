@@ -85,7 +85,7 @@ def make_loader(work: Work, workers: Any = None) -> Any:
     """loaderpool as its README has it: the function as it is, `out` named where it can write into memory."""
     import loaderpool as lp
 
-    fn = scale_into if work.write is not None else work.fn
+    fn = scale_into if work.write is not None else work.async_fn or work.fn
     workers = work.workers if workers is None else workers
     return lp.Loader(
         range(work.items), fn, batch_size=work.batch_size, workers=workers, threads=work.threads

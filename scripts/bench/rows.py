@@ -146,6 +146,9 @@ ROWS = (
     _rate(
         "threads16", "own", ("ideal",), _at_least(0.95, "ideal"), peers=("grain", "spdl"), seconds=3.0, warm_s=2.0
     ),
+    _rate(
+        "async200", "own", ("ideal",), _at_least(0.95, "ideal"), peers=("grain", "spdl"), seconds=3.0, warm_s=2.0
+    ),
     _rate("straggler", "own", ("bare",), _at_least(0.97, "bare"), peers=PEERS, seconds=2.5),
     _rate("straggler", "tf", ("bare",), _at_least(0.95, "bare"), peers=PEERS, seconds=2.5),
     _rate("straggler4", "tf", ("bare",), _at_least(0.84, "bare"), _at_least(1.0, BEST_PEER), peers=PEERS, seconds=2.5),

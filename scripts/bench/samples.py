@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ TINY_WIDTH = 16
 # A linear congruential generator: pure Python that nothing can shorten. STEPS take about 5 ms.
 STEPS, FACTOR, ADDEND, MODULUS = 40_000, 1_103_515_245, 12_345, 2**31
 SLEEP_S = 0.02
+REQUEST_S = 0.05
 STRAGGLER_EVERY, STRAGGLER_COST = 64, 50
 STEP_WIDTH = 1024  # of a sample that a training step takes
 
@@ -51,6 +53,18 @@ def straggle(item: int) -> Array:
 def wait_for_it(item: int) -> Array:
     """int64[1]: the item, after what a read from afar is to the CPU: nothing, for 20 ms."""
     time.sleep(SLEEP_S)
+    return np.array([item])
+
+
+def request(item: int) -> Array:
+    """int64[1]: the item, after a request to a slow server."""
+    time.sleep(REQUEST_S)
+    return np.array([item])
+
+
+async def request_async(item: int) -> Array:
+    """The same as a coroutine."""
+    await asyncio.sleep(REQUEST_S)
     return np.array([item])
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,7 @@ class Work:
     )
     token: Callable[[int], int] = int  # the first number of an item's sample
     period: int = 1  # batches after which the cost repeats
+    async_fn: Callable[[int], Any] | None = None  # `fn` for loaders that run coroutines
     suits_threads: bool = False  # waits, or computes where NumPy has let the GIL go
     ideal: float | None = None  # samples per second that no loader can exceed
     is_tiny: bool = False  # a batch is made in less time than it takes to look at one
@@ -181,6 +183,11 @@ WORKS = {
         _waiting("io32", 32, 16),
         _waiting("io256", 256, 16),
         _waiting("threads16", 2, 16, 16),
+        Work(
+            "async200", "50 ms of waiting a sample, 1 worker x 200 coroutines, batch 32", samples.request, (1,),
+            np.int64, 32, 10**5, 1, 200, async_fn=samples.request_async, ideal=200 / samples.REQUEST_S,
+            suits_threads=True,
+        ),
         Work(
             "straggler", "1 sample in 64 costs 50 times more, batch 8", samples.straggle, (2,), np.int64, 8, 10**5,
             period=samples.STRAGGLER_EVERY // 8,

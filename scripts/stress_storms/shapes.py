@@ -5,6 +5,7 @@ First those over items by index, then streams, read by a process or on a thread 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import faulthandler
@@ -128,6 +129,14 @@ def make(
 def _sample(faults: Faults, item: int, rng: np.random.Generator) -> Any:
     faults.meet(item, 0.0005)
     return {"item": np.full((40, 40), item, np.float32), "noise": rng.random(5)}
+
+
+async def _awaiting(faults: Faults, item: int, rng: np.random.Generator) -> Any:
+    noise = rng.random(5)
+    await asyncio.sleep(0.001 * (item % 4))
+    faults.meet(item, 0.0001)
+    await asyncio.sleep(0.001)
+    return {"item": np.full((40, 40), item, np.float32), "noise": noise, "more": rng.random(5)}
 
 
 def _into_out(faults: Faults, item: int, rng: np.random.Generator, out: Any) -> Any:
@@ -358,6 +367,7 @@ _SHAPES = (
     shape_of("single batches", _sample, 800, batch_size=8, shuffle=True),
     shape_of("written into out", _into_out, 600, batch_size=6, shuffle=True),
     shape_of("threads", _sample, 800, batch_size=8, shuffle=True, threads=4),
+    shape_of("coroutines", _awaiting, 800, batch_size=8, shuffle=True, threads=50),
     shape_of("chunks of tiny batches", _tiny, 20_000, batch_size=4, shuffle=True, faults_one_in=4001),
     shape_of("global random streams", _of_globals, 1500, batch_size=4, faults_one_in=301),
     shape_of("captured random streams", _Captured(), 1500, batch_size=4, shuffle=True, faults_one_in=301),

@@ -31,6 +31,7 @@ SHAPES = (
     "single batches",
     "written into out",
     "threads",
+    "coroutines",
     "chunks of tiny batches",
     "global random streams",
     "row ranges of slow batches",
@@ -44,6 +45,7 @@ SHAPES = (
     "from_sequence, hooks",
 )
 QUICK = (
+    "coroutines",
     "chunks of tiny batches",
     "row ranges of slow batches",
     "oversize batches",

@@ -80,5 +80,6 @@ def bench_of_threads(fn: Any, **settings: Any) -> Iterator[Bench]:
     try:
         yield made
     finally:
-        if made.work._threads is not None:
-            made.work._threads.executor.shutdown()
+        if made.work._concurrent is not None:
+            made.work._concurrent.executor.close()
+        made.work.event_loop.close()

@@ -282,18 +282,17 @@ def with_imports(
     return functools.partial(_set_up, modules, setup) if modules else setup
 
 
-def _set_up(modules: Sequence[str], setup: Callable[[], object] | None) -> None:
+def _set_up(modules: Sequence[str], setup: Callable[[], object] | None) -> object:
     for name in modules:
         with FailuresIgnored():  # the function raises the same error if it imports the module
             importlib.import_module(name)
-    if setup is not None:
-        setup()
+    return setup() if setup is not None else None
 
 
 def seeder(pairs: list[Pair], config: LoaderConfig) -> CapturedGenerators | None:
     """Return an object that seeds these generators for each sample.
 
-    None if there are no generators, if there are too many, or if threads share them.
+    None if there are no generators, if there are too many, or if concurrent calls share them.
     """
     is_wanted = config.seed_globals is not False and config.threads == 1
     if not pairs or not is_wanted or len(pairs) > MOST_GENERATORS:

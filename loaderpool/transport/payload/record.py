@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderpool.cache.setting import CachedOf
+from loaderpool.checks import is_async
 from loaderpool.config import unit_of
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class LoaderSettings(NamedTuple):
     given_spec: ElementSpec | None  # the user's `element_spec`
     unit: UnitKind  # result of one call of the function
     loader: int  # number of the loader's first version
+    is_async: bool = False  # True if workers run coroutines of the user's functions
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -93,9 +95,17 @@ class WorkerPayload:
         return unit_of(self.config, self.batch_fn)
 
     @property
+    def is_async(self) -> bool:
+        """True if a function is async, so that each call is a coroutine."""
+        return any(map(is_async, (self.fn, self.augment, self.batch_fn)))
+
+    @property
     def settings(self) -> LoaderSettings:
         """The settings for the supervisor."""
-        return LoaderSettings(self.config, self.plan, self.given_spec, self.unit, self.loader)
+        runs_coroutines = self.is_async or is_async(self.setup)
+        return LoaderSettings(
+            self.config, self.plan, self.given_spec, self.unit, self.loader, runs_coroutines
+        )
 
 
 _TRAVELLING = (

@@ -187,7 +187,8 @@ def _unseeded(registry: Registry, config: LoaderConfig) -> Iterator[str]:
         fix = "remove seed_globals=False"
     elif config.threads > 1:
         reason = (
-            f"With threads={config.threads}, threads share it, so samples are not reproducible."
+            f"With threads={config.threads}, concurrent calls share it, so samples are not "
+            "reproducible."
         )
         fix = "set threads=1"
     elif len(registry) > MOST_GENERATORS:

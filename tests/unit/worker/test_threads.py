@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import random
 import threading
@@ -61,9 +62,12 @@ def test_the_first_failing_row_is_named_and_all_calls_are_over_before_it_is_told
         assert one.make(0)[0].tolist() == list(range(8)), "the threads live"
 
 
+@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("action", ["skip", "replace"])
-def test_what_a_failed_call_held_is_gone_without_a_collection(action: str, threads: int) -> None:
+def test_what_a_failed_call_held_is_gone_without_a_collection(
+    action: str, threads: int, is_async: bool
+) -> None:
     held: list[weakref.ref[Any]] = []
 
     def fn(index: int) -> int:
@@ -73,7 +77,11 @@ def test_what_a_failed_call_held_is_gone_without_a_collection(action: str, threa
             raise ValueError("bad")
         return index
 
-    with bench(fn, threads=threads, on_error=action) as one:
+    async def awaits(index: int) -> int:
+        await asyncio.sleep(0.001)
+        return fn(index)
+
+    with bench(awaits if is_async else fn, threads=threads, on_error=action) as one:
         one.prepare()
         gc.disable()
         try:
@@ -125,7 +133,7 @@ def test_a_ticket_that_is_dropped_before_its_turn_has_no_call_left() -> None:
         for batch in (1, 2):
             assert one.begin(batch)
             one.work.drop(one.place(batch)[0])
-        assert not one.work._threads.begun
+        assert not one.work._concurrent.begun
         assert len(begun) <= 1 + 4 + 4, "the one of the probe, and what each thread was at"
         assert sorted(begun) == sorted(over)
 
