@@ -1,4 +1,4 @@
-"""Write the table of messages in docs/internals/protocol.md from the classes of `loaderpool/core/messages.py`.
+"""Write the table of messages in docs/internals/protocol.md from the classes of `loaderpool/transport/messages.py`.
 
     python docs/message_table.py
 
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from loaderpool.core import messages
+from loaderpool.transport import messages
 
 PAGE = Path(__file__).resolve().parent / "internals" / "protocol.md"
 BEGIN, END = "<!-- messages: begin -->", "<!-- messages: end -->"
@@ -30,7 +30,7 @@ def bounds() -> dict[str, tuple[str, str]]:
     for names, way, most in _BOUND.findall(messages.__doc__ or ""):
         for name in re.findall(r"\w+", names):
             if name in found:
-                raise ValueError(f"{name} stands twice in the table of loaderpool/core/messages.py")
+                raise ValueError(f"{name} stands twice in the table of loaderpool/transport/messages.py")
             found[name] = way.replace("->", "→"), most
     return found
 

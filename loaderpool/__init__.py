@@ -81,6 +81,6 @@ def __dir__() -> list[str]:
 
 # A frozen executable, which is not Python, has started this program again as a child process.
 if "LOADERPOOL_START" in os.environ:
-    from loaderpool.core.child_process import become_child
+    from loaderpool.transport.child_process import become_child
 
     become_child()

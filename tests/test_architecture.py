@@ -24,8 +24,8 @@ MODULES = read_package(ROOT)
 # itself hands out what stands below it. Who adds a room says here where it stands.
 ROOMS = (
     "errors", "system", "hints", "checks", "plan", "element", "config", "memory", "sources", "cache",
-    "transport", "transport.payload", "worker", "core", "trainer.explain", "trainer.tracing", "trainer.autotune",
-    "trainer", "ray", "", "adapters", "tools",
+    "transport", "transport.payload", "worker", "supervisor", "engine", "trainer.explain", "trainer.tracing",
+    "trainer.autotune", "trainer", "ray", "", "adapters", "tools",
 )  # fmt: skip
 
 # Methods that only forward to a higher room, imported when they are called: from where, to where.
@@ -52,7 +52,7 @@ MOST_TOKENS = {
     "scripts": 50_500,
     "tests": 359_000,
 }
-MOST_NAMES = 17  # beside `__init__.py` and `py.typed`, directly in the package
+MOST_NAMES = 18  # beside `__init__.py` and `py.typed`, directly in the package
 
 # What may be imported besides the standard library, and where.
 OUTSIDE_EVERYWHERE = {"cloudpickle", "numpy"}
@@ -96,7 +96,7 @@ CLOCKS = {
 # Where any exception may be dropped: in other processes or threads, where no handler of the program
 # runs; in tools; or in functions of `interrupts.DROPPED_IN`.
 DROPS_ANYTHING = {
-    "loaderpool.core.spawned",
+    "loaderpool.engine.spawned",
     "loaderpool.errors",
     "loaderpool.ray",
     "loaderpool.system.machine",
@@ -268,7 +268,7 @@ def test_each_room_is_there_and_says_what_it_is_for() -> None:
             assert "Runs in:" in text and "Open first:" in text, each
 
 
-def test_the_package_is_thirteen_rooms_and_four_files() -> None:
+def test_the_package_is_fourteen_rooms_and_four_files() -> None:
     names = {path.name for path in ROOT.iterdir()} - {"__pycache__", "__init__.py", "py.typed"}
     assert len(names) <= MOST_NAMES, sorted(names)
 
@@ -322,17 +322,17 @@ def test_naming_a_source_brings_in_no_library_of_its_format() -> None:
 # -- the rules find what breaks them
 
 BREAKERS = [
-    (handlers_dropped, "loaderpool.core.run", "try: f()\nexcept Exception: pass", 1),
-    (handlers_dropped, "loaderpool.core.run", "try: f()\nexcept (OSError, Exception): g()", 1),
-    (handlers_dropped, "loaderpool.core.run", "with contextlib.suppress(Exception): f()", 1),
-    (handlers_dropped, "loaderpool.core.run", "with contextlib.suppress(OSError): f()", 0),
-    (handlers_dropped, "loaderpool.core.run", "try: f()\nexcept Exception:\n    if g(): raise", 0),
+    (handlers_dropped, "loaderpool.engine.run", "try: f()\nexcept Exception: pass", 1),
+    (handlers_dropped, "loaderpool.engine.run", "try: f()\nexcept (OSError, Exception): g()", 1),
+    (handlers_dropped, "loaderpool.engine.run", "with contextlib.suppress(Exception): f()", 1),
+    (handlers_dropped, "loaderpool.engine.run", "with contextlib.suppress(OSError): f()", 0),
+    (handlers_dropped, "loaderpool.engine.run", "try: f()\nexcept Exception:\n    if g(): raise", 0),
     (handlers_dropped, "loaderpool.tools.top", "try: f()\nexcept Exception: pass", 0),
     (unassigned, "loaderpool.novelty", "", 1),
     (unassigned, "loaderpool.memory.anything", "", 0),
     (upward, "loaderpool.plan.order", "from loaderpool.worker import work", 1),
     (upward, "loaderpool.plan.order", "def f():\n    import loaderpool.trainer.pool", 1),
-    (upward, "loaderpool.plan.order", "from ..core import state", 1),
+    (upward, "loaderpool.plan.order", "from ..supervisor import state", 1),
     (
         upward,
         "loaderpool.plan.order",

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.checks import whole_number
-from loaderpool.core.delivery import Delivery
 from loaderpool.element.spec import ArraySpec
+from loaderpool.engine.delivery import Delivery
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.layout import BatchForm
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore

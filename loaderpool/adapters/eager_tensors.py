@@ -21,9 +21,9 @@ from loaderpool.adapters.conversion import (
     dtype_refusal,
     is_ml_dtype,
 )
-from loaderpool.core.delivery import address_of, aligned_empty
 from loaderpool.element.spec import ArraySpec
 from loaderpool.errors import ArgumentError, brief
+from loaderpool.memory.layout import address_of, aligned_empty
 from loaderpool.trainer.loader_core import LoaderCore
 
 # Alignment at which TensorFlow shares memory instead of copying it. At another address its DLPack

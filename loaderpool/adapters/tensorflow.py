@@ -34,7 +34,6 @@ from loaderpool.adapters.eager_tensors import EagerConversion, check_device, ten
 from loaderpool.adapters.generator_dataset import generator_dataset
 from loaderpool.checks import whole_number
 from loaderpool.config import Shard
-from loaderpool.core.pool import close_all
 from loaderpool.element.spec import (
     ArraySpec,
     ElementSpec,
@@ -43,6 +42,7 @@ from loaderpool.element.spec import (
     mismatch,
     widened,
 )
+from loaderpool.engine.pool import close_all
 from loaderpool.errors import ArgumentError, ClosedError, SpecMismatchError, StateError, brief
 from loaderpool.memory.adoption import LEAST_BYTES
 from loaderpool.memory.layout import BatchForm
@@ -256,7 +256,7 @@ class TensorFormat:
 
     @property
     def signature(self) -> object:
-        """The spec of the elements, as `output_signature` of from_generator."""
+        """Nested structure of specs of the elements."""
         specs: list[Any] = []
         for component, path in zip(self.spec.components, self.spec.paths, strict=True):
             dtype, shape = tensor_dtype(component, path, "as_dataset"), component.shape

@@ -53,7 +53,7 @@ class Field(enum.IntEnum):
 
 
 class TrialResult(NamedTuple):
-    """Result of a trial with fewer workers (`core/trial.py`)."""
+    """Result of a trial with fewer workers (`supervisor/trial.py`)."""
 
     workers: int = 0  # number of all workers; 0: the trial's supervisor was lost
     # Smallest number of workers that was as fast as all workers; equal to `workers` if there is no
@@ -151,6 +151,6 @@ class Board:
 
     def abandon(self, run: int) -> None:
         """Mark the rest of a run as abandoned, so that workers stop. Called in the supervisor."""
-        # SYNC: pairs with the checks in workers: at the start of a ticket (core/worker.py), and
+        # SYNC: pairs with the checks in workers: at the start of a ticket (worker/loop.py), and
         # before user code in Progress.note and Progress.note_generator.
         self.numbers[self.mark(run)] = run

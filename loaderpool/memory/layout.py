@@ -13,6 +13,7 @@ There are two forms. One is chosen for each loader:
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import itertools
@@ -29,9 +30,25 @@ from loaderpool.element.spec import ElementSpec, RaggedArray
 
 # TensorFlow uses an array without a copy if it is aligned to 64 bytes. With 128, the adjacent-line
 # prefetch of one component does not reach the next. Smaller: TensorFlow copies.
+_BYTE_TYPE = ctypes.c_byte
 ALIGNMENT_BYTES = 128
 _NUMBER_BYTES = 8
 _COUNTS = 3  # numbers at the start of a batch's header: the fields of `BatchCounts`
+
+
+def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return an uninitialized `uint8[nbytes]` at an address that TensorFlow aliases, not copies."""
+    raw = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
+    start = -address_of(raw) % ALIGNMENT_BYTES
+    return raw[start : start + nbytes]
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Return the address of a nonempty array.
+
+    Equals `array.ctypes.data`, and takes a quarter of the time.
+    """
+    return ctypes.addressof(_BYTE_TYPE.from_buffer(array))  # type: ignore[arg-type]  # it is a buffer
 
 
 # Writable memory that contains slots.

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from loaderpool.cache.setting import MEMORY, Count
-from loaderpool.core.messages import Ticket
 from loaderpool.errors import shortened
 from loaderpool.ray.head import why_no_head
 from loaderpool.ray.node import NodeActor, versions
 from loaderpool.system import clock
 from loaderpool.system.interrupts import FailuresIgnored
+from loaderpool.transport.messages import Ticket
 
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
@@ -87,7 +87,7 @@ class Cluster:
         settings: Settings of the pool, by name.
         post: Makes the loop call one of the dispatcher's methods, by name. May be called in any
             thread.
-        on_beat: Called in the loop with a node and its answer to each heartbeat (`NodeActor.beat`).
+        on_beat: Called in the loop with a node and its answer to each heartbeat.
         is_first: True if no dispatcher ran before. Then a cluster that does not answer was never
             there, and the connection is not retried.
     """

@@ -27,8 +27,17 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import MAX_WORKERS
-from loaderpool.core.channel import Received
-from loaderpool.core.messages import (
+from loaderpool.errors import ClusterError, MemoryLimitError, SourceError
+from loaderpool.memory.arena import oversize_file
+from loaderpool.memory.board import Board, Field
+from loaderpool.ray.cluster import BEAT_S, Cluster, Node
+from loaderpool.ray.node import Made, Request
+from loaderpool.supervisor.records import Abandon, Death, Instruction, Job, Start, Stop, ToWorker
+from loaderpool.supervisor.supervisor import Supervisor, serve
+from loaderpool.system import clock, machine
+from loaderpool.transport import reports
+from loaderpool.transport.channel import Received
+from loaderpool.transport.messages import (
     BatchFailed,
     Begin,
     Done,
@@ -40,16 +49,7 @@ from loaderpool.core.messages import (
     Ticket,
     Warn,
 )
-from loaderpool.core.records import Abandon, Death, Instruction, Job, Start, Stop, ToWorker
-from loaderpool.core.supervisor import Supervisor, serve
-from loaderpool.errors import ClusterError, MemoryLimitError, SourceError
-from loaderpool.memory.arena import oversize_file
-from loaderpool.memory.board import Board, Field
-from loaderpool.ray.cluster import BEAT_S, Cluster, Node
-from loaderpool.ray.node import Made, Request
-from loaderpool.system import clock, machine
-from loaderpool.transport import reports
-from loaderpool.transport.payload.modules import ModuleStore
+from loaderpool.transport.modules import ModuleStore
 from loaderpool.transport.reports import GivenUp, LostReport, describe_failure
 from loaderpool.worker.bundles import Bundle, FeedTable
 

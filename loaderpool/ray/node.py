@@ -25,9 +25,18 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import DEFAULT_RESTARTS
-from loaderpool.core.channel import Received
-from loaderpool.core.child_process import Program, Surroundings
-from loaderpool.core.messages import (
+from loaderpool.engine.session import Listener, Session
+from loaderpool.engine.stream.stored import StoredItems
+from loaderpool.errors import CacheError, MemoryLimitError
+from loaderpool.memory.arena import Arena, Extent, ExtentPool, map_memory_file
+from loaderpool.memory.board import Field
+from loaderpool.supervisor.supervisor import Supervisor, serve
+from loaderpool.system import clock, machine, process
+from loaderpool.system.machine import StopWatch
+from loaderpool.transport import reports
+from loaderpool.transport.channel import Received
+from loaderpool.transport.child_process import Program, Surroundings
+from loaderpool.transport.messages import (
     BatchFailed,
     Begin,
     End,
@@ -42,16 +51,7 @@ from loaderpool.core.messages import (
     Message,
     Release,
 )
-from loaderpool.core.session import Listener, Session
-from loaderpool.core.stream.stored import StoredItems
-from loaderpool.core.supervisor import Supervisor, serve
-from loaderpool.errors import CacheError, MemoryLimitError
-from loaderpool.memory.arena import Arena, Extent, ExtentPool, map_memory_file
-from loaderpool.memory.board import Field
-from loaderpool.system import clock, machine, process
-from loaderpool.system.machine import StopWatch
-from loaderpool.transport import reports
-from loaderpool.transport.payload.modules import ModuleStore
+from loaderpool.transport.modules import ModuleStore
 from loaderpool.transport.payload.sent import Sent
 from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.pickling import receive

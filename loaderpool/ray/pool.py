@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from loaderpool.checks import whole_number
 from loaderpool.config import MAX_WORKERS
-from loaderpool.core.child_process import Program
 from loaderpool.errors import ArgumentError, ClusterError, brief
 from loaderpool.hints import known_names_only
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.trainer.pool import Pool
+from loaderpool.transport.child_process import Program
 
 # The number of lost nodes that are replaced, and the seconds in which they count. Machines die less
 # often than processes and take longer to come back.

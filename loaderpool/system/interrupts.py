@@ -242,8 +242,8 @@ DROPPED_IN = {
     ("weakref", "remove"),
     ("loaderpool.errors", "brief"),  # by `reprlib`
     ("loaderpool.sources.files", "__del__"),
-    ("loaderpool.core.session", "__del__"),
-    ("loaderpool.core.session", "_on_death"),
+    ("loaderpool.engine.session", "__del__"),
+    ("loaderpool.engine.session", "_on_death"),
     ("loaderpool.memory.adoption", "_freeze_all"),
     ("loaderpool.memory.forks", "_before"),
     ("loaderpool.memory.forks", "_in_trainer"),

@@ -17,7 +17,7 @@ from types import FrameType, ModuleType
 import click
 
 import loaderpool
-from loaderpool.core import failures
+from loaderpool.engine import failures
 from loaderpool.errors import LoaderpoolError, brief, shortened
 from loaderpool.hints import nearest
 from loaderpool.system.process import is_library

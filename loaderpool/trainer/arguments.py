@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from loaderpool.checks import check_signature, is_async, open_parameter
 from loaderpool.config import DEFAULT_RESTARTS, Auto, LoaderConfig
-from loaderpool.core.delivery import CheckedArguments
 from loaderpool.element.spec import read_spec
+from loaderpool.engine.delivery import CheckedArguments
 from loaderpool.errors import ArgumentError, SourceError, brief
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.order import Order

@@ -15,7 +15,7 @@ from loaderpool.plan.item_names import generated_item
 from loaderpool.system import clock
 
 if TYPE_CHECKING:
-    from loaderpool.core.delivery import Delivery
+    from loaderpool.engine.delivery import Delivery
     from loaderpool.memory.recorder import RecordRing
     from loaderpool.transport.reports import Failure
 

@@ -29,7 +29,7 @@ from loaderpool.trainer.pass_log import Iterations, PassLog
 from loaderpool.transport.reports import original_of, rebuild
 
 if TYPE_CHECKING:
-    from loaderpool.core.contracts import Engine, Run
+    from loaderpool.engine.contracts import Engine, Run
 
 # Until one pass has followed another, at most this part (1/8) of the next epoch is made ahead, and
 # at least one batch. A smaller part: many workers are idle while the last batches of a first epoch

@@ -28,8 +28,8 @@ from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 
 if TYPE_CHECKING:
-    from loaderpool.core.contracts import Engine
-    from loaderpool.core.delivery import CheckedArguments
+    from loaderpool.engine.contracts import Engine
+    from loaderpool.engine.delivery import CheckedArguments
     from loaderpool.trainer.observer import Observer
 
 # Part of each `repr`, because Keras shows the `repr` of an argument that it cannot use.
@@ -166,11 +166,11 @@ class LoaderCore:
         if self.pool is not None and has_workers:
             # First, because its supervisor starts while this process imports and pickles.
             workers = self.pool.worker_pool
-            from loaderpool.core.engine import PoolEngine
+            from loaderpool.engine.engine import PoolEngine
 
             self.engine = PoolEngine(workers, checked, shared)
         else:
-            from loaderpool.core.local_engine import LocalEngine
+            from loaderpool.engine.local_engine import LocalEngine
 
             self.engine = local = LocalEngine(checked, shared)
             self._end_passes = local.end_passes

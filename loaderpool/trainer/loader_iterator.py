@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.core.delivery import Delivery, data_bytes
+from loaderpool.engine.delivery import Delivery, data_bytes
 from loaderpool.errors import ClosedError, ClusterError, LoaderpoolError, counted
 from loaderpool.plan.places import Position
 from loaderpool.system import clock
@@ -31,7 +31,7 @@ from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.pass_log import IterationLog, PassLog
 
 if TYPE_CHECKING:
-    from loaderpool.core.contracts import Run
+    from loaderpool.engine.contracts import Run
 
 
 # Result of a conversion: an iterator over rows and components of each batch of a delivery, and a
@@ -256,7 +256,7 @@ class Pass:
             self._errors += sum(len(failed_indices(failure)) for failure in failures)
             if failures and not policy.allows(self._errors, self._tracker.plan.rows_per_epoch):
                 # Imported here, so that `import loaderpool` does not load it.
-                from loaderpool.core.failures import sample_error
+                from loaderpool.engine.failures import sample_error
 
                 allowed = f"more than on_error=({policy.action!r}, {policy.budget}) allows"
                 preface = (

@@ -35,9 +35,9 @@ from loaderpool.trainer.explain.window import (
 )
 
 if TYPE_CHECKING:
-    from loaderpool.core.contracts import Engine
-    from loaderpool.core.engine import PoolEngine
-    from loaderpool.core.pool import WorkerPool
+    from loaderpool.engine.contracts import Engine
+    from loaderpool.engine.engine import PoolEngine
+    from loaderpool.engine.pool import WorkerPool
     from loaderpool.trainer.tracing import Tracing
 
 _KEPT = 64  # snapshots kept

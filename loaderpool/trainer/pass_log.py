@@ -19,8 +19,8 @@ from loaderpool.plan.batches import Plan
 from loaderpool.plan.places import LanePlaces, Position, first_number
 
 if TYPE_CHECKING:
-    from loaderpool.core.contracts import Run
-    from loaderpool.core.delivery import Delivery
+    from loaderpool.engine.contracts import Run
+    from loaderpool.engine.delivery import Delivery
 
 # Number of latest batches of generators whose lanes are known one by one. Smaller: a consumer that
 # fetches far ahead cannot save its position. Larger: a pass without end uses more memory.

@@ -18,11 +18,11 @@ from loaderpool.system import abilities, machine, ranks
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 
 if TYPE_CHECKING:
-    from loaderpool.core.child_process import Program
-    from loaderpool.core.delivery import CheckedArguments
-    from loaderpool.core.pool import WorkerPool
+    from loaderpool.engine.delivery import CheckedArguments
+    from loaderpool.engine.pool import WorkerPool
     from loaderpool.trainer.autotune import PoolWorkers
     from loaderpool.trainer.explain.window import Autotuned, Snapshot
+    from loaderpool.transport.child_process import Program
 
 
 def first_workers(workers: int | Auto) -> int:
@@ -164,10 +164,10 @@ class Pool:
     def _make_workers(self) -> WorkerPool:
         # Imported here, because these modules import `subprocess` and `socket`, or `multiprocess`.
         if self._is_spawned:
-            from loaderpool.core.spawned import SpawnedPool
+            from loaderpool.engine.spawned import SpawnedPool
 
             return SpawnedPool(self._workers, self._restarts)
-        from loaderpool.core.pool import WorkerPool
+        from loaderpool.engine.pool import WorkerPool
 
         return WorkerPool(self._workers, self._restarts, self._program)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from loaderpool.checks import whole_number
 from loaderpool.config import MAX_EPOCH
-from loaderpool.core.local_engine import LocalEngine
 from loaderpool.element.spec import ElementSpec, sample_spec
+from loaderpool.engine.local_engine import LocalEngine
 from loaderpool.errors import ArgumentError, LoaderpoolError
 from loaderpool.hints import known_names_only
 from loaderpool.trainer.arguments import check_arguments

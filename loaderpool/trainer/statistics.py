@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from loaderpool.cache.setting import FULL, NO_COUNTS, Count
-from loaderpool.core.engine_statistics import EngineStatistics
+from loaderpool.engine.engine_statistics import EngineStatistics
 from loaderpool.memory.call_times import SlowItem
 from loaderpool.system import clock, ranks
 from loaderpool.trainer.counters import Counters
@@ -15,7 +15,7 @@ from loaderpool.trainer.explain.window import Decision, Snapshot
 from loaderpool.trainer.observer import Observer
 
 if TYPE_CHECKING:
-    from loaderpool.core.contracts import Engine
+    from loaderpool.engine.contracts import Engine
 
 
 @dataclasses.dataclass(frozen=True)

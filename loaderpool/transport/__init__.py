@@ -1,7 +1,6 @@
-"""Pickling of objects, and reports of exceptions, for messages between processes.
+"""Messages between processes, their channels, and the start of processes. Pickling of objects.
 
-Runs in: all processes, because each is an end of a pipe. Input: objects and exceptions of one
-process. Output: the same in another process.
+Runs in: all processes, because each is an end of a channel.
 
-It may import `cache` and the rooms below. Open first: `reports`.
+It may import `cache` and the rooms below. Open first: `messages`.
 """

@@ -100,7 +100,7 @@ class FeedTable:
         if bundle is None:
             return None
         pickled, arrays = _copied(self._shared, bundle)
-        if self.read(batch) != bundle:  # FEED-1
+        if not pickled or self.read(batch) != bundle:  # FEED-1
             return None
         return bundle.first, receive(pickled, arrays, own=loader)
 

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from loaderpool.errors import ArgumentError
 from loaderpool.system import clock
+from loaderpool.transport.messages import Ticket
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.contracts import Runner
 from loaderpool.worker.event_loop import EventLoop, Outcome
 from loaderpool.worker.own_process import end_stray
 from loaderpool.worker.rows import share_memory
-from loaderpool.worker.tickets import MadeRows, Opened, Progress, Ticket
+from loaderpool.worker.tickets import MadeRows, Opened, Progress
 
 if TYPE_CHECKING:
     import asyncio

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from loaderpool.plan.generators import CapturedGenerators
-from loaderpool.worker.tickets import Opened, Ticket
+from loaderpool.transport.messages import Ticket
+from loaderpool.worker.tickets import Opened
 
 
 class Items(Protocol):

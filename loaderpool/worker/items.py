@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from loaderpool.plan.batches import Plan, Start, kept
 from loaderpool.plan.generators import CapturedGenerators
+from loaderpool.transport.messages import Ticket
 from loaderpool.worker.calls import Calls
-from loaderpool.worker.tickets import Opened, Ticket
+from loaderpool.worker.tickets import Opened
 
 _Positions = npt.NDArray[np.int64]
 # Rows that are looked up at once in the main process, because a look-up for each tiny batch would

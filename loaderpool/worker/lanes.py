@@ -26,9 +26,10 @@ from loaderpool.plan.permutation import Permutation, shuffled, stream_key
 from loaderpool.sources.stream import WorkerInfo, by_next, skip
 from loaderpool.system import clock
 from loaderpool.system.interrupts import FailuresIgnored
+from loaderpool.transport.messages import Ticket
 from loaderpool.worker.own_process import GlobalsWatch, SavedGlobals, end_stray
 from loaderpool.worker.rows import copy_of, share_memory
-from loaderpool.worker.tickets import Abandoned, Opened, Progress, Ticket
+from loaderpool.worker.tickets import Abandoned, Opened, Progress
 
 # Items are read one by one if each takes at least this long, otherwise in blocks. The check for
 # "abandoned" then costs a fraction of a percent.

@@ -22,8 +22,9 @@ from loaderpool.element.structure import Structure, convert_leaf
 from loaderpool.errors import SourceError, SpecMismatchError
 from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.transport.messages import Ticket
 from loaderpool.transport.pickling import send
-from loaderpool.worker.tickets import Abandoned, Opened, Probe, Ticket, WorkFailed
+from loaderpool.worker.tickets import Abandoned, Opened, Probe, WorkFailed
 from loaderpool.worker.work import Work
 
 # Samples that the probe tries if errors may be skipped. Smaller: it stops after a few bad

@@ -21,6 +21,7 @@ from loaderpool.plan.generators import CapturedGenerators
 from loaderpool.plan.item_names import generated_item
 from loaderpool.system import clock, process
 from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.transport.messages import Ticket
 from loaderpool.transport.reports import (
     Failure,
     RowFailure,
@@ -47,39 +48,6 @@ class WorkFailed(Exception):
     def __init__(self, failure: Failure, error: BaseException) -> None:
         super().__init__(failure.text)
         self.failure, self.error = failure, error
-
-
-class Ticket(NamedTuple):
-    """Supervisor -> worker: make these rows.
-
-    Rows `start` to `stop` are counted through all `batches` batches. They are all rows of these
-    batches, or some rows of a single batch. If `offset` is negative, the worker makes only the
-    first sample, and replies with `Found`.
-    """
-
-    number: int = 0
-    loader: int = 0
-    run: int = 0
-    epoch: int = 0
-    batch: int = 0  # index in the epoch, or in its remainder
-    rest: int | tuple[int, ...] = 0  # start of the remainder in the epoch; 0: the whole epoch
-    batches: int = 1
-    start: int = 0
-    stop: int = -1  # -1 in the main process: the end of the batch
-    offset: int = 0  # byte offset of the slot in the arena
-    slot_bytes: int = 0
-    is_fresh: bool = False  # the slot is unused: reserve its pages first
-    feed: int = 0  # arena offset of the stream's table; 0: items are read by index
-    # Number of workers that died with this ticket. If it is positive, rows are made one by one,
-    # with no other ticket at the same time, so that the board names the sample that ends a worker.
-    deaths: int = 0
-    # samples that ended a worker: index, seconds, exit code
-    left_out: tuple[tuple[int, float, int], ...] = ()
-    # True: the worker may only read the generator, and let another worker make the rows
-    may_hand_over: bool = False
-    # size and number of large arrays of the items that another worker has read, in the file that
-    # comes with the ticket; empty: there are none
-    items: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(slots=True)

@@ -20,6 +20,7 @@ from loaderpool.memory.board import Board
 from loaderpool.memory.layout import BatchForm, Block, VaryingLayout
 from loaderpool.sources.tables import Columns
 from loaderpool.system import clock
+from loaderpool.transport.messages import Ticket
 from loaderpool.transport.payload.generators import with_imports
 from loaderpool.transport.payload.record import Pair, WorkerPayload
 from loaderpool.transport.reports import RowFailure
@@ -31,7 +32,7 @@ from loaderpool.worker.handing_over import HandingOver
 from loaderpool.worker.items import IndexedItems
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.rows import Converter, blocks_of_array, collate
-from loaderpool.worker.tickets import MadeRows, Opened, Progress, StreamedItems, Ticket, WorkFailed
+from loaderpool.worker.tickets import MadeRows, Opened, Progress, StreamedItems, WorkFailed
 
 # Rows are made one by one if a row is at least this large or slow, otherwise in blocks. The check
 # for "abandoned", the note on the board and the write then cost a fraction of a percent.

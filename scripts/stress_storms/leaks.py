@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 import loaderpool as lp
-from loaderpool.core.version import Version
+from loaderpool.engine.version import Version
 
 from .killer import watched
 from .shapes import SHAPES, Faults, make

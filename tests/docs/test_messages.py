@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from loaderpool.core import messages
+from loaderpool.transport import messages
 from tests.docs.pages import ROOT, program
 
 TABLE = program("message_table")

@@ -30,7 +30,8 @@ _FOREIGN = """
 """
 # Names of libraries, of the kernel and of environments.
 _OF_OTHERS = """
-    CSVLogger Dataset FixedLenFeature IterableDataset LOADERPOOL_INTERRUPTS MirroredStrategy
+    CSVLogger Dataset FixedLenFeature GeneratorDataset IterableDataset LOADERPOOL_INTERRUPTS
+    MADV_POPULATE_READ MirroredStrategy
     PR_SET_PDEATHSIG PyDLL PyDataset RAY_ADDRESS RandomState Real Sequence SharedMemory TensorBoard
     TensorStore VarLenFeature as_py background_thread_postfork_child baseTimeNanoseconds c
     default_collate dmesg evaluate eventpoll finalize fit i islice manual_seed mlockall n out
@@ -115,5 +116,5 @@ def test_names_on_a_page_for_builders_exist(page: str) -> None:
 
 
 def test_a_name_that_does_not_exist_is_found() -> None:
-    text = "`Loader`, `Loader.resize(n)`, `core.state.State`, `sorry`, `Loader.sorry`, `run.sorry`"
+    text = "`Loader`, `Loader.resize(n)`, `supervisor.state.State`, `sorry`, `Loader.sorry`, `run.sorry`"
     assert [name for _, name in _unknown(text)] == ["sorry", "Loader.sorry", "run.sorry"]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.core import changes
+from loaderpool.engine import changes
 from loaderpool.system import clock
 from tests.support.batches import kill_supervisor, kill_worker
 from tests.support.child import run_child

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.core.session import Session
+from loaderpool.engine.session import Session
 
 
 @pytest.mark.parametrize("workers", [0, 2])

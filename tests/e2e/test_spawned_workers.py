@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.core.state import State
+from loaderpool.supervisor.state import State
 from loaderpool.system import machine
 from tests.support.batches import assert_same, kill_worker, read, read_while, told_when
 from tests.support.child import run_child

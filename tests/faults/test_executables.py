@@ -68,7 +68,7 @@ def test_an_executable_that_stays_is_warned_of(
 ) -> None:
     app = StandIn(tmp_path, "exec sleep 60")
     monkeypatch.setattr(sys, "executable", str(app.path))
-    monkeypatch.setattr("loaderpool.core.pool._BEGINS_S", 0.5)
+    monkeypatch.setattr("loaderpool.engine.pool._BEGINS_S", 0.5)
     expected = pytest.raises(
         lp.LoaderpoolWarning, match=r"has not begun for 0\.5 s.* sys\.executable is .*app"
     )

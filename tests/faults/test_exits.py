@@ -99,7 +99,7 @@ loader.it = iter(loader)
 kept = next(loader.it)[1:]
 """,
     "a thread waits, and another makes batches here": """
-from loaderpool.core import session
+from loaderpool.engine import session
 here = lp.Loader(range(10**6), lambda item: time.sleep(0.01) or item, batch_size=4, workers=0)
 for each in (loader, here):
     threading.Thread(target=list, args=(each,), daemon=True).start()

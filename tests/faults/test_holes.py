@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.core.messages import Release
+from loaderpool.transport.messages import Release
 from tests.support.batches import kill_supervisor, supervisor_of
 from tests.support.child import run_child
 from tests.support.processes import end_all, is_alive, parents, wait_gone, wait_until
@@ -358,7 +358,7 @@ def test_a_loader_that_is_made_as_the_supervisor_is_replaced_gets_its_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The next supervisor never heard of it, and `next` waited for ever."""
-    from loaderpool.core import version
+    from loaderpool.engine import version
 
     with lp.Pool(1) as pool:
         first = lp.Loader(range(400), large, batch_size=4, workers=pool)

@@ -19,7 +19,7 @@ import pytest
 import loaderpool as lp
 from loaderpool.cache.setting import CachePlan
 from loaderpool.cache.store import SharedCache
-from loaderpool.core import local_engine
+from loaderpool.engine import local_engine
 from loaderpool.system import interrupts
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, checkpoint
 from tests.support.child import run_child

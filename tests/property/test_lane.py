@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from loaderpool.memory.board import BOARD_BYTES, Board
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.order import Order
+from loaderpool.transport.messages import Ticket
 from loaderpool.worker.lanes import LaneItems
-from loaderpool.worker.tickets import Abandoned, Progress, Ticket
+from loaderpool.worker.tickets import Abandoned, Progress
 
 ROWS = 3
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=6)

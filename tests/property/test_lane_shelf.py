@@ -8,8 +8,8 @@ from typing import Any, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderpool.core.buffers import LaneBuffer
-from loaderpool.core.delivery import Delivery
+from loaderpool.engine.buffers import LaneBuffer
+from loaderpool.engine.delivery import Delivery
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.order import Order
 from loaderpool.plan.permutation import MAX_SIZE

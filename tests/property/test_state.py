@@ -15,11 +15,19 @@ from typing import Any
 
 import pytest
 
-from loaderpool.core import slots
-from loaderpool.core.messages import BatchFailed, Done, Filled, Found, LoaderFailed, Message, Ticket
-from loaderpool.core.records import Death, DropFile, Layout, Start, Stop, ToMain, ToWorker
-from loaderpool.core.state import State
 from loaderpool.memory.arena import ExtentMap
+from loaderpool.supervisor import slots
+from loaderpool.supervisor.records import Death, DropFile, Layout, Start, Stop, ToMain, ToWorker
+from loaderpool.supervisor.state import State
+from loaderpool.transport.messages import (
+    BatchFailed,
+    Done,
+    Filled,
+    Found,
+    LoaderFailed,
+    Message,
+    Ticket,
+)
 from tests.support.state import begin, look, release, turn
 
 

@@ -8,10 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderpool.core.channel import Received
-from loaderpool.core.messages import BatchFailed, End, Ended, Filled, Found, LoaderFailed, Ticket
-from loaderpool.core.records import Abandon, Layout, Start, Stop, ToWorker
-from loaderpool.core.supervisor import Supervisor
+from loaderpool.supervisor.records import Abandon, Layout, Start, Stop, ToWorker
+from loaderpool.supervisor.supervisor import Supervisor
+from loaderpool.transport.channel import Received
+from loaderpool.transport.messages import (
+    BatchFailed,
+    End,
+    Ended,
+    Filled,
+    Found,
+    LoaderFailed,
+    Ticket,
+)
 from tests.support.state import LOADER, RUN, Endless, Pool, begin, look, release
 
 # ---- instructions for the dead

@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderpool.core.messages import BatchFailed, Done, Filled, Ticket
-from loaderpool.core.records import Layout, Stop, ToMain, ToWorker
-from loaderpool.core.state import State
 from loaderpool.memory.arena import ExtentMap
+from loaderpool.supervisor.records import Layout, Stop, ToMain, ToWorker
+from loaderpool.supervisor.state import State
+from loaderpool.transport.messages import BatchFailed, Done, Filled, Ticket
 from tests.support.state import LOADER, RUN, Endless, Pool, begin, release
 
 DEATHS = 3

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import loaderpool as lp
-from loaderpool.core.delivery import aligned_empty
-from loaderpool.core.forms import choose_form, with_batches
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
+from loaderpool.memory.layout import aligned_empty
+from loaderpool.supervisor.forms import choose_form, with_batches
 from loaderpool.trainer.arguments import check_arguments
+from loaderpool.transport.messages import Ticket
 from loaderpool.worker.probe import probe
-from loaderpool.worker.tickets import MadeRows, Progress, Ticket
+from loaderpool.worker.tickets import MadeRows, Progress
 from loaderpool.worker.work import Work
 from tests.support.batches import copied
 

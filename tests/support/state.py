@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from loaderpool.core.messages import BatchFailed, Begin, Done, Found, Look, Ticket
-from loaderpool.core.records import Death, Layout, Start, ToMain, ToWorker
-from loaderpool.core.state import State
 from loaderpool.memory.arena import ExtentMap
+from loaderpool.supervisor.records import Death, Layout, Start, ToMain, ToWorker
+from loaderpool.supervisor.state import State
+from loaderpool.transport.messages import BatchFailed, Begin, Done, Found, Look, Ticket
 
 LOADER, RUN = 1, 1001
 

@@ -17,7 +17,7 @@ from loaderpool.cache.setting import MEMORY, CachePlan
 from loaderpool.memory.arena import Arena, map_memory_file
 from loaderpool.system import clock, machine, open_files, process
 from loaderpool.system.inheritance import inherit
-from loaderpool.transport.payload import modules
+from loaderpool.transport import modules
 from loaderpool.transport.payload.generators import arrive
 from loaderpool.transport.payload.handles import OpenHandles
 from loaderpool.transport.payload.record import LoaderSettings, Pair, WorkerPayload
@@ -159,7 +159,7 @@ class ForkCheck:
     file. If they open its path again, they get the inherited file. A fork that uses an inherited
     SQLite connection can damage the database (https://www.sqlite.org/howtocorrupt.html, "Carrying
     an open database connection across a fork()"). So if importing the user's modules creates such
-    objects, workers are not forked (`core.processes`).
+    objects, workers are not forked (`supervisor.processes`).
 
     Attributes:
         handles: open files and connections. `handles.files` are those that a fork has to open

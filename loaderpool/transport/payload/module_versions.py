@@ -15,7 +15,7 @@ from importlib.machinery import SourceFileLoader
 from loaderpool.system import machine, process
 from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.system.walk import CODE, walk
-from loaderpool.transport.payload.modules import KeptModule, ModuleStore, status_of
+from loaderpool.transport.modules import KeptModule, ModuleStore, status_of
 from loaderpool.transport.payload.pickler import home_of
 
 _MOST_NAMED = 5  # modules in a warning

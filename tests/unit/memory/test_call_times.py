@@ -15,8 +15,8 @@ from loaderpool.memory.call_times import (
     read_call_times,
 )
 from loaderpool.memory.recorder import WorkerRecorder, worker_rings
+from loaderpool.transport.messages import Ticket
 from loaderpool.worker import tickets
-from loaderpool.worker.tickets import Ticket
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderpool.core.forms import spec_of_batches
 from loaderpool.element.spec import sample_spec
 from loaderpool.memory.layout import BatchForm, batch_form
+from loaderpool.supervisor.forms import spec_of_batches
 
 
 def form_of(sample: Any, *, batch_size: int = 4, **more: Any) -> BatchForm:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from loaderpool.core.channel import Channel, most_messages
-from loaderpool.core.messages import NodeIs, Release
 from loaderpool.ray.dispatch import Dispatcher
+from loaderpool.transport.channel import Channel, most_messages
+from loaderpool.transport.messages import NodeIs, Release
 
 
 def test_a_thousand_nodes_never_fill_the_channel() -> None:

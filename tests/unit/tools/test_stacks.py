@@ -18,7 +18,7 @@ PROCESSES = [
 ]
 OURS = [
     "<module> (<string>:1)",
-    "serve (loaderpool/core/supervisor.py:473)",
+    "serve (loaderpool/supervisor/supervisor.py:473)",
     "Calls._sample (loaderpool/worker/calls.py:2)",
 ]
 LOAD, DECODE = "load (train.py:8)", "open (PIL/Image.py:99)"
@@ -65,7 +65,7 @@ def test_raw_stacks_that_become_one_are_added(tmp_path: Path) -> None:
 
 
 def test_speedscope_samples_begin_with_the_users_function(tmp_path: Path) -> None:
-    frames = [{"name": "serve", "file": "loaderpool/core/supervisor.py", "line": 3},
+    frames = [{"name": "serve", "file": "loaderpool/supervisor/supervisor.py", "line": 3},
               {"name": "load", "file": "train.py", "line": 8}]  # fmt: skip
     path = tmp_path / "p.json"
     content = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loaderpool.core.failures import sample_error
+from loaderpool.engine.failures import sample_error
 from loaderpool.errors import LoaderpoolError, SampleError
 from loaderpool.trainer.epoch_tracker import _without_frames
 from loaderpool.transport.reports import describe_failure

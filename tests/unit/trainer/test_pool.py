@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 import loaderpool as lp
-import loaderpool.core.pool
+import loaderpool.engine.pool
 from loaderpool.trainer.pool import Pool
 
 # How long a thread that must not come through is waited for; one that does come through is seen at once.
@@ -38,7 +38,7 @@ class StandIn:
 def started_pools(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
     monkeypatch.setattr(StandIn, "made", [], raising=False)
     monkeypatch.setattr(StandIn, "on_start", lambda: None, raising=False)
-    monkeypatch.setattr(loaderpool.core.pool, "WorkerPool", StandIn)
+    monkeypatch.setattr(loaderpool.engine.pool, "WorkerPool", StandIn)
     return StandIn.made
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from loaderpool.errors import UnpicklableError
 from loaderpool.system.interrupts import gate_handlers
+from loaderpool.transport.messages import Ticket
 from loaderpool.worker.bundles import FEED_TABLE_BYTES, Bundle, FeedTable, Frame, frames
-from loaderpool.worker.tickets import Abandoned, StreamedItems, Ticket
+from loaderpool.worker.tickets import Abandoned, StreamedItems
 from tests.support.batches import assert_same
 
 _ROOM = 8 << 20

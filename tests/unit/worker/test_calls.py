@@ -11,9 +11,10 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.trainer.arguments import check_arguments
+from loaderpool.transport.messages import Ticket
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.own_process import SavedGlobals
-from loaderpool.worker.tickets import Opened, Ticket
+from loaderpool.worker.tickets import Opened
 
 
 def calls_of(fn: Any, **settings: Any) -> Calls:

@@ -11,8 +11,9 @@ import pytest
 
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.board import Field
+from loaderpool.transport.messages import Ticket
 from loaderpool.worker.own_process import SavedGlobals
-from loaderpool.worker.tickets import Ticket, WorkFailed
+from loaderpool.worker.tickets import WorkFailed
 from tests.support.batches import assert_same
 from tests.support.bench import RUN, Bench
 

@@ -1,0 +1,254 @@
+"""Choose the form of a loader's batches and the layout of its slots from the first sample.
+
+Runs in: the supervisor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from loaderpool.config import LoaderConfig, UnitKind
+from loaderpool.element.spec import ArraySpec, ElementSpec, fill_value, padding_of
+from loaderpool.errors import MemoryLimitError, SpecMismatchError, shortened
+from loaderpool.memory.arena import HEADROOM_BYTES
+from loaderpool.memory.layout import BatchForm, FixedLayout, batch_form
+from loaderpool.plan.batches import Plan
+from loaderpool.supervisor.records import MOST_TICKETS, Layout
+from loaderpool.supervisor.slots import slots_of
+from loaderpool.system import capacity, ranks
+
+if TYPE_CHECKING:
+    from loaderpool.transport.payload.record import LoaderSettings
+    from loaderpool.worker.tickets import Probe
+
+# Default limit of the memory for a loader's slots. It is also limited to one part in
+# `_SHARE_OF_FREE` of the free memory, divided by the training's processes on this machine.
+_DEFAULT_BYTES = 2 << 30
+_SHARE_OF_FREE = 4
+# Tiny batches share slots only as far as this number of runs can have all their slots at the same
+# time.
+_RUNS = 4
+_LEAST_SLOTS = 2  # a worker fills one while the consumer has views of the other
+# Calls that each thread of a worker has queued. Smaller: threads idle while one call takes much
+# longer than others. Larger: more slots are needed.
+_CALLS_AHEAD = 8
+_MOST_ROOM = 256  # greatest number of tickets of a worker with threads
+
+
+def choose(probe: Probe, settings: LoaderSettings, workers: int) -> tuple[BatchForm, Layout, float]:
+    """Return the form of a loader's batches, the layout of its slots, and the seconds for a row.
+
+    Raises:
+        SpecMismatchError: The given spec and the function's results differ in structure.
+        MemoryLimitError: Two batches do not fit the limit or the machine.
+    """
+    config, plan = settings.config, settings.plan
+    form = choose_form(probe, settings.given_spec, config, plan, settings.unit)
+    free = max(0, capacity.available_memory_bytes() - HEADROOM_BYTES)
+    limit = memory_limit(config)
+    wanted = slots_of(form.slot_bytes, form.max_chunk, workers, _room_of(form, config))
+    most = form.max_chunk * limit // (form.slot_bytes * wanted * _RUNS)
+    most = 1 if plan.lanes else max(1, min(form.max_chunk, most))
+    form = with_batches(form, most)
+    layout = _layout_of(form, config, limit)
+    least = layout.slot_bytes * _LEAST_SLOTS
+    large = (
+        f"one batch takes {layout.slot_bytes:,} bytes, and at least {_LEAST_SLOTS} batch buffers "
+        "are needed"
+    )
+    if least > free and form.max_chunk == 1:
+        raise MemoryLimitError(
+            f"{large}, but this machine (or its cgroup) has only {free:,} bytes for them. Lower "
+            "batch_size, or return smaller samples, such as uint8."
+        )
+    if limit < least:
+        memory = config.limits.memory
+        setting = (
+            f"Limits(memory={memory:,})"
+            if memory is not None
+            else f"the default of {limit:,} bytes"
+        )
+        raise MemoryLimitError(
+            f"{setting} is too small: {large}. Set Limits(memory={least}) "
+            f"({least / 2**20:.1f} MiB) or more, or lower batch_size."
+        )
+    call_s = probe.elapsed_ns / 1e9 / max(1, probe.rows)
+    return form, layout, call_s / min(config.threads, _calls_of(form))
+
+
+def known_layout(form: BatchForm, config: LoaderConfig) -> Layout:
+    """Return the layout of slots for a form of batches that was chosen before."""
+    return _layout_of(form, config, memory_limit(config))
+
+
+def _layout_of(form: BatchForm, config: LoaderConfig, limit: int) -> Layout:
+    pages = -(-form.slot_bytes // 4096) * 4096
+    return Layout(pages, form.max_chunk, form.can_split, limit, _room_of(form, config))
+
+
+def memory_limit(config: LoaderConfig) -> int:
+    """Return the limit in bytes for the slots of a loader."""
+    limit = config.limits.memory
+    return min(_DEFAULT_BYTES, ranks.memory_bytes() // _SHARE_OF_FREE) if limit is None else limit
+
+
+def _room_of(form: BatchForm, config: LoaderConfig) -> int:
+    """Return the number of tickets that a worker may have."""
+    if config.threads == 1:
+        return MOST_TICKETS
+    return min(
+        _MOST_ROOM, max(MOST_TICKETS, 1 - (-_CALLS_AHEAD * config.threads // _calls_of(form)))
+    )
+
+
+def _calls_of(form: BatchForm) -> int:
+    return form.batch_rows if form.unit == "sample" else 1
+
+
+def with_batches(form: BatchForm, most: int) -> BatchForm:
+    """Return the form with slots for `most` batches. `most` is at most `form.max_chunk`."""
+    if form.fixed is None:
+        return dataclasses.replace(
+            form, max_chunk=most, slot_bytes=form.slot_bytes // form.max_chunk * most
+        )
+    fixed = FixedLayout(form.fixed.row_shapes, form.fixed.dtypes, form.batch_rows * most)
+    return dataclasses.replace(form, max_chunk=most, fixed=fixed, slot_bytes=fixed.slot_bytes)
+
+
+def choose_form(
+    probe: Probe, given: ElementSpec | None, config: LoaderConfig, plan: Plan, unit: UnitKind
+) -> BatchForm:
+    """Return the form of a loader's batches from the results of the first calls.
+
+    Raises:
+        SpecMismatchError: `element_spec` or `pad`, and the function's results, differ in structure.
+    """
+    padding: tuple[Any, ...] = ()
+    if given is not None:
+        spec = _as_function_returns(given, probe.spec, config, unit)
+    elif unit != "sample":
+        spec = spec_of_whole_batches(probe.spec)
+    else:
+        padded = () if config.pad is False else padding_of(config.pad, probe.spec.structure)
+        rows = config.static_rows
+        spec = spec_of_batches(
+            probe.spec, probe.seen, padding=padded, ragged=config.ragged, static_rows=rows
+        )
+    if unit == "sample" and config.pad is not False:
+        padding = _padding_of(spec, given is not None, config)
+    # If a source has fewer items than `batch_size`, all its batches are smaller.
+    most_rows = None if config.batch_size is None else plan.most_rows
+    # If the rows of batches vary, take the rows of the first sample's batch as usual. Batches of
+    # long samples are smaller.
+    usual_rows = probe.batch_rows if plan.rows_vary else most_rows or 1
+    form = batch_form(
+        spec,
+        unit,
+        batch_size=most_rows,
+        batch_bytes_seen=probe.nbytes * usual_rows if unit == "sample" else probe.nbytes,
+        may_leave_rows_out=config.on_error.action == "skip" or plan.lanes > 0,
+        may_replace_rows=config.on_error.action == "replace",
+        rows_vary=plan.rows_vary,
+        padding=padding,
+    )
+    return dataclasses.replace(form, classes=probe.classes)
+
+
+def _padding_of(spec: ElementSpec, is_given: bool, config: LoaderConfig) -> tuple[Any, ...]:
+    """Return the padding value of each component: None for the default, False for no padding.
+
+    A component is padded if its rows vary in shape. If the user's spec gives a length, batches are
+    padded to that length, whatever the length of their rows.
+    """
+    padding = padding_of(config.pad, spec.structure)
+    for number, (component, path) in enumerate(zip(spec.components, spec.paths, strict=True)):
+        has_open_axis = None in component.shape[1:]
+        if component.ragged or not (has_open_axis or (is_given and component.shape[1:])):
+            padding[number] = False
+        elif has_open_axis and padding[number] is not False:
+            fill_value(padding[number], component, path)  # raises if the value does not fit
+    return tuple(padding)
+
+
+def spec_of_whole_batches(seen: ElementSpec) -> ElementSpec:
+    """Return the spec of batches that one call makes whole.
+
+    The first axis is the batch axis. It is None, because the last batch may be shorter.
+    """
+    components = tuple(
+        ArraySpec((None, *c.shape[1:]) if c.shape else (), c.dtype, c.text, c.ragged)
+        for c in seen.components
+    )
+    return ElementSpec(seen.structure, components)
+
+
+def spec_of_batches(
+    sample: ElementSpec,
+    seen: ElementSpec,
+    *,
+    padding: Sequence[Any],
+    ragged: bool,
+    static_rows: int | None,
+) -> ElementSpec:
+    """Return the spec of batches that are stacked from samples.
+
+    Args:
+        sample: Spec of the first sample.
+        seen: The same spec, with None for axes in which other samples differed.
+        padding: Padding value of each component, or False; empty: no component is padded.
+        ragged: True: components whose first axis varies become ragged.
+        static_rows: Rows of each batch; None: the number varies.
+    """
+    components = []
+    for number, (exact, varied) in enumerate(zip(sample.components, seen.components, strict=True)):
+        shape: tuple[int | None, ...] = exact.shape
+        is_ragged = ragged and varied.shape[:1] == (None,)
+        if padding and padding[number] is not False:
+            shape = varied.shape
+        elif is_ragged:
+            shape = (None, *exact.shape[1:])
+        components.append(ArraySpec((static_rows, *shape), exact.dtype, exact.text, is_ragged))
+    return ElementSpec(sample.structure, tuple(components))
+
+
+def _as_function_returns(
+    given: ElementSpec, seen: ElementSpec, config: LoaderConfig, unit: UnitKind
+) -> ElementSpec:
+    """Return the given spec, completed from the first results and the settings.
+
+    - The batch axis is that of the loader's batches.
+    - A `tf.string` does not show if the NumPy arrays have str or bytes. The results show it.
+    - An axis of None does not show if the component is ragged. The setting `ragged=True` does.
+
+    Raises:
+        SpecMismatchError: The spec and the results differ in structure, or the spec has another
+            batch size.
+    """
+    batch_size = config.batch_size if unit == "sample" else None
+    try:
+        in_given_order: list[ArraySpec] = given.structure.flatten(seen.pack())
+    except SpecMismatchError:
+        raise SpecMismatchError(
+            f"element_spec has the structure {shortened(str(given.structure))}, but the function "
+            f"returns {shortened(str(seen.structure))}"
+        ) from None
+    components = []
+    for component, path, actual in zip(given.components, given.paths, in_given_order, strict=True):
+        shape = component.shape
+        if batch_size is not None:
+            if not shape or shape[0] not in (None, batch_size):
+                raise SpecMismatchError(
+                    f"element_spec{path} is {component}, but a batch has batch_size={batch_size} "
+                    "rows. Use None if the last batch may be smaller"
+                )
+            shape = (config.static_rows, *shape[1:])
+        text = (
+            actual.text
+            if component.text is not None and actual.text is not None
+            else component.text
+        )
+        is_ragged = component.ragged or (config.ragged and shape[1:2] == (None,))
+        components.append(ArraySpec(shape, component.dtype, text, is_ragged))
+    return ElementSpec(given.structure, tuple(components))

@@ -1,0 +1,135 @@
+"""How many slots of a run get a batch, and which worker gets which slot."""
+
+from __future__ import annotations
+
+import pytest
+
+from loaderpool.supervisor import slots
+from loaderpool.transport.messages import Filled
+from tests.support.state import RUN, Pool, release
+
+LARGE = 2 * slots._LARGE_BYTES
+TWO_WORKERS = slots.slots_of(LARGE, 1, 2, 2)
+SLOW_S = 0.00025  # of a row: batches that are long enough to have a slot each
+
+
+class Consumer:
+    """Takes batches in their order, and keeps the latest `kept`."""
+
+    def __init__(self, pool: Pool, kept: int) -> None:
+        self.pool, self.kept = pool, kept
+        self.held: list[int] = []
+        self.seen = 0
+
+    def take(self) -> None:
+        """Take all batches that have arrived."""
+        arrived = sorted(self.pool.of(Filled), key=lambda filled: filled.batch)[self.seen :]
+        for message in arrived:
+            if message.batch != self.seen:
+                return
+            self.seen += 1
+            self.held.append(message.offset)
+            if len(self.held) > self.kept:
+                release(self.pool.state, RUN, self.held.pop(0))
+        self.pool.turn()
+
+
+def large(workers: int = 2, room: int = 2) -> Pool:
+    return Pool(workers).with_a_run(slot_bytes=LARGE, room=room)
+
+
+def used(pool: Pool) -> int:
+    """Number of slots that have had a batch."""
+    run = pool.state.runs[RUN]
+    return run.slots - len(run.fresh)
+
+
+def each_answers(pool: Pool) -> None:
+    """Each worker finishes its oldest ticket; what comes of it arrives one by one."""
+    for worker in pool.busy():
+        pool.answer(worker, row_s=SLOW_S)
+        pool.turn()
+
+
+def test_run_begins_with_one_large_slot_per_worker() -> None:
+    pool = large(workers=3)
+    assert used(pool) == 3
+    assert [len(tickets) for tickets in pool.channels.values()] == [1, 1, 1]
+
+
+def test_fast_consumer_needs_few_large_slots() -> None:
+    pool = large()
+    consumer = Consumer(pool, kept=1)
+    for _ in range(50):
+        for worker in pool.busy():
+            pool.answer(worker, row_s=SLOW_S)
+            consumer.take()
+    assert consumer.seen >= 90
+    assert used(pool) <= 4 < TWO_WORKERS
+
+
+@pytest.mark.parametrize("kept", [2, 5, 8])
+def test_consumer_that_keeps_batches_gets_more_slots(kept: int) -> None:
+    pool = large()
+    consumer = Consumer(pool, kept)
+    for _ in range(50):
+        each_answers(pool)
+        consumer.take()
+        assert len(pool.busy()) == 2, "a worker is idle, and a slot is unused"
+    assert kept + 2 <= used(pool) <= kept + 5
+
+
+def test_idle_worker_gets_every_slot() -> None:
+    pool = large()
+    for _ in range(TWO_WORKERS):
+        each_answers(pool)
+    assert used(pool) == TWO_WORKERS and not pool.busy()
+    assert len(pool.of(Filled)) == TWO_WORKERS
+
+
+def test_small_slots_are_used_at_once() -> None:
+    pool = Pool(2).with_a_run()
+    assert [len(tickets) for tickets in pool.channels.values()] == [2, 2]
+
+
+def test_workers_with_threads_use_slots_at_once() -> None:
+    pool = large(room=5)
+    assert [len(tickets) for tickets in pool.channels.values()] == [5, 5]
+
+
+def test_only_the_first_ticket_of_a_slot_is_fresh() -> None:
+    pool = large()
+    consumer = Consumer(pool, kept=1)
+    fresh: dict[int, list[bool]] = {}
+    for _ in range(20):
+        for worker in pool.busy():
+            ticket = pool.answer(worker, row_s=SLOW_S)
+            fresh.setdefault(ticket.offset, []).append(ticket.is_fresh)
+            consumer.take()
+    assert all(each[0] and not any(each[1:]) for each in fresh.values())
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_worker_writes_its_own_slots_again(is_reversed: bool) -> None:
+    pool = large()
+    first, second = pool.busy()
+    mine = pool.answer(first, row_s=SLOW_S).offset
+    others = pool.answer(second, row_s=SLOW_S).offset
+    # Otherwise the slot that was released last is used first.
+    for offset in (others, mine) if is_reversed else (mine, others):
+        release(pool.state, RUN, offset)
+    pool.turn()
+    assert pool.channels[first][0].offset == mine
+    assert pool.channels[second][0].offset == others
+
+
+def test_ended_run_gives_back_slots_without_a_batch() -> None:
+    pool = large()
+    free = pool.state.slots._memory.largest + TWO_WORKERS * LARGE
+    for worker in pool.busy():
+        pool.answer(worker, row_s=SLOW_S)
+    pool.state.end(RUN, ())
+    pool.turn()
+    assert RUN not in pool.state.runs
+    assert pool.state.slots._memory.largest == free
+    assert pool.state.slots.kept_bytes == 2 * LARGE
