@@ -390,9 +390,9 @@ def _check_boundaries(name: str, value: Any) -> tuple[int, ...]:
 
 
 # The settings of a loader, each with the check that returns its value in one form or raises an
-# ArgumentError. Messages call a setting by its name here. Defaults are in the signatures of the
-# public classes and texts in their docstrings, where editors show them: a test compares both with
-# this table.
+# ArgumentError. Messages use the setting's name in this table. The defaults are in the signatures
+# of the public classes, and the texts in their docstrings, where editors show them. A test compares
+# both with this table.
 SETTINGS: dict[str, Callable[[str, Any], Any]] = {
     "batch_size": partial(
         or_none, check=whole_number, at_least=1, at_most=_MAX_ROWS, hint="None: do not batch"

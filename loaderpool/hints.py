@@ -179,7 +179,7 @@ def _owner_of(function: Function, given: tuple[Any, ...]) -> str:
 
 
 def _too_many_arguments(function: Function, given: tuple[Any, ...]) -> ArgumentError:
-    """Return the error for a call with more arguments without a name than the function takes."""
+    """Return the error for a call with more positional arguments than the function takes."""
     code = inspect.unwrap(function).__code__
     unnamed = [name for name in code.co_varnames[: code.co_argcount] if name not in ("self", "cls")]
     extra = given[code.co_argcount]

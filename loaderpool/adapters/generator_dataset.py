@@ -3,7 +3,7 @@
 `from_generator` runs its function with TensorFlow's default executor: one thread of the shared pool
 calls Python, and another one reports the result. Each of them wakes up, finds its caches cold, and
 spins for a while before it sleeps again. Here the thread that requests an element calls Python
-itself. It also does not check dtypes and shapes a second time, which workers have done.
+itself. Dtypes and shapes are not checked a second time, because the workers have checked them.
 """
 
 from __future__ import annotations

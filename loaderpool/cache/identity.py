@@ -83,9 +83,9 @@ def describe(fn: object, setup: object, source: HasLength) -> dict[str, str]:
 def difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Return the differences between two results of `describe`, as a text that follows a sentence.
 
-    For a function, setup hook or source that differs, its differing parts are named. The whole is
-    named instead if its name differs, or if none of its named parts does. "": there is no
-    difference.
+    The text names the differing parts of each function, setup hook or source that has changed. It
+    names the whole object if the object's own name differs, or if all named parts are equal.
+    Returns "" if there is no difference.
     """
     names = [name for name in {**now, **then} if then.get(name) != now.get(name)]
     renamed = {

@@ -70,9 +70,9 @@ def _names(slots: str | Iterable[str]) -> Sequence[str]:
 
 
 def _is_alike(mine: object, its: object, counterparts: dict[int, Any]) -> bool:
-    """Return True if `mine`, part of the user's value, equals `its`, the same part of its twin.
+    """Return True if `mine` equals `its`: the same part of the user's value and of its copy.
 
-    The twin has other arrays. `counterparts` maps their ids to the arrays of the user's value.
+    The copy has other arrays. `counterparts` maps their ids to the arrays of the user's value.
     """
     if id(its) in counterparts:
         return mine is counterparts[id(its)]

@@ -248,8 +248,8 @@ def _with_open_axes(spec: ArraySpec, shape: tuple[int | None, ...]) -> ArraySpec
 def widened(spec: ElementSpec, other: ElementSpec) -> ElementSpec:
     """Return `spec` with None for each axis in which `other` has another length.
 
-    A sample with another structure or number of axes is refused later: then it becomes a row, and
-    its index is known.
+    A sample with another structure or number of axes is refused later, when it becomes a row,
+    because its index is known then.
     """
     if spec.structure != other.structure:
         return spec

@@ -52,7 +52,7 @@ class Structure:
         kind: "leaf", "tuple", "dict" or "namedtuple".
         keys: a dict's keys in the order first seen, a namedtuple's fields, a tuple's numbers.
         children: the structures inside, in order.
-        namedtuple: the class with which `unflatten` builds, else None.
+        namedtuple: the class with which `unflatten` builds, otherwise None.
         num_leaves: number of arrays of an element.
         paths: name of each leaf: "" for a bare one, "[0]", "['image']", ".x" in a namedtuple,
             nested "['a'][1]".
@@ -133,8 +133,8 @@ class Structure:
         return hash(self._identity())
 
     def _identity(self) -> tuple[Any, ...]:
-        # Not the class itself. A class that each call or unpickling makes again is the same
-        # structure to the user.
+        # The name stands for the class. If each call or unpickling defines the class again, the
+        # structure is still the same to the user.
         return self.kind, self.keys, self.children, self.namedtuple and self.namedtuple.__name__
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -363,7 +363,8 @@ _LEAF = Structure("leaf")
 
 # ---- leaves ----
 
-# Most parts of a list that is taken for a tuple. Only such a list is checked for unequal dtypes.
+# Maximum length of a list that may have been meant as a tuple. Only such lists are checked for
+# unequal dtypes.
 _MOST_PARTS = 16
 # Dtypes of most arrays, which one lookup accepts. Not longdouble ("g", "G"), which TensorFlow does
 # not have.

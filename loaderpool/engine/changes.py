@@ -139,7 +139,7 @@ class Change(NamedTuple):
     """Objects that have changed since the workers got them."""
 
     shipped: Shipments
-    names: dict[str, str]  # changes that the glance has found: how each variable has changed
+    names: dict[str, str]  # description of the change of each variable that the glance has found
     difference: Difference
     is_glance: bool  # True if only the glance is used at each epoch, because the objects are large
 

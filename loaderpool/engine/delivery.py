@@ -51,9 +51,9 @@ def with_classes(form: BatchForm) -> BatchForm:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Delivery:
-    """Batches that arrived together in one slot. They are delivered together, with its bytes.
+    """Batches that arrived together in one slot, and are delivered together, with the slot's bytes.
 
-    A delivery is in a buffer until its turn. It is stored in the slot meanwhile.
+    A delivery waits in a buffer for its turn. Its batches stay in the slot meanwhile.
     """
 
     first: int  # number of the first stored batch

@@ -178,7 +178,7 @@ class PoolEngine:
         """Start a run. Its `end` pairs with this call.
 
         Args:
-            place: Position of the first batch. The remainder of an epoch is a run without others.
+            place: Position of the first batch. The remainder of an epoch has a run of its own.
             limit: Number after the last batch that may be made. Ignored for streams, whose batches
                 are made as they are read.
         """

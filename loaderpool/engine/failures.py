@@ -479,7 +479,7 @@ def _target() -> str:
 
 
 def _index_told(index: int | None) -> int | None:
-    """Return the `index` of an error. For a generator's item it is its number in the generator."""
+    """Return the `index` of an error; for an item of a generator, its number in the generator."""
     generated = None if index is None else generated_item(index)
     return index if generated is None else generated[1]
 

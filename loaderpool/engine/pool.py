@@ -273,7 +273,7 @@ class WorkerPool:
             # Not earlier: if the pool is broken, runs still deliver the batches that they have.
             lost.lender.keep_only_lent()
             for number, listener in [*lost.listeners.items()]:
-                # A run or a closed loader, which no process uses any more.
+                # This run or closed loader is used by no process any more.
                 if number not in self.loaders:
                     listener.hear(Received(Ended(number)))
             lost.listeners = {}

@@ -393,7 +393,7 @@ class PoolRun:
             self._end()
 
     def fed(self, feed: Feed) -> None:
-        """Allow the batches of a stream to be made whose items are in the arena."""
+        """Let the supervisor make the stream's batches whose items are in the arena."""
         if feed.made:
             self._session.send(Extend(self.number, self._first + feed.made, feed.latest_rows))
 

@@ -165,7 +165,7 @@ def place_of(buffer: memoryview, adopts: bool = True) -> tuple[DataFile, int]:
 
 
 def why_copied(buffer: memoryview) -> str | None:
-    """Return why an array has to be copied into shared memory, or None if it can be adopted.
+    """Return the reason why an array has to be copied into shared memory; None: it can be adopted.
 
     Only inspects the array.
     """

@@ -277,9 +277,9 @@ class SlotFile(SparseFile):
     def prepare(self, offset: int, nbytes: int, is_fresh: bool) -> None:
         """Reserve the pages of a slot, or enter them in this process's page table.
 
-        A worker calls it before each batch that it writes. Pages that another worker has written
-        would otherwise be entered one by one, at the first write to each. New pages are, because
-        the kernel fills each of them with zeros then.
+        A worker calls it before each batch that it writes. Otherwise pages that another worker has
+        written would be entered one by one, at the first write to each. Reserved pages are still
+        entered one by one, because the kernel fills each of them with zeros at the first write.
 
         Args:
             offset: Start of the slot.

@@ -30,8 +30,8 @@ KEY_BYTES = 16
 _SEED_BYTES = 4
 # Kinds of streams; 1 and 2 are those of `sample_streams`. Streams of two kinds never overlap.
 SAMPLE, BATCH, LANE, PASS = 1, 2, 3, 4
-# Number of generators of one loader that are seeded. Smaller: transforms that have one generator
-# each would repeat numbers. Larger: seeding would take longer than most samples.
+# Maximum number of generators that are seeded for one loader. Smaller: transforms that have one
+# generator each would repeat numbers. Larger: seeding would take longer than most samples.
 MOST_GENERATORS = 256
 _DIGEST_BYTES = 32
 _NAME = struct.Struct("<4Q")

@@ -101,7 +101,7 @@ class Shares:
         return counts
 
     def longest(self, sizes: Sequence[int]) -> int:
-        """Return the largest number of items that takes no more from any source than its size."""
+        """Return the largest n for which the first n items take no source's items twice."""
         return _last(
             lambda stop: all(
                 count <= size for count, size in zip(self.counts(stop), sizes, strict=True)
@@ -109,7 +109,7 @@ class Shares:
         )
 
     def shortest(self, sizes: Sequence[int]) -> int:
-        """Return the smallest number of items that takes the whole size of every source.
+        """Return the smallest n for which the first n items contain all items of every source.
 
         Sources of weight 0 do not count.
         """

@@ -255,7 +255,7 @@ class Dispatcher(Supervisor):
             super()._carry_out()
             for node in self._nodes.values():
                 self._go_on(node)
-            if not self._state.instructions:  # an unwanted ticket that was not sent may free others
+            if not self._state.instructions:  # dropping an unwanted ticket may have released others
                 return
 
     def _obey(self, instruction: Instruction) -> None:
@@ -447,7 +447,7 @@ class Dispatcher(Supervisor):
 
 
 def _unseen(node: str, failed: bytes) -> str:
-    """Return an error text if samples failed whose files exist on this machine; otherwise ""."""
+    """Return an error text if a file that the node cannot open exists here; otherwise ""."""
     for failure in (each.failure for each in pickle.loads(failed)):
         if (path := failure.unseen) and os.path.exists(path):
             where = f" in {failure.unseen_in}, because the path is relative" * bool(

@@ -426,7 +426,7 @@ class NodeActor:
         return seconds, message.rows, message.failures, content
 
     async def drop(self, run: int) -> None:
-        """Resume the calls for a run of the dispatcher, which has ended."""
+        """Resume the calls for a run that the dispatcher has ended."""
         self._dropped.append(run)
         if run in self._runs:
             self._runs[run].answer_all(None)

@@ -202,7 +202,7 @@ _JOINED = "there is data after its end-of-archive marker"
 
 
 def _problem_at_end(at: int, found: bytes) -> str:
-    """Return why the archive does not end at `at`, or "" if it does.
+    """Return the reason why the archive does not end at `at`, or "" if it does.
 
     `tarfile` also treats a damaged header as the end of the archive.
 

@@ -406,7 +406,7 @@ class Processes:
         )
 
     def private(self) -> list[int]:
-        """Return all descriptors that a new worker must close, with those for the other workers."""
+        """Return the supervisor's descriptors, which a new worker has to close."""
         found = self._private()
         for worker in self.by_number.values():
             found += [worker.channel.fileno(), worker.stacks.descriptor]

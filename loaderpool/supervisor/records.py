@@ -97,7 +97,7 @@ class LoaderRecord:
     rows_measured: int = 0  # rows in `row_s`
     # Samples that are left out: epoch, then as in `Ticket.left_out`.
     left_out: list[tuple[int, int, float, int]] = dataclasses.field(default_factory=list)
-    failure: bytes | None = None  # pickled error why no batch can be made
+    failure: bytes | None = None  # pickled error: the reason why no batch can be made
 
 
 @dataclasses.dataclass(eq=False, repr=False)

@@ -85,7 +85,7 @@ def lendable(slots: int, workers: int) -> int:
 
 
 def _most_of(slots: int) -> int:
-    """Return the most slots for one run. Of three or more, it leaves a quarter to later runs."""
+    """Return the maximum number of slots for one run, if a quarter stays free for later runs."""
     return slots - max(slots // 4, int(slots > 2))
 
 

@@ -229,18 +229,18 @@ def checkpoint() -> None:
 # Functions in which, or below which, an exception is dropped: by their callers' code, or by Python
 # in finalizers.
 DROPPED_IN = {
-    # `except: pass`, after each step of a fit
+    # Runs after each step of a fit, and drops exceptions by `except: pass`.
     ("keras.src.utils.python_utils", "pythonify_logs"),
     # Called from C++, which drops the exception or crashes.
     ("tensorflow.python.framework.tensor_shape", "__getitem__"),
     ("tensorflow.python.framework.tensor_shape", "__len__"),
-    # `except OSError`, which includes TimeoutError
+    # These have an `except OSError`, which includes TimeoutError.
     ("importlib._bootstrap_external", "find_spec"),
     ("importlib._bootstrap_external", "get_code"),
     ("_weakrefset", "_remove"),
-    ("weakref", "__call__"),  # of `finalize`
+    ("weakref", "__call__"),  # called by Python for a `finalize`
     ("weakref", "remove"),
-    ("loaderpool.errors", "brief"),  # by `reprlib`
+    ("loaderpool.errors", "brief"),  # `reprlib` drops the exceptions
     ("loaderpool.sources.files", "__del__"),
     ("loaderpool.engine.session", "__del__"),
     ("loaderpool.engine.session", "_on_death"),

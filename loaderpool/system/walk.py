@@ -114,7 +114,7 @@ def walk(
 
 
 def parts_of(value: Any) -> Iterator[Part]:
-    """Yield the values that a value holds, one step into it.
+    """Yield the values that a value holds directly.
 
     A class of loaderpool with a method `user_parts` is a wrapper. The method returns the user's
     parts of it with labels, or with the label "" for the only one. These parts come first.

@@ -36,7 +36,7 @@ class PassTimes:
     """Times of one pass, of which several may run side by side.
 
     Attributes:
-        asked_ns: Time since which the consumer waits for a delivery; 0: it does not wait.
+        asked_ns: Start of the consumer's present wait for a delivery; 0: it does not wait.
         delivered_ns: Time of the latest delivery; 0 before the first one.
         batches: Batches of the latest delivery.
     """
@@ -100,7 +100,7 @@ class Counters:
 
     @property
     def asked_ns(self) -> int:
-        """Time since which the pass waits that requested a delivery last; 0: it does not wait."""
+        """Start of the wait of the pass with the latest request; 0: it does not wait."""
         return self._latest.asked_ns
 
     def start_wait(self, times: PassTimes, now_ns: int) -> None:

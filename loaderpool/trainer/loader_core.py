@@ -40,9 +40,9 @@ _workers_are_allowed = True
 
 @contextlib.contextmanager
 def without_workers() -> Iterator[None]:
-    """Return a block in which each new loader makes its batches in this process, as `workers=0`.
+    """Return a context manager in which new loaders make their batches here, as with `workers=0`.
 
-    No pool is started, and nothing is pickled. The block applies to loaders that any code makes.
+    No pool is started, and nothing is pickled. This applies to loaders that any code creates.
     """
     global _workers_are_allowed
     before, _workers_are_allowed = _workers_are_allowed, False
@@ -118,7 +118,7 @@ class LoaderCore:
                 self._undoing = Undoing(self, functools.partial(_end, self.engine, own_pool))
 
     def _check_rows(self) -> None:
-        """Have short batches of shards counted, if no setting explains them."""
+        """Start to count short batches of shards, if no setting explains such batches."""
         config, lanes = self.config, self.plan.lanes
         is_plain = not config.drop_remainder and config.on_error.action != "skip"
         # Two generators have two short batches, which is what the advice leads to.

@@ -81,14 +81,14 @@ class Pass:
         self._run: Run | None = None
         self.log: PassLog | None = None
         self.consumed = self.left = 0
-        self._is_end_owed = False  # hooks have a note that the last batch is delivered
+        self._is_end_owed = False  # True if the hooks were notified of the last delivery
         self._errors = 0  # number of failed samples
         # Error of the next batch, which exceeds the allowed failures. A new error is made each
         # time, because a stored exception would keep all frames of its traceback.
         self._make_error: Callable[[], LoaderpoolError] | None = None
         self.is_over = False
         self._delivery: Delivery | None = None  # delivery of the remaining batches
-        self._batches = _NONE  # iterator over these
+        self._batches = _NONE  # iterator over the remaining batches
         self._assemble: Callable[[Sequence[Any]], Any] | None = None  # from `_convert`
         self._batch_bytes: int | None = None  # bytes of each batch; None: they differ
 
@@ -144,7 +144,7 @@ class Pass:
                     counters.nbytes += nbytes
                     self.consumed += 1
                     self.left -= 1
-                    # Otherwise the last batch's slot would be lent until the next request.
+                    # Otherwise the last batch would keep its slot until the next request.
                     if self.left < 1:
                         self._delivery, self._batches = None, _NONE
                     return batch

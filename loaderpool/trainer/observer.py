@@ -88,7 +88,7 @@ class Observer:
         self._function_and_source = function_and_source
         self._trials: TrialLog | None = None  # set once a trial was possible for any loader
         self._trial = 0  # number of the trial in progress; 0: none
-        self._tried_from: Snapshot | None = None  # snapshot at its request
+        self._tried_from: Snapshot | None = None  # snapshot at the trial's request
         can_have_cache = (
             calls_of == "sample" and not plan.is_open and config.threads == 1 and not has_cache
         )

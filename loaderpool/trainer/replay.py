@@ -1,4 +1,4 @@
-"""One sample of a training, made again in this process: for a debugger or a traceback."""
+"""Replay of one sample of a training in this process, for a debugger or a traceback."""
 
 from __future__ import annotations
 

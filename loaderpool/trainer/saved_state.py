@@ -1,9 +1,9 @@
 """Saved states of a loader: small dicts for JSON, with a position and a fingerprint of the loader.
 
 A position counts in the global order of an epoch, over all shards. So the rest of the epoch can be
-made by another number of workers, and split between another number of shards. Everything that
-determines the order and the samples must be the same. The fingerprint has it, and the error of a
-refused state names each difference.
+made by another number of workers, and split between another number of shards. The fingerprint
+contains everything that determines the order and the samples, which must be the same. The error of
+a refused state names each difference.
 
 Runs in: the main process, on the thread that calls `state_dict` or `load_state_dict`.
 """

@@ -97,7 +97,7 @@ class Tracing:
     Args:
         pid: Process of the training.
         command: Its command line, or another name for it.
-        has_one: True if it has one loader.
+        has_one: True if the training has one loader.
         now_ns: Time of reading, by the monotonic clock.
         wall_ns: The same time by the wall clock, which files of other programs use.
     """

@@ -2,8 +2,9 @@
 
 If `sys.executable` is a frozen or embedding program, a start runs that program instead of the
 command. So each start sets a mark in the child's environment, and the command removes it. If an
-import of this package finds the mark, the process becomes what it was started as (`become_child`).
-If a loader finds the mark, it raises, because the program would start itself without end.
+import of this package finds the mark, the process runs the program that it was started for
+(`become_child`). If a loader finds the mark, it raises, because the program would start itself
+without end.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ class Extend(NamedTuple):
     run: int
     stop: int  # number after the last batch
     last_rows: int  # rows of the last batch of a stream; 0: the number in the plan
-    # For a run on demand: number of the first batch. All batches from it on go into one slot.
+    # For a run on demand: number of the first batch. One slot gets all batches from `first` to
+    # `stop`.
     first: int = -1
 
 

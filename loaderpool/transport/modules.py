@@ -92,7 +92,7 @@ class ModuleStore:
         return self._modules.get(name)
 
     def add(self, module: KeptModule) -> KeptModule:
-        """Append a module. Return its first version, which another process may just have
+        """Append a module. Return its first version, which may be one that another process
         appended.
         """
         content = marshal.dumps(tuple(module))

@@ -54,8 +54,8 @@ def rebuild(cls: type[_Exception], original: Original) -> _Exception:
     """Assemble an exception as an instance of `cls`: the original's own class, or one derived from
     it.
 
-    No class is called, because it may be the user's and do anything. Raises the exceptions that
-    parts of such a class raise.
+    The class itself is not called, because the user's code may do anything. The exceptions of
+    other code of the class are raised.
     """
     builtin = _builtin(cls)
     error: _Exception = builtin.__new__(cls, *original.args)

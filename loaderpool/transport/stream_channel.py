@@ -1,8 +1,8 @@
 """A channel over a stream of bytes, for systems that have no packets and cannot pass descriptors.
 
 A message is a frame: its length in 4 bytes, then its bytes. A batch that did not fit its slot
-follows its `Done`. A process that is killed while it sends leaves a part of a frame, which the
-other one drops. Unlike a `Channel` of packets, only one thread may send at each end.
+follows its `Done`. If a process is killed while it sends, the receiver drops the incomplete frame.
+Unlike a `Channel` of packets, only one thread may send at each end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Selector: Any = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
 class StreamChannel(Channel):
-    """One end of a channel, as `Channel`.
+    """One end of a channel, with the interface of `Channel`.
 
     Args:
         end: The socket.
@@ -34,7 +34,7 @@ class StreamChannel(Channel):
 
     def __init__(self, end: socket.socket, waits: bool = False) -> None:
         end.setblocking(False)
-        with contextlib.suppress(OSError):  # it is not TCP, as only the pairs of Windows are
+        with contextlib.suppress(OSError):  # the socket is not TCP: only the pairs of Windows are
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._waits, self._owner = end, waits, os.getpid()
         self._unsent = collections.deque[memoryview]()
@@ -76,7 +76,7 @@ class StreamChannel(Channel):
         self.send(message, [content])
 
     def receive(self) -> Received | None:
-        """Return the next message as `Channel.receive` does. Its descriptors are arrays."""
+        """Return the next message as `Channel.receive` does. Arrays stand for descriptors."""
         if os.getpid() == self._owner:
             for received in self._messages:
                 return received

@@ -126,9 +126,7 @@ class Calls:
             self._first = self._get
 
     def seed_captured(self, pairs: list[Pair]) -> None:
-        """Seed these random generators by these keys from now on, and those that the `setup` hook
-        has made.
-        """
+        """Seed these random generators by their keys from now on, and those of the `setup` hook."""
         self._known = pairs
         self.captured = seeder([*pairs, *self.made], self._config)
         if self._cached is not None:
@@ -166,7 +164,7 @@ class Calls:
         return None
 
     def reader(self, epoch: int) -> Callable[[int], Any] | None:
-        """Return the function for `Opened.read`; None if all epochs have the same items."""
+        """Return the function that reads an epoch's items; None if all epochs have the same items."""
         if self._varying is None:
             return None
         return functools.partial(self._of_epoch or self._varying.item, epoch)
@@ -505,7 +503,7 @@ class CachedFunction:
         return self._put(store, entry, index, value)
 
     def _look_up(self, entry: int) -> tuple[bool, Any, Store | None]:
-        """Return True and the stored result; or False. Also the store, if it is available."""
+        """Return True if a result is stored; the result; and the store, None if unavailable."""
         store: Store | None = None
         try:
             store = self._shared.store()

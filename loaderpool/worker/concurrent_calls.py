@@ -42,7 +42,7 @@ _OTHERS = 2
 
 
 class Call(Outcome):
-    """One call of the function, made by an executor."""
+    """Call of the function, made by an executor."""
 
     def __init__(self, calls: Calls, opened: Opened, start: int, stop: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""`HandingOver`: decides if a worker makes the rows of a generator's items, or another worker.
+"""`HandingOver`: decides if a worker makes the rows of a generator's items itself.
 
 A lane of generators is read by one worker. If there are more workers than lanes, and the calls of
-the function take long, this worker only reads the items and sends them to the others.
+the function take long, this worker only reads the items. Other workers then make the rows.
 """
 
 from __future__ import annotations

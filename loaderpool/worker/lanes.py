@@ -390,7 +390,7 @@ class Lane:
                     try:
                         block.extend(map(copy_of, got) if owner.copies else got)
                     finally:
-                        self._position += len(block)  # also if it raises
+                        self._position += len(block)  # also if the generator raises
                     owner.after_item()
                     ended = clock.monotonic_ns()
                     self._needed -= len(block)
@@ -400,7 +400,7 @@ class Lane:
                         is_over = True
                     if not is_over:
                         at_once = _BLOCK_ITEMS if ended - started < _SINGLE_ITEM_NS * wanted else 1
-                        # in a block, no item has a duration of its own
+                        # the items of a block have no durations of their own
                         if wanted == 1 and progress.counts_generated:
                             progress.note_call(started, ended, position)
                     yield from enumerate(block, position)

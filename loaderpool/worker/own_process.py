@@ -54,7 +54,7 @@ def end_stray(error: BaseException | None = None) -> None:
 
 
 def become_worker(supervisor_pid: int, close_descriptors: Iterable[int] = ()) -> None:
-    """Cut the ties to the supervisor and the main process that a start leaves.
+    """Release what a new worker has inherited from the supervisor and the main process.
 
     Called first in a worker, which ends when the supervisor's thread ends.
 

@@ -37,8 +37,8 @@ from loaderpool.transport.reports import Failure, describe_failure, what_ended
 from loaderpool.worker.bundles import Frame, frames
 from loaderpool.worker.own_process import become_worker, end_stray, serve, settle_libraries
 
-# of a frame: number of bytes, number of buffers, first position, rows. A frame with 0 rows is an
-# error. If it also has 0 bytes, it is the end.
+# Header of a frame: number of bytes, number of buffers, first position, rows. A frame with 0 rows
+# reports an error, or, if it also has 0 bytes, the end of the stream.
 HEADER = struct.Struct("<4Q")
 COMMAND = struct.Struct("<2q")  # request of a pass: epoch and first position
 _MOST_ASKED = 1 << 10  # maximum number of requests to read at once; a feed sends fewer

@@ -206,7 +206,8 @@ class Progress:
     ) -> None:
         self._numbers, self.worker, self.catches, self.cell = numbers, worker, catches, cell
         self._calls, self.timeout_s = calls, 0.0  # time limit of a sample in seconds; 0: none
-        # the clock, while calls of this ticket follow one another
+        # clock of the calls, if the calls of this ticket are made one after the other; otherwise
+        # None
         self._counted: CallClock | None = None
         # the ticket's run, and the field that marks it as abandoned
         self._run, self._mark = 1, Board.mark(1)

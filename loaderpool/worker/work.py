@@ -84,7 +84,7 @@ class Work:
             # If no function is called for an item that a generator yields, the generator's time
             # counts.
             progress.counts_generated = payload.fn is payload.augment is payload.batch_fn is None
-            watch = None  # generators would draw before the watch in `Calls` is read
+            watch = None  # without effect for generators, which draw before `Calls` reads the watch
         # The main process gets no threads, because a debugger may be attached to it.
         threads = 1 if progress.worker is None else config.threads
         self.event_loop = event_loop or EventLoop()
@@ -200,7 +200,7 @@ class Work:
         try:
             concurrent.begin(self._open(ticket, buffer, base, capacity))
         except self._catches:
-            # v The error is reported when `fill` gets the ticket.
+            # The error is reported when `fill` gets the ticket.
             return False
         return True
 

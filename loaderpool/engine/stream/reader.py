@@ -87,8 +87,8 @@ def ship_beside(
         The shipment for the workers; and that for the reader, or the reason why there is no reader.
 
     Raises:
-        UnpicklableError: An object for the workers cannot be pickled. If `like` is given: or the
-            stream.
+        UnpicklableError: An object for the workers cannot be pickled. If `like` is given, also if
+            the stream cannot be pickled.
     """
     of_workers, of_reader = like or (None, None)
     why = of_reader if isinstance(of_reader, str) else ""

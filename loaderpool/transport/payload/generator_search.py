@@ -52,7 +52,7 @@ _Parts = Iterable[tuple[object, object]]  # names and values
 
 
 class Search:
-    """One search, which the constructor runs.
+    """Search for random generators, which the constructor runs.
 
     Functions and classes are searched if they are the user's; other objects always. Each variable
     of a module is searched on its own. So the paths of its generators do not depend on other
@@ -193,7 +193,7 @@ class Search:
     def _first(self, items: Iterable[tuple[Any, Any]]) -> _Parts:
         rest = iter(items)
         yield from itertools.islice(rest, self._most_items)
-        # Items of a list are usually of one type, so the next one tells if the others matter.
+        # Items of a list are usually of one type, so the next item shows if the others matter.
         self._has_skipped |= any(type(part) not in _PLAIN for _, part in itertools.islice(rest, 1))
 
     # ---- code, and the modules that it uses ----

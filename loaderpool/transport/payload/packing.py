@@ -110,7 +110,7 @@ class ItemPacking:
         alone, tried = found.nbytes, tried[: len(found)]
         first, together = (_ItemPickler(self.met).pack([each]).nbytes for each in (tried[0], tried))
         is_much = alone * len(items) // len(tried) >= _LEAST_BYTES
-        # In the first item, all is new.
+        # The first item cannot share objects with an earlier one.
         return is_much and alone - first <= max(
             _MOST_REPEATED * (together - first), _SMALL_BYTES * len(tried)
         )
@@ -179,9 +179,9 @@ class _ItemPickler(PayloadPickler):
         self._wanted: list[int] = []  # numbers of the buffers that items hold
 
     def pack(self, items: Sequence[Any], most_bytes: int | None = None) -> PackedList:
-        """Pickle the items, once.
+        """Pickle the items. Called once.
 
-        With `most_bytes`, it stops at that size, after at least two items.
+        With `most_bytes`, stop at that size, but pickle at least two items.
         """
         ends, wanted_ends = array.array("q", [0]), array.array("q", [0])
         # cloudpickle's own `dump` is skipped. It only adds another error for deep nesting.

@@ -49,7 +49,7 @@ class Shipment(NamedTuple):
     warnings: tuple[Warning, ...] = ()
     # frameworks that loading does not import: modules that import them are pickled by value
     without: frozenset[str] = frozenset()
-    # pickle of the random generators with their keys, and of other keys; empty: none
+    # pickle from `_pickled_generators`; empty: there are no random generators
     generators: bytes = b""
     keys: tuple[bytes, ...] = ()  # keys of all generators that may change in the next version
     # results of the search for framework imports in modules
@@ -167,9 +167,7 @@ def _shipment(
 def _pickled_generators(
     pairs: list[Pair], others: dict[str, bytes], frameworks: frozenset[str]
 ) -> bytes:
-    """Return a pickle of random generators with their keys, and of the keys of others by their
-    paths.
-    """
+    """Pickle the random generators with their keys, and the keys of all others by path."""
     with io.BytesIO() as file:
         PayloadPickler(file, lambda buffer: True, frameworks).dump((pairs, others))
         return file.getvalue()

@@ -169,7 +169,7 @@ class _Differs(Exception):
 
 
 class _Comparison:
-    """One comparison of two pickles, from their values to all objects these refer to.
+    """Comparison of two pickles, from their values to all objects these refer to.
 
     Ignored attributes are left out. `_partners` are nodes, classes, lists, dicts and sets of the
     first pickle, mapped to those of the second, by ids.
@@ -245,9 +245,9 @@ class _Comparison:
                 self._compare_states(first, second, _SET_STATE.get(what, frozenset()))
 
     def _counting(self, node: _Node, ignored: Kept, which: int) -> list[tuple[str, Any]]:
-        """Return the states and items of a node that are compared.
+        """Return the states and items of a node, without ignored attributes.
 
-        Ignored attributes are removed, and states that have no others.
+        A state with only ignored attributes is left out.
         """
         if not ignored:
             return node.added
@@ -326,7 +326,7 @@ class _Comparison:
         elif kind is tuple or kind is frozenset:  # the identity of equal ones is ignored
             self._compare_containers(before, now, kind)
         elif id(before) in self._partners or id(now) in self._taken:
-            # two objects that were one, or have become one
+            # one object was split in two, or two were merged into one
             if self._partners.get(id(before)) != id(now):
                 raise _Differs
         else:
