@@ -2,6 +2,6 @@
 
 A result is stored under its item's number, and returned for the same item in later epochs.
 
-Runs in: the main process creates and closes a cache. Workers read and write it. This package may
-import `memory` and the packages below it. Open first: `setting`, then `store`.
+Runs in: the main process creates and closes a cache. Workers read and write it. The room
+may import `sources` and the rooms below. Open first: `setting`, then `store`.
 """

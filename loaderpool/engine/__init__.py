@@ -1,5 +1,5 @@
 """Engines: make a loader's batches, in a pool's workers or in the main process.
 
 Runs in: the main process. Messages go to the supervisor, and batches come back in shared memory.
-Open first: `contracts`, then `run`.
+It may import `supervisor` and the rooms below. Open first: `contracts`, then `run`.
 """

@@ -87,8 +87,8 @@ class CallClock:
 
     It records the slowest of all calls, and counts the durations of a part of the calls.
 
-    Runs in: a worker, on the thread that makes the calls. If a pool of threads makes them, on the
-    thread that notes a call, one at a time.
+    Runs in: a worker, on the thread that makes the calls. With
+    concurrent calls: on the thread that notes a call, one thread at a time.
 
     Attributes:
         begun_ns: start time of the running call, or of the ticket.

@@ -4,7 +4,6 @@ Sources are sequences, rows of arrays and tables, records of files, and combinat
 source returns the item of an index.
 
 Runs in: the main process creates a source. Workers read it; with `workers=0`, the main process
-does. This package may import the pickles of `transport`, `memory` and the packages below them.
-Libraries of file formats are imported in functions. Open first: `recognise` (the source for each
-type of object).
+does. It may import `memory` and the rooms below. Libraries of file formats are imported in
+functions. Open first: `recognise` (the source for each type of object).
 """

@@ -1,5 +1,6 @@
 """The supervisor: assigns tickets to workers, starts the workers, and replaces those that end.
 
 Runs in: the supervisor process. For spawned workers: a thread of the main process.
-Open first: `state`, which assigns the tickets and uses no process or clock.
+It may import `worker` and the rooms below. Open first: `state`, which assigns the tickets and uses
+no process or clock.
 """

@@ -116,7 +116,7 @@ def _batches(loader: Loader) -> list[bytes]:
 def _row(died: Path, item: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
     """Return a sample. The first process to reach the deadly item is killed.
 
-    It creates the file `died` before, so that no other process is.
+    It creates the file `died` first, so that no other process is killed.
     """
     if item == _DEADLY:
         with contextlib.suppress(FileExistsError):

@@ -2,7 +2,7 @@
 
     Snapshot, Snapshot ─▶ window_of ─▶ Window ─▶ find_verdict ─▶ explain ─▶ Explanation
 
-Runs in: any process. May import `memory` and the rooms below it. Open first: `window`
+Runs in: any process. It may import `memory` and the rooms below. Open first: `window`
 (measurements, and the effect of more workers), then `verdicts` (their meaning), `explanation` (the
 text).
 """

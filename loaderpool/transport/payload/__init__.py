@@ -5,5 +5,5 @@ Runs in: the main process (`ship` and its helpers), and the supervisor, readers 
 a fork (`loaded`). Input: function and source as objects. Output: a shipment, which is a pickle, and
 arrays that are in memory only once.
 
-It may import `sources`, `cache` and the rooms below. Open first: `ship`.
+It may import `transport` and the rooms below. Open first: `ship`.
 """
