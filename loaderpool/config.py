@@ -239,7 +239,7 @@ class LoaderConfig(NamedTuple):
 
     # The largest of all batches, with buckets. None: a return value of `fn` is one element.
     batch_size: int | None
-    # Also `Auto` if a pool is shared.
+    # If a pool is shared, this is `Auto`, too.
     workers: int | Auto
     shuffle: bool  # another permutation of all indices in each epoch
     # Number of a stream's items that are shuffled among each other; 0: none.

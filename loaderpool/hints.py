@@ -233,7 +233,8 @@ def _hint_for_argument(
     if near := nearest(name, known):
         return f"Did you mean {near}={shown}?"
     of_loader = _names_of(type(arguments["self"]).__init__) if "self" in arguments else ()
-    if "batch_size" in of_loader and (hint or name in of_loader):  # for a method of a loader
+    # the call is of a method of a loader
+    if "batch_size" in of_loader and (hint or name in of_loader):
         is_whole = hint.startswith(("Remove", "Write loader."))
         return hint if is_whole else f"Pass it to Loader. {hint}".rstrip()
     known = list(dict.fromkeys(known))

@@ -71,7 +71,7 @@ class _Functions:
     ) -> None:
         self._begin, self._specs = begin, specs
         self._numbers = itertools.count()
-        # By number of the dataset's iterator; absent before the first request and after the end.
+        # Python iterators by number of the dataset's iterator, from its first request to its end.
         self._iterators: dict[int, Iterator[Sequence[Any]]] = {}
         number = tf.TensorSpec((), tf.int64)
         self._init = self._traced(self._new_number, [number])

@@ -295,7 +295,7 @@ def _array_parts(array: np.ndarray[Any, Any]) -> Iterator[object]:
             yield status.st_size, status.st_mtime_ns
     elif array.dtype.hasobject:
         yield array.ravel().tolist()
-    else:  # in its order in memory, so that a large array is not copied
+    else:  # reads the array in its order in memory, so that it is not copied
         flat = np.asarray(array.T if array.flags.fnc else array).reshape(-1)
         yield array.flags.fnc, hashlib.blake2b(flat.view(np.uint8).data).hexdigest()
 

@@ -174,7 +174,7 @@ def _has_array(value: object) -> bool:
 
 
 def _is_of_arrays(values: list[Any]) -> bool:
-    """Return True for a list subclass with only arrays with axes, tuples and mappings."""
+    """Return True for a list subclass whose items are all arrays with axes, tuples or mappings."""
     if type(values) is list or not values:
         return False
     return all(

@@ -253,7 +253,8 @@ class WorkerPool:
                 )
                 self._broken = functools.partial(PoolBrokenError, text)
                 self.check_usable()
-            has_exited = lost.exit_code is not None and lost.exit_code >= 0  # not by a signal
+            # exited by itself, not by a signal
+            has_exited = lost.exit_code is not None and lost.exit_code >= 0
             if has_exited and not self.arena.board.begun:
                 self._broken = functools.partial(not_begun_error, f"ended before it began ({how})")
                 self.check_usable()
@@ -273,7 +274,7 @@ class WorkerPool:
             # Not earlier: if the pool is broken, runs still deliver the batches that they have.
             lost.lender.keep_only_lent()
             for number, listener in [*lost.listeners.items()]:
-                # This run or closed loader is used by no process any more.
+                # No process uses this run or closed loader any more.
                 if number not in self.loaders:
                     listener.hear(Received(Ended(number)))
             lost.listeners = {}

@@ -209,7 +209,7 @@ class PoolRun:
                 elif (delivery := self.buffer.front) is not None:
                     if delivery.make_error is not None:
                         raise delivery.make_error()
-                    self._is_torn = True  # until the delivery is complete
+                    self._is_torn = True  # stays True until the delivery is complete
                     self._deliver(delivery)
                     self._is_torn = self._has_collected = False
                     delivery.waited_ns = waited_ns

@@ -367,7 +367,7 @@ class _Lease(weakref.ref[Any]):
     run: int
     nbytes: int
     ticket: int
-    offset: int  # of the slot in the memory file
+    offset: int  # start of the slot in the memory file
     lent: dict[int, None]  # offsets of the run's slots with views
 
 
@@ -415,7 +415,7 @@ class Lender:
             nbytes: Number of bytes to show.
             lent: Offsets of the run's slots with views; contains this offset until the release.
         """
-        # as `SlotFile.slot`
+        # This line does the same as `SlotFile.slot`, without a call.
         slot: npt.NDArray[np.uint8] = np.ndarray((nbytes,), _BYTE, self._slots.map, offset)
         # Python calls the callback of the newer weak reference first. So the lease is in
         # `returned` before `_on_death` is called.

@@ -87,7 +87,8 @@ class SpawnedSession(Session):
                 rings.put(None)
 
         def ring_supervisor() -> None:
-            with contextlib.suppress(OSError):  # it has not handled earlier rings, or has ended
+            # the reader has not handled earlier rings, or has ended
+            with contextlib.suppress(OSError):
                 bell.send(b"\0")
 
         ours, theirs = Queued(ring), Queued(ring_supervisor)

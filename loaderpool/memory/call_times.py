@@ -87,8 +87,8 @@ class CallClock:
 
     It records the slowest of all calls, and counts the durations of a part of the calls.
 
-    Runs in: a worker, on the thread that makes the calls. With
-    concurrent calls: on the thread that notes a call, one thread at a time.
+    Runs in: a worker, on the thread that makes the calls. With concurrent calls, on the thread that
+    notes a call, one thread at a time.
 
     Attributes:
         begun_ns: start time of the running call, or of the ticket.
@@ -101,7 +101,7 @@ class CallClock:
     ) -> None:
         self._numbers, self.recorder = numbers, recorder
         self._base = _take_cell(numbers, worker_cell, loader)
-        self._median_ns, self._slow_from_ns = 0, _NEVER_NS  # until enough calls are counted
+        self._median_ns, self._slow_from_ns = 0, _NEVER_NS  # values until enough calls are counted
         self._epoch = self._tickets = 0
         self.begun_ns, self.kept_from_ns = 0, self._least_kept()
         self.begins: list[int] | None = None

@@ -61,7 +61,7 @@ class Node:
         self.orders: collections.deque[Order] = collections.deque()
         # Tickets that wait until all orders are done.
         self.waiting: collections.deque[Ticket] = collections.deque()
-        # By loader: counts of its cache that were in the node's cell before.
+        # Counts of each loader's cache that were in the node's cell before.
         self._counted: dict[int, list[int]] = {}
         self.is_busy = False  # True: an order has not been answered yet
         self.has_answered = False  # True: its actor runs

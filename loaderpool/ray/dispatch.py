@@ -79,12 +79,12 @@ class Dispatcher(Supervisor):
         self._tick_ms = self._longest_tick_ms = int(BEAT_S * 500)  # half of a heartbeat
         # Modules that this process has imported, for the nodes to import.
         self._modules = ModuleStore(start["modules"])
-        # By loader: its payload, as a reference into the cluster's stores.
+        # Payload of each loader, as a reference into the cluster's stores.
         self._stored: dict[int, Any] = {}
         # The beginning of each run, which a node gets with each ticket.
         self._begun: dict[int, Begin] = {}
         self._losses: collections.deque[tuple[str, str]] = collections.deque(maxlen=_KEPT)
-        # By node: its latest state that has not been sent to the main process.
+        # Latest state of each node that has not been sent to the main process.
         self._untold: dict[int, NodeIs] = {}
         self._posts: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
         self._woken, self._wake = os.pipe()

@@ -166,7 +166,8 @@ class OomWatch:
 
 def process_cpu_s(pid: int) -> float:
     """Return the CPU time that the process has used so far, in seconds; 0.0 if it is gone."""
-    with contextlib.suppress(OSError, AttributeError):  # or the system has no such clock
+    # the process is gone, or the system has no such clock
+    with contextlib.suppress(OSError, AttributeError):
         return clock.cpu_ns_of(pid) / 1e9
     return 0.0
 

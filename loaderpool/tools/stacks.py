@@ -30,7 +30,7 @@ _NOT_USERS = {
 _PROCESS = re.compile(r"process (\d+):", re.DOTALL)
 # Matches frames of code. Flame graphs also contain lines of a process's command.
 _IS_CODE = re.compile(r"(?!process \d+:).* \(.+\)$")
-# By depth in the process tree, from the first process on.
+# Role of a process, by its depth in the process tree.
 _ROLES = ("main process", "supervisor", "worker")
 _FRAME = re.compile(
     r"<g><title>(?P<name>[^<]*) \([\d,]+ samples, [^<]*</title><rect [^>]*y=\"(?P<y>\d+)\"[^>]*"
@@ -98,7 +98,7 @@ def _speedscope(text: str, _: str) -> str:
 
 class _Drawn(NamedTuple):
     y: int
-    x: int  # in samples, as `w` is
+    x: int  # number of samples, as in `w`
     w: int
     name: str
     fill: str

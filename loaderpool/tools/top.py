@@ -195,7 +195,7 @@ def _draw(training: Mapping[str, Any]) -> Group:
             Text(place + printable(explanation["headline"]), style=f"bold {color}"),
             table,
         ]
-    # By arena: several loaders may share a pool.
+    # Workers of each pool, by its arena, because several loaders may share a pool.
     pools = {str(each["arena"]): each["workers"] for each in loaders}
     parts += [part for workers in pools.values() if workers for part in (Text(), _workers(workers))]
     advice = (

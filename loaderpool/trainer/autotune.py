@@ -82,7 +82,8 @@ class Autotuner:
         # Steps of the loader before a window may begin; the first ones compile.
         self._least_steps = FIRST_STEPS + 1
         self._had = 0  # workers in the latest snapshot
-        # Workers that the loader needs, 0: not known yet; time of the latest snapshot.
+        # Number of workers that the loader needs (0: not known yet), and time of the latest
+        # snapshot.
         self.wanted, self.seen_s = 0, 0.0
         self._before: Window | None = None  # window before a change whose effect is not known yet
         self._tried = 0  # number of workers after that change
@@ -137,10 +138,10 @@ class Autotuner:
             if not has_helped:
                 return self._go_back(before, seen, now_s)
             self._in_vain = 0
-            # In this case the removed workers had given no speed-up.
+            # The removed workers had given no speed-up.
             if seen.workers < before.workers and before.steady_wait_share > _WAITS:
                 self._ceiling, self._like = seen.workers, seen
-        self._before = None  # also if another loader has set a different number
+        self._before = None  # cleared also if another loader has set a different number of workers
         proposal = self._propose(seen)
         if proposal is None or now_s < self._paused_until_s:
             return None
@@ -181,7 +182,7 @@ class Autotuner:
     def _when_waiting(self, seen: Window) -> Proposal | None:
         verdict, enough = find_verdict(seen, waits_above=_WAITS).verdict, seen.least_workers
         if verdict in _MORE_HELP or (verdict is Verdict.CPUS_FULL and enough > seen.workers):
-            if verdict is Verdict.TOO_FEW_WORKERS:  # they compute, and CPUs are free
+            if verdict is Verdict.TOO_FEW_WORKERS:  # the workers compute, and CPUs are free
                 self._ceiling = self._most  # the pauses after changes that did not help get longer
             return self._more(seen)
         if verdict is Verdict.CPUS_FULL and is_whole(seen):

@@ -87,7 +87,7 @@ class Counters:
         self.on_mark: Callable[[int], None] | None = None
         self._steps = self._steps_ns = self._wait_ns = self._ready_steps = self._ready_steps_ns = 0
         self._epochs = self._epoch_starts_ns = self._start_ns = 0
-        self._latest = PassTimes()  # of the pass that requested a delivery last
+        self._latest = PassTimes()  # times of the pass with the latest request
         self._mark_ns = 0
         self.passes = self.batches = self.samples = self.nbytes = self.errors = 0
         self.first_ns = self.last_ns = 0

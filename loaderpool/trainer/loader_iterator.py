@@ -89,7 +89,8 @@ class Pass:
         self.is_over = False
         self._delivery: Delivery | None = None  # delivery of the remaining batches
         self._batches = _NONE  # iterator over the remaining batches
-        self._assemble: Callable[[Sequence[Any]], Any] | None = None  # from `_convert`
+        # makes a batch of its components
+        self._assemble: Callable[[Sequence[Any]], Any] | None = None
         self._batch_bytes: int | None = None  # bytes of each batch; None: they differ
 
     @property

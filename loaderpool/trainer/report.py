@@ -52,7 +52,7 @@ def document(
     settings: Mapping[str, Any],
     tracing: Tracing | None = None,
 ) -> str:
-    """Return a report as an HTML page. Settings are shown by their texts, and contain no data.
+    """Return a report as an HTML page. Settings are shown as texts without data.
 
     `tracing`: None if the loader is closed, because its records are gone.
     """

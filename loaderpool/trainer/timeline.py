@@ -125,7 +125,7 @@ def timeline(tracing: Tracing, buffers: int, lent: int) -> Timeline | None:
         for kind, state in kinds.items()
     }
     rows["training"] = list(_flattened(layers, begin, end))
-    tasks: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by pid
+    tasks: dict[int, list[tuple[int, int]]] = defaultdict(list)  # start and end of tasks, by pid
     for span in spans:
         if span.kind is SpanKind.TASK:
             tasks[span.pid].append((span.begun_ns, span.ended_ns))

@@ -105,17 +105,17 @@ class Tracing:
     def __init__(self, pid: int, command: str, has_one: bool, now_ns: int, wall_ns: int) -> None:
         self._pid, self._has_one, self.now_ns, self._wall_ns = pid, has_one, now_ns, wall_ns
         self._processes: dict[int, str] = {pid: f"training: {command}"}  # names by pid
-        self._spans: list[Span] = []  # in no order
+        self._spans: list[Span] = []  # spans, unsorted
         self.tickets: list[Record] = []  # records of the workers
         self.deliveries: list[Record] = []  # records of the loaders
         # Worker numbers by pid, including workers that have ended.
         self.workers: dict[int, int] = {}
-        # By pid of living workers: start of the ticket in progress; 0: none.
+        # Start of the ticket in progress (0: none), by pid of living workers.
         self.running: dict[int, int] = {}
         self._made_for: set[int] = set()  # loaders whose tasks are recorded
         self._calls: list[_Call] = []
         self._waits: list[_Wait] = []
-        # By kind of record: time from which a full ring is complete.
+        # Time from which a full ring is complete, by kind of record.
         self._complete_from_ns: dict[str, int] = {}
         self._notes: dict[str, None] = {}
 
@@ -161,7 +161,7 @@ class Tracing:
             task = of_task.get((row["pid"], row["ticket"]))
             if task is not None and not is_named:
                 self._calls.append(_Call(_run_of(task["loader"], task), _range_of(task), span))
-        first_calls: dict[tuple[int, int], int] = {}  # by pid and ticket: start of the first call
+        first_calls: dict[tuple[int, int], int] = {}  # start of the first call, by pid and ticket
         for row in calls:
             first_calls.setdefault((row["pid"], row["ticket"]), row["began_ns"])
         for _, pid, cell in board.workers():
@@ -365,7 +365,7 @@ def _on_tracks(spans: Iterable[Span]) -> Iterator[tuple[tuple[int, str], Span]]:
 
     Spans that overlap partly get different numbered tracks, because viewers nest spans.
     """
-    # By process and track: the open spans of each numbered track.
+    # Open spans of each numbered track, by process and track.
     lanes: dict[tuple[int, str], list[list[Span]]] = {}
     for span in spans:
         of_track = lanes.setdefault((span.pid, span.track), [])

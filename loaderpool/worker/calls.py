@@ -281,7 +281,7 @@ class Calls:
             )
             for function in self._plain if take is None else (*self._plain, take):
                 values = map(function, values)
-            results.extend(values)  # in C; if a call raises, earlier results stay
+            results.extend(values)  # a loop in C; if a call raises, earlier results stay
         end_stray()
         if len(results) < len(indices):
             # A StopIteration ended `extend` without an error. Call the function again, so that it

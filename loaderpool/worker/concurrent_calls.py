@@ -92,7 +92,7 @@ class Executor(Protocol):
 
 
 class Threads:
-    """Makes calls on threads. It is an `Executor`."""
+    """`Executor` that makes calls on threads."""
 
     def __init__(self, threads: int) -> None:
         # imported here: it takes 1 ms, and most loaders have no threads
@@ -125,7 +125,7 @@ class Threads:
 
 
 class Coroutines:
-    """Makes calls of async functions in the event loop. It is an `Executor`.
+    """`Executor` that makes calls of async functions in the event loop.
 
     Args:
         event_loop: runs the coroutines, while the main thread is in `wait`.
@@ -183,7 +183,7 @@ class Coroutines:
 
 
 class ConcurrentCalls:
-    """A loader's concurrent calls in one worker. It is a `Runner`, as `Calls` is.
+    """`Runner` that makes a loader's concurrent calls in one worker.
 
     Args:
         calls: the calls that are made.

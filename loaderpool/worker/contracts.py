@@ -53,9 +53,10 @@ class Items(Protocol):
         """Use these random generators. The `setup` hook has just made some of them."""
 
     def check_after_each(self, check: Callable[[], None]) -> None:
-        """Call `check` each time the user's code has made an item.
+        """From now on, call `check` each time that the user's code has made an item.
 
-        Called before each ticket. `check` is thorough if the ticket has ended workers.
+        The worker calls this before each ticket. If the ticket has ended workers, `check` is
+        thorough.
         """
 
     def forget(self, epoch: int) -> None:

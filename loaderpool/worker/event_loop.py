@@ -145,7 +145,8 @@ class EventLoop:
             loop.add_reader(descriptor, loop.stop)
         try:
             loop.run_forever()
-        except (KeyboardInterrupt, SystemExit):  # of a task that the user's function has left
+        # raised by a task that the user's function has left
+        except (KeyboardInterrupt, SystemExit):
             traceback.print_exc()
         finally:
             if descriptor is not None:
@@ -179,7 +180,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.run_forever()
             break
-        except BaseException:  # as in `turn`
+        except BaseException:  # raised by a task that the user's function has left
             traceback.print_exc()
     _finish(loop)
 

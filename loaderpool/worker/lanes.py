@@ -346,7 +346,8 @@ class Lane:
     def close(self) -> None:
         """Close the generator. The lane is back at its start."""
         try:
-            with FailuresIgnored():  # of the user's `finally` blocks, for which no consumer waits
+            # the user's `finally` blocks may fail, and no consumer waits for them
+            with FailuresIgnored():
                 if self._made is not None:
                     self._made.close()
         finally:

@@ -74,7 +74,7 @@ class Worker:
         self._counted_as: dict[int, int] = {}
         self._lanes: dict[int, tuple[int, int]] = {}  # (loader, epoch) of each run of generators
         self._tickets: collections.deque[Ticket] = collections.deque()  # tickets still to make
-        self._files: dict[int, int] = {}  # by ticket: descriptor of the file with its items
+        self._files: dict[int, int] = {}  # descriptor of the file with a ticket's items, by ticket
         self._begun = 0  # number of the last ticket whose calls were started ahead
         self._event_loop = EventLoop()
         self._identity = machine.file_identity(channel.fileno())

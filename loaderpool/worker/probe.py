@@ -96,7 +96,7 @@ def _look_at_more(work: Work, epoch: int, first: Probe, positions: npt.NDArray[n
     )
     if not varies or not any(component.shape for component in first.spec.components):
         return first
-    most = max(_FEWEST_LOOKS, _LOOKS // config.threads)  # they are made one after the other
+    most = max(_FEWEST_LOOKS, _LOOKS // config.threads)  # the samples are made one after the other
     here = list(positions[: most - 1])
     others = _FEWEST_LOOKS - 1
     # Other batches of a stream may not be there yet, and other batches of generators would move the

@@ -200,7 +200,8 @@ class Converter:
         if not all(issubclass(kind, _IMMUTABLE) for kind in kinds):
             return False
         for at, value in enumerate(column):
-            array[row + at] = self.leaf(value, component, 0)  # its own call finds the wrong value
+            # the caller repeats single calls to find the row of a wrong value
+            array[row + at] = self.leaf(value, component, 0)
         return True
 
 

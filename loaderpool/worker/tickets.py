@@ -55,7 +55,7 @@ class Opened:
     """A ticket and its rows."""
 
     ticket: Ticket
-    positions: npt.NDArray[np.int64]  # in the plan's order
+    positions: npt.NDArray[np.int64]  # positions of the rows, in the plan's order
     indices: list[int]  # source index of each position
     # Returns the item of a source index, even after later tickets were opened. None: the source
     # itself is read.
@@ -206,8 +206,7 @@ class Progress:
     ) -> None:
         self._numbers, self.worker, self.catches, self.cell = numbers, worker, catches, cell
         self._calls, self.timeout_s = calls, 0.0  # time limit of a sample in seconds; 0: none
-        # clock of the calls, if the calls of this ticket are made one after the other; otherwise
-        # None
+        # clock for the calls of this ticket, if they are made one after the other; otherwise None
         self._counted: CallClock | None = None
         # the ticket's run, and the field that marks it as abandoned
         self._run, self._mark = 1, Board.mark(1)

@@ -155,7 +155,7 @@ class Feed:
 
         Called by any thread, and by finalizers.
         """
-        if self._pool.is_foreign:  # in a fork; the reader belongs to the parent
+        if self._pool.is_foreign:  # this is a fork: the reader belongs to the parent
             return
         self.is_over = True
         self._news.put(None)

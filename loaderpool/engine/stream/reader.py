@@ -111,7 +111,8 @@ def ship_beside(
     except UnpicklableError as error:
         if like is not None:
             raise
-        # Without a separate stream. Raises the error again if the stream is not the cause.
+        # Pickle everything for the workers. If the stream is not the cause, the error is raised
+        # again.
         return ship(dict(payload), registry=registry), str(error)
     return for_workers, shipment
 
@@ -322,7 +323,7 @@ class ReaderPass:
                 continue
             except BlockingIOError:  # nothing has arrived for `look_ms`
                 pass
-            if self._has_ended:  # and all its data was read
+            if self._has_ended:  # the reader has ended, and all its data was read
                 self._reader.end()
                 raise StreamEnded(functools.partial(reader_lost_error, self._death(self._process)))
             pid = self._process.pid

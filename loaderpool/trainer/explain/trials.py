@@ -29,7 +29,7 @@ class TrialLog:
 
     def __init__(self) -> None:
         self.tried: Tried | None = None
-        # By trial: time of the request, and seconds of pause.
+        # Time of the request and seconds of pause of each trial.
         self._paused: dict[Hashable, tuple[float, float]] = {}
         self._next_s = 0.0  # time from which the same trial may be repeated
 

@@ -194,11 +194,12 @@ class Snapshot(Sums):
 
     number: int = 0  # counts from 0 on
     now_ns: int = 0  # monotonic clock
-    # In a window: differences, but the slowest calls since the start.
+    # Durations of calls. In a window these are differences, except `slowest`, which covers all
+    # calls.
     calls: CallTimes = dataclasses.field(default_factory=CallTimes)
     # Wait for the loader's first batch; 0.0 in a window that does not contain it.
     start_s: float = 0.0
-    # By worker number.
+    # Counts of each worker, by its number.
     by_worker: Mapping[int, WorkerCounts] = dataclasses.field(default_factory=dict)
     workers: int = 0
     autotuned: Autotuned = dataclasses.field(default_factory=Autotuned)
@@ -254,9 +255,9 @@ class Window(Snapshot):
     The properties are figures computed from them.
     """
 
-    # Time including that between passes, as for CPU times; 0.0: as `seconds`.
+    # Time with that between passes, which the CPU times include; 0.0: equal to `seconds`.
     elapsed_s: float = 0.0
-    paces: tuple[Pace, ...] = ()  # of this training, for all numbers of workers it had lately
+    paces: tuple[Pace, ...] = ()  # recent rates of this training, one for each number of workers
 
     @property
     def whole_s(self) -> float:

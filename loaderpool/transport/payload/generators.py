@@ -64,13 +64,14 @@ class Registry:
 
     def __init__(self, roots: Mapping[str, object], most_entered: int = _MOST_ENTERED) -> None:
         self._roots = roots
-        self._known: dict[int, Pair] = {}  # by id; refers to the generators, not to their owners
+        # pairs by id; they keep the generators alive, but not the owners
+        self._known: dict[int, Pair] = {}
         # by id: the key before a saved state was loaded, and the seed
         self._own: dict[int, tuple[bytes, str]] = {}
         # pickled generators, by the names of the payload's parts in that pickle
         self._travelled: dict[frozenset[str], list[object]] = {}
         self._most_entered = most_entered
-        self._found: dict[str, object] = {}  # by path
+        self._found: dict[str, object] = {}  # generators that the search has found, by path
         self._search()
 
     def _search(self) -> None:

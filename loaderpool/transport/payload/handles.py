@@ -74,7 +74,7 @@ class OpenHandles:
         for each in gc.get_objects():
             # Not by `isinstance`: some objects import more when their class is read.
             if type(each) in _WRITERS:
-                with FailuresIgnored():  # it is closed
+                with FailuresIgnored():  # the handle is closed
                     if each.fileno() in written:
                         each.flush()
             elif connection is not None and issubclass(type(each), connection):
@@ -175,7 +175,7 @@ def _harmless_descriptors() -> set[int]:
             found.add(getattr(owner, attribute).fileno())
     for package in _MULTIPROCESSING:
         for child in getattr(sys.modules.get(f"{package}.process"), "_children", ()):
-            with FailuresIgnored():  # it has ended
+            with FailuresIgnored():  # the child has ended
                 found.add(child.sentinel)
     return found
 

@@ -161,7 +161,7 @@ def _imports_submodule(package: types.ModuleType, key: str) -> bool:
     """
     try:
         spec = package.__spec__
-        # either may be missing: see below
+        # `__spec__` or the code may be missing, which raises.
         names = spec.loader.get_code(spec.name).co_names  # type: ignore[union-attr]
     except Exception as error:
         if is_of_a_handler(error):

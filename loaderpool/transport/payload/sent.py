@@ -74,9 +74,9 @@ class Placement:
     """
 
     files: list[DataFile] = field(default_factory=list)
-    # by buffer: index in `files`, offset
+    # place of each buffer in a file: index in `files`, offset
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
-    # by buffer: copies, offset
+    # place of each buffer in copies: the copies, offset
     copies: dict[int, tuple[CopiedArrays, int]] = field(default_factory=dict)
     shared_bytes: int = 0  # bytes of arrays in files
     copied_because: tuple[str, ...] = ()  # reasons for copying, one line each

@@ -345,7 +345,7 @@ class _Comparison:
         if kind is dict:
             self._compare_items([*before], [*now])
             self._compare_items([*before.values()], [*now.values()])
-        elif kind in (set, frozenset):  # in any order
+        elif kind in (set, frozenset):  # the order in a set is ignored
             self._compare_items(_nodes_in(before), _nodes_in(now))
             if _others_in(before) != _others_in(now):
                 raise _Differs
@@ -403,7 +403,7 @@ def _name_of(symbols: _Symbols, is_it: Callable[[object], bool]) -> str:
 
 
 def _walk(roots: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield values and all objects they refer to, each once, with its name; nearest first."""
+    """Yield names and values: the roots, then all objects that they refer to, nearest first."""
     seen = set[int]()
     waiting = collections.deque(roots)
     while waiting:
