@@ -206,7 +206,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
             given.get("initial_epoch"),
             self._core.tracker.epoch,
         )
-        # Keras has wrapped them in a CallbackList.
+        # Keras has wrapped the callbacks in a CallbackList.
         listed = getattr(callbacks, "callbacks", callbacks)
         listed = listed if isinstance(listed, (list, tuple)) else [listed]
         if any(type(each).__name__ == "BackupAndRestore" for each in listed):
@@ -337,7 +337,7 @@ def _classes_of(y: object) -> npt.NDArray[np.int64]:
     try:
         labels = np.asarray(y)
         values = labels.astype(np.float64)
-    except (TypeError, ValueError):  # text, or a ragged array
+    except (TypeError, ValueError):  # the labels are text, or a ragged array
         got = f"{type(y).__name__} of {getattr(y, 'dtype', 'objects')}"
         raise ArgumentError(f"for_keras(class_weight=...): {_ONE_CLASS}, got {got}") from None
     if values.ndim == 2 and values.shape[1] == 1:

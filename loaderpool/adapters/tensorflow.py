@@ -201,7 +201,7 @@ class _Elements:
                 finally:
                     one_pass.close()
                     if not exit_gate.is_shut:
-                        # Now, because the consumer may not request another batch.
+                        # The hooks run now, because the consumer may not request another batch.
                         tracker.hooks.settle_ends()
                 done += 1
         except ClosedError:
@@ -441,7 +441,7 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
         self._loader = loader
         # Log of the latest iteration; None: the loader's next position counts.
         self._log: IterationLog | None = None
-        self._taken = 0  # the number of its batches that the loop took
+        self._taken = 0  # number of batches of that iteration that the loop took
         # Weak reference to the latest iteration.
         self._under_way: Callable[[], Generator[Any, None, None] | None] = lambda: None
 

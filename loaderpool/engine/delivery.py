@@ -149,7 +149,7 @@ class DeliveryCounts:
     largest_chunk: int = 1  # maximum number of batches in a delivery of a stream
     lent: int = 0  # batches delivered as views of a slot
     copied: int = 0  # batches copied out of a slot
-    copied_ns: int = 0  # time of these copies
+    copied_ns: int = 0  # time spent on these copies
     oversize: int = 0  # batches in files, because they did not fit a slot
 
 
@@ -240,7 +240,7 @@ class CheckedArguments(NamedTuple):
     them again when they have changed.
     """
 
-    config: LoaderConfig  # the settings
+    config: LoaderConfig  # checked settings of the loader
     plan: Plan  # order of the items, and their batches
     unit: UnitKind  # result of one call of the function
     given_spec: ElementSpec | None  # the user's `element_spec`

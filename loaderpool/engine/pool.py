@@ -88,7 +88,7 @@ class RunningWorker(NamedTuple):
 
     number: int
     pid: int
-    cell: int  # its cell of the board
+    cell: int  # number of the worker's cell on the board
     place: NodePlace | None = None  # the node; None: the worker is a process of this machine
 
 

@@ -208,7 +208,7 @@ def _owner(buffer: memoryview) -> object:
 def _handler_name(array: npt.NDArray[Any]) -> str | None:
     try:
         from numpy._core.multiarray import get_handler_name
-    except ImportError:  # NumPy 1
+    except ImportError:  # NumPy 1 has the function elsewhere
         from numpy.core.multiarray import get_handler_name  # type: ignore[no-redef]
     name: str | None = get_handler_name(array)
     return name

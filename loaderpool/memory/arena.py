@@ -256,7 +256,7 @@ def _shared_memory() -> tuple[int, int, str]:
     from multiprocessing.shared_memory import SharedMemory
 
     with contextlib.closing(SharedMemory(create=True, size=size)) as block:
-        block.unlink()  # other processes inherit the descriptor
+        block.unlink()  # no name is needed, because other processes inherit the descriptor
         return machine.above_standard(os.dup(block._fd)), block.size, ""  # type: ignore[attr-defined]
 
 

@@ -106,7 +106,7 @@ class BucketPlan(Plan):
 
         Each shard has taken `batches` batches of the epoch.
         """
-        if batches == 0 and self.batches_per_epoch:  # needs no table
+        if batches == 0 and self.batches_per_epoch:  # this result needs no table
             return self.start
         if batches >= self.batches_per_epoch:
             return self.buckets.counts

@@ -284,7 +284,7 @@ class _RandomState(_Adapted):
 
     def set_state(self, digest: bytes) -> None:
         if self._is_usual:
-            self._generator.seed(_words(digest))  # also discards a cached Gaussian
+            self._generator.seed(_words(digest))  # this also discards a cached Gaussian
             return
         self._bits.set_state(digest)
         state = self._generator.get_state(legacy=False)

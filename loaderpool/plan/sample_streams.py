@@ -39,7 +39,7 @@ class SampleStreams:
         self._seed = seed
         self._epoch: int | None = None
         self._spawning = SpawnedSeeds()
-        # NumPy's stubs know only its own class
+        # NumPy's stubs allow only its own class of seed sequences.
         self._philox = np.random.Philox(self._spawning)  # type: ignore[arg-type]
         self._generator = np.random.Generator(self._philox)
         # Lists, not arrays, because the setter reads them word by word: 0.8 us instead of 1.8.

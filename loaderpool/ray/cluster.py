@@ -64,7 +64,7 @@ class Node:
         # Counts of each loader's cache that were in the node's cell before.
         self._counted: dict[int, list[int]] = {}
         self.is_busy = False  # True: an order has not been answered yet
-        self.has_answered = False  # True: its actor runs
+        self.has_answered = False  # True: the node's actor runs
         self.heard_s = 0.0  # time of the latest heartbeat
         # The cluster's thread sets `actor` and `id`. `_settle` clears both, `_check` sets `id`.
         self.actor: Any = None
@@ -142,7 +142,7 @@ class Cluster:
         """
         nodes = [node for node in [*self.nodes.values(), *self.gone] if node.has_answered]
         if nodes:
-            # Ray writes messages on the ends of actors there.
+            # Ray writes messages to stderr when actors end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             # If Ray has ended in this process, the actors end without its heartbeats.
             with FailuresIgnored():

@@ -66,7 +66,7 @@ class Request(NamedTuple):
     """A ticket of the dispatcher, as it is sent to a node."""
 
     loader: int
-    run: int  # 0: make the first sample
+    run: int  # number of the dispatcher's run; 0: make the first sample
     begins_at: int  # number of the run's first batch
     rest: int | tuple[int, ...]  # start of the first epoch, as in `Begin`
     first: int  # number of the first batch to make
@@ -219,7 +219,7 @@ class NodeActor:
         os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
         self._at = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
         self._workers, self._arena = workers, _NodeArena.create()
-        self._rooms = ExtentPool(self._arena)  # for the items of streams
+        self._rooms = ExtentPool(self._arena)  # extents for the items of streams
         self._loaders: dict[int, _Loader] = {}
         self._runs: dict[int, _Run] = {}
         # Runs that have ended. Ray may start a call for one of them later.

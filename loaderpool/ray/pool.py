@@ -22,7 +22,8 @@ _NODES_LOST = (20, 600.0)
 # Seconds without a node after which a warning lists the available resources. Smaller: it would come
 # while an autoscaler adds a node.
 _NO_ROOM_S = 60.0
-# Seconds without an answer after which a node counts as dead. Smaller: a busy machine would, too.
+# Seconds without an answer after which a node counts as dead. Smaller: a busy machine would count
+# as dead, too.
 _NODE_TIMEOUT_S = 15.0
 
 

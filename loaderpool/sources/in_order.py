@@ -47,8 +47,8 @@ class Decompressor(Protocol):
 class Compression(NamedTuple):
     """A format of compressed files."""
 
-    name: str  # "gzip"
-    magic: bytes  # first bytes of a file
+    name: str  # name of the format, such as "gzip"
+    magic: bytes  # first bytes of each file of the format
     make: Callable[[], Decompressor] | None  # None: the format is not supported
 
 
@@ -102,7 +102,7 @@ class InOrder(io.RawIOBase):
         compression_of: Callable[[bytes], Compression | None],
     ) -> None:
         self.path = path
-        self.keep_from: int | None = None  # first position that can be read again; None: no such
+        self.keep_from: int | None = None  # first position that can be read again; None: none can
         self._data = b""
         self._start = self._at = 0  # positions of the first byte of `_data`, and of the next byte
         self._chunks = chunks

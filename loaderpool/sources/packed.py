@@ -60,7 +60,7 @@ def part(key: int, number: int) -> object:
 
 
 def same(value: object) -> object:
-    """Return the value. Pickles call this for a value that was to be packed but was not."""
+    """Return the value. Pickles call this for a list that could not be packed."""
     return value
 
 

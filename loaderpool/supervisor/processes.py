@@ -397,7 +397,7 @@ class Processes:
         )
 
     def _surroundings(self) -> Surroundings:
-        """Return the surroundings of a worker without a fork, which the supervisor has itself."""
+        """Return the supervisor's own surroundings, for a worker that is not forked."""
         from loaderpool.transport.child_process import Surroundings
 
         start = self._settings

@@ -94,7 +94,7 @@ class LoaderRecord:
     layout: Layout | None = None  # None until the first sample was made
     keeper: int | None = None  # number of the worker that still has the first sample
     row_s: float = 0.0  # moving mean of the seconds for a row
-    rows_measured: int = 0  # rows in `row_s`
+    rows_measured: int = 0  # number of rows that `row_s` is the mean of
     # Samples that are left out: epoch, then as in `Ticket.left_out`.
     left_out: list[tuple[int, int, float, int]] = dataclasses.field(default_factory=list)
     failure: bytes | None = None  # pickled error: the reason why no batch can be made
@@ -187,7 +187,7 @@ class Job:
     ticket: Ticket
     loader: LoaderRecord
     slot: Filling | None  # None: the ticket makes a first sample
-    seconds: float = 0.0  # expected time to make it
+    seconds: float = 0.0  # expected time of the ticket
     # Source index of the sample at each death; -1: none.
     deaths: list[int] = dataclasses.field(default_factory=list)
 

@@ -372,7 +372,7 @@ class Supervisor:
                     return
         except ChannelClosed:
             self._ignore(worker.channel.fileno())
-        except LostPacket:  # another worker gets its ticket
+        except LostPacket:  # another worker gets the ticket of this one
             worker.kill()
 
     def _on_worker(self, number: int, received: Received) -> None:

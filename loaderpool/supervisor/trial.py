@@ -190,7 +190,7 @@ class Trial:
         # True once the measurement is repeated, because only the rates in all supported its first
         # result. Slow workers may make the error of these rates too small.
         self._is_repeated = False
-        self._loader: int | None = None  # loader of the answers
+        self._loader: int | None = None  # loader whose answers are counted
         self.paused_s = self.idle_s = 0.0
         self._phase, self._gauge = _Phase.ALL, Gauge(len(self._workers), now_s)
         if len(self._workers) < 2:

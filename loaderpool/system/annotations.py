@@ -59,7 +59,7 @@ def _evaluated(named: Named) -> Mapping[str, Any]:
 
 def _as_text(named: Named) -> Mapping[str, Any]:
     annotate = _annotate_of(named)
-    # text already, or assigned later
+    # The annotations are text already, or were assigned later.
     if annotate is None:
         return _evaluated(named)
     from annotationlib import Format, call_annotate_function

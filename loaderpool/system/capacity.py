@@ -89,7 +89,7 @@ def cgroup_cpu_quota() -> float | None:
     quotas = []
     for path in _cgroup_directories("cpu"):
         for names in ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"):
-            # "max", or none of these files
+            # the file has "max", or there is none of these files
             with contextlib.suppress(ValueError):
                 quota, period = map(
                     int, " ".join(read_file(f"{path}/{name}") for name in names).split()
@@ -240,7 +240,7 @@ def _first_number(*paths: str) -> int | None:
 
 def _number(path: str) -> int | None:
     text = read_file(path).strip()
-    return int(text) if text.isdigit() else None  # absent, or "max"
+    return int(text) if text.isdigit() else None  # None: the file is absent, or has "max"
 
 
 def read_file(path: str) -> str:

@@ -162,7 +162,7 @@ def _send(package: str, tracker: _Tracker, command: str, name: str, kind: str) -
             return
     if command == "REGISTER":
         _registered.add(name)
-    elif name not in _registered:  # a name of another process
+    elif name not in _registered:  # another process has registered the name
         return
     # The executable of a frozen program is not Python, and would run the user's program.
     if getattr(sys, "frozen", False):

@@ -151,7 +151,7 @@ def enter_pages(mapping: mmap.mmap, offset: int, nbytes: int) -> None:
     too, while a first write enters only its own page (0.1 against 0.4 ms per MiB, Linux 6.18).
     """
     if LINUX:
-        with contextlib.suppress(OSError):  # Linux before 5.14
+        with contextlib.suppress(OSError):  # Linux before 5.14 refuses the call
             mapping.madvise(_MADV_POPULATE_READ, offset, nbytes)
 
 
@@ -349,7 +349,7 @@ def files_on_stack(thread: int) -> list[str]:
     thread that runs, and for kernels without these files in /proc.
     """
     state = read_file(f"/proc/self/task/{thread}/syscall").split()
-    if len(state) < 3:  # "running"
+    if len(state) < 3:  # the state is "running"
         return []
     stack_pointer = int(state[-2], 16)
     starts: list[int] = []
@@ -428,7 +428,7 @@ def keep_freed_blocks(
     Blocks larger than `largest_bytes` get their own mappings. At the end of the heap, at most
     `heap_bytes` stay free. The setting lasts until the process ends.
     """
-    with contextlib.suppress(OSError, AttributeError):  # another C library
+    with contextlib.suppress(OSError, AttributeError):  # another C library lacks the function
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, ctypes.c_int(largest_bytes))
         libc.mallopt(_M_TRIM_THRESHOLD, ctypes.c_int(heap_bytes))
@@ -437,7 +437,7 @@ def keep_freed_blocks(
 class _MappedHeader(NamedTuple):
     """Header of a block that malloc has mapped separately, as `_learn_header` found it."""
 
-    before: int  # first word
+    before: int  # first word of the header
     # Second word minus the mapping's length: 2 up to glibc 2.42, -14 from 2.43 on.
     excess: int
 
@@ -537,7 +537,8 @@ def _is_mapped(page: int) -> bool:
 
 
 def _libc_name() -> str:
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # another C library
+    # Another C library does not have this name.
+    with contextlib.suppress(AttributeError, OSError, ValueError):
         return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
     return "unknown"
 
@@ -593,10 +594,10 @@ def make_private(address: int, content: bytes) -> None:
 
 
 def why_not_replaceable(address: int, nbytes: int, known: str) -> str | None:
-    """Return the reason why another mapping must not replace memory of malloc; None if it may.
+    """Return the reason why another mapping must not replace memory of malloc; None: it may.
 
-    It may if the memory is a separate mapping, which glibc unmaps as a whole when it is freed.
-    Memory files whose names begin with `known` may be mapped there already.
+    Memory may be replaced if it is a separate mapping, which glibc unmaps as a whole when it is
+    freed. Memory files whose names begin with `known` may be mapped there already.
     """
     if not LINUX:
         return "it can be moved only on Linux"

@@ -83,7 +83,7 @@ def links(but: Collection[int] = ()) -> dict[int, str]:
     with contextlib.suppress(OSError):
         for name in os.listdir(_LINKS):
             if int(name) not in but:
-                with contextlib.suppress(OSError):  # descriptor of the listing itself
+                with contextlib.suppress(OSError):  # this was the descriptor of the listing itself
                     found[int(name)] = os.readlink(f"{_LINKS}/{name}")
     return found
 
@@ -156,7 +156,7 @@ def can_be_reopened(file: OpenFile) -> bool:
     try:
         os.close(os.open(f"{_LINKS}/{file.descriptor}", file.flags))
     except OSError as error:
-        return error.errno in _SCARCE  # temporary
+        return error.errno in _SCARCE  # these errors are temporary
     return True
 
 
@@ -210,7 +210,7 @@ def path_of(descriptor: int) -> str:
     """Return the path of an open file. Without /proc, it is the name in Python's file object."""
     with contextlib.suppress(OSError):
         return os.readlink(f"{_LINKS}/{descriptor}")
-    # Otherwise the list would not contain all objects.
+    # Otherwise `gc.get_objects` would not return frozen objects.
     gc.unfreeze()
     for each in gc.get_objects():
         if type(each) is io.FileIO and not each.closed and each.fileno() == descriptor:

@@ -33,7 +33,7 @@ def local_count() -> int:
     starts one process each.
     """
     counts = [_number(name) for name in _LOCAL_SIZES]
-    if "CROSS_SIZE" in os.environ:  # DeepSpeed
+    if "CROSS_SIZE" in os.environ:  # set by DeepSpeed
         counts.append(_number("LOCAL_SIZE"))
     # processes of torch that no launcher has started
     if _is_here(os.environ.get("MASTER_ADDR", "")):

@@ -209,11 +209,12 @@ def cached_properties(cls: object) -> frozenset[str]:
 def _of_function(function: types.FunctionType) -> Iterator[Part]:
     code, name = function.__code__, function.__qualname__
     for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # not set yet
+        with contextlib.suppress(ValueError):  # the variable is not set yet
             yield Part(
                 f"closure variable {variable!r} of function {name}", variable, cell.cell_contents
             )
-    for variable in internals._extract_code_globals(code):  # includes those of inner functions
+    # the names include those of inner functions
+    for variable in internals._extract_code_globals(code):
         if variable in function.__globals__:
             yield Part(
                 f"global {variable!r} used by {name}", variable, function.__globals__[variable]
@@ -257,7 +258,7 @@ def attributes_of(value: object) -> Iterator[tuple[str, object]]:
         if "__slots__" in vars(cls):
             for name, member in vars(cls).items():
                 if type(member) is types.MemberDescriptorType:
-                    with contextlib.suppress(AttributeError):  # never set
+                    with contextlib.suppress(AttributeError):  # the slot was never set
                         yield name, member.__get__(value)
 
 

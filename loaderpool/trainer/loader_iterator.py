@@ -217,7 +217,7 @@ class Pass:
         if log is None:
             self._run, self.log = _, log = tracker.open_run()
             self._iteration.add(log)
-            if self.is_over:  # closed meanwhile, by another thread or a signal handler
+            if self.is_over:  # the pass was closed meanwhile, by another thread or a signal handler
                 tracker.next.give_back(log.place)
                 self._end_run()
                 return None
@@ -227,12 +227,12 @@ class Pass:
             self._finish()
             return None
         run = self._run
-        if run is None:  # closed by another thread
+        if run is None:  # another thread has closed the pass
             return None
         try:
             delivery = run.take()
         except StopIteration:
-            if self.is_over:  # closed by another thread
+            if self.is_over:  # another thread has closed the pass
                 return None
             if not run.is_at_end:
                 raise LoaderpoolError(
@@ -501,7 +501,7 @@ class AheadIterator(LoaderIterator):
                 if is_of_a_handler(error):
                     raise
                 self._error = error
-        if not self._taken:  # closed meanwhile
+        if not self._taken:  # the iterator was closed meanwhile
             raise StopIteration
         batch, self._given = self._taken.popleft()
         return batch

@@ -107,7 +107,7 @@ class Observer:
         }
         self._latest: collections.deque[Snapshot] = collections.deque(maxlen=_KEPT)
         self._taken, self._is_closed = 0, False
-        self._consumer = ""  # the thread that reads batches
+        self._consumer = ""  # name of the thread that reads batches
         self._page: Page | None = None
         self._number = next(_numbers)
 

@@ -112,7 +112,7 @@ class PassLog:
             )
         taken = [*self._numbers][: consumed - self._forgotten]
         if not self._lanes:
-            had = self.place.taken.union(taken)  # may have gaps
+            had = self.place.taken.union(taken)  # the numbers of these batches may have gaps
             first = next(number for number in itertools.count() if number not in had)
             start = self.plan.start_after(self.epoch, first)
             return Position(

@@ -76,7 +76,7 @@ class Timeline(NamedTuple):
     The training's own row is the first.
     """
 
-    begin: int  # ns, as `end`
+    begin: int  # start in ns, by the clock of `end`
     end: int
     is_now: bool  # True: `end` is the time of the report
     rows: dict[str, list[Part]]

@@ -104,8 +104,8 @@ def _environment() -> dict[str, str]:
     variables["CUDA_VISIBLE_DEVICES"] = ""
     # Otherwise JAX would try to use the configured GPU, or the main process' TPU.
     variables["JAX_PLATFORMS"] = "cpu"
-    # A value set at run time is not in the environment. Workers would then turn float64 into
-    # float32.
+    # The environment lacks a setting that was made at run time. Without it, workers would turn
+    # float64 into float32.
     if "jax" in sys.modules:
         variables["JAX_ENABLE_X64"] = str(int(sys.modules["jax"].config.jax_enable_x64))
     # Sets of str have the same order in all workers, after restarts, and in each training.

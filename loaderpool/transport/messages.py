@@ -191,7 +191,8 @@ class Found(NamedTuple):
     ticket: int
     loader: int
     content: bytes
-    seconds: float  # time to make the first sample; after the supervisor: expected time of a row
+    # from a worker: time to make the first sample; otherwise: expected time of a row
+    seconds: float
 
 
 class Ticket(NamedTuple):

@@ -208,7 +208,7 @@ class _KeptLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType | None:
         module = self._store.find(fullname)
         if module is None:
-            status = status_of(self.path)  # before the file is read
+            status = status_of(self.path)  # read before the file itself
             code = super().get_code(fullname)
             folders = None if self._folders is None else list(self._folders)
             own = KeptModule(fullname, self.path, folders, status, marshal.dumps(code))

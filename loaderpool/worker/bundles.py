@@ -33,7 +33,7 @@ _LARGE_BYTES = 1 << 15
 # Batches that may be read ahead. Smaller: with chunks of tiny batches and hundreds of workers, some
 # workers are idle. Larger: more shared memory for each table.
 ENTRIES = 4096
-_FIELDS = 8  # a cache line
+_FIELDS = 8  # an entry fills a cache line
 FEED_TABLE_BYTES = ENTRIES * _FIELDS * 8
 
 
@@ -147,7 +147,7 @@ class Frame(NamedTuple):
 
     first: int  # position of the first item
     rows: int
-    buffers: int  # large arrays
+    buffers: int  # number of large arrays
     parts: Sequence[bytes | memoryview]  # parts of the bundle, in order
 
     @property

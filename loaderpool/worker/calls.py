@@ -113,7 +113,7 @@ class Calls:
         self._kept_of = 0
         named = {"batch_fn": payload.batch_fn, "augment": payload.augment, "fn": payload.fn}
         maker = next((name for name, function in named.items() if function is not None), None)
-        # start of a message
+        # start of messages about a wrong result
         self.origin = "the source gave" if maker is None else f"{maker} returned"
         self.after_call: Callable[[], None] = end_stray
         # Builds `out` from arrays, once the form of the batches is known.

@@ -273,7 +273,7 @@ class Lane:
         # iterator over positions and items; None: the lane is at its start
         self._made: Generator[tuple[int, Any], None, None] | None = None
         self._mixed: _Pairs = iter(())  # items of `_made` in their final order
-        self._globals: SavedGlobals | None = None  # state that its generators left
+        self._globals: SavedGlobals | None = None  # state that the lane's generators left
         # function that restores the captured generators to the lane's latest states
         self._restore_captured: Callable[[], None] | None = None
         self._position = 0  # position of the next item, for errors

@@ -405,7 +405,7 @@ def copy_of(item: Any) -> Any:
     if isinstance(item, np.ndarray):
         return item.copy()
     if isinstance(item, (dict, UserDict)):
-        copied = copy.copy(item)  # keeps the type
+        copied = copy.copy(item)  # a copy by the item's class keeps the type
         for key, value in item.items():
             copied[key] = copy_of(value)
         return copied

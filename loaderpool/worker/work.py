@@ -226,7 +226,7 @@ class Work:
             )
         begun = None if concurrent is None else concurrent.begun.get(ticket)
         opened = begun or self._open(ticket, buffer, base, capacity)
-        if not opened.indices:  # its lane has ended
+        if not opened.indices:  # the ticket's lane has ended
             VaryingLayout([]).write(buffer, base)
             return MadeRows(0)
         if ticket.may_hand_over and (read := self._handing_over.frame(opened)):
@@ -310,7 +310,7 @@ class Work:
                 start = stop
             except self._catches as error:
                 if block == 1 or not isinstance(error, SpecMismatchError):
-                    # A signal handler may raise after the last row.
+                    # A signal handler may raise after the last row. That row is named then.
                     failing = min(start + len(results), stop - 1)
                     where = [indices[failing]], int(opened.positions[failing])
                     raise progress.failed(error, ticket.epoch, *where) from None

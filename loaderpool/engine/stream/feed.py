@@ -56,7 +56,7 @@ _THREAD_NAME = "loaderpool-feed"
 # items, workers idle while the next ones are read. A larger part: waiting items use most of the
 # limit, in addition to the batches.
 _SHARE_OF_LIMIT = 4
-_LEAST_BYTES = 1 << 20  # minimum of that part
+_LEAST_BYTES = 1 << 20  # minimum of the memory for waiting items
 
 
 class FeedOwner(Protocol):
@@ -109,9 +109,10 @@ class Feed:
         # A `SimpleQueue`, because a finalizer can put to it without a deadlock.
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
         with self._pool.lock:
-            self._held = StoredItems(self._pool.arena, self._rooms)  # since `_first_held`
+            # items of batches from `_first_held` on
+            self._held = StoredItems(self._pool.arena, self._rooms)
         self._first_held = 0
-        # taken batches that are held, or that will be
+        # taken batches whose items are held, or will be held
         self._taken: set[int] = set()
         self._size = 0  # size of the latest extent
         self._told = 0  # number of batches that were reported to the engine

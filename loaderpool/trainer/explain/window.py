@@ -110,7 +110,7 @@ class WorkerCounts(NamedTuple):
     `Sums` defines the fields.
     """
 
-    pid: int = 0  # 0: a node
+    pid: int = 0  # pid of the worker; 0: a node
     workers: int = 1
     busy_s: float = 0.0
     idle_s: float = 0.0
@@ -154,7 +154,7 @@ class Sums:
     seconds: float = 0.0
     steps: int = 0
     samples: int = 0
-    bytes: int = 0  # bytes of the batches
+    bytes: int = 0  # size of the batches
     # Part of `seconds` in which the consumer waited; with workers=0, in which it made batches.
     wait_s: float = 0.0
     ready_steps: int = 0  # steps whose batch was ready when it was requested
@@ -192,8 +192,8 @@ class Sums:
 class Snapshot(Sums):
     """All counters and settings of a loader, at a moment."""
 
-    number: int = 0  # counts from 0 on
-    now_ns: int = 0  # monotonic clock
+    number: int = 0  # number of the snapshot, from 0 on
+    now_ns: int = 0  # time by the monotonic clock
     # Durations of calls. In a window these are differences, except `slowest`, which covers all
     # calls.
     calls: CallTimes = dataclasses.field(default_factory=CallTimes)
@@ -281,10 +281,10 @@ class Window(Snapshot):
 
     @property
     def is_ready_measured(self) -> bool:
-        """True if the steps that found data ready show how long a step with data ready is.
+        """True if the duration of steps with data ready is measured.
 
-        They do not if they are longer than the average step. Then data was ready because a few of
-        them were long.
+        If these steps are longer than the average step, they do not count: data was ready because a
+        few of them were long.
         """
         return (
             self.ready_steps >= _LEAST_READY_STEPS
@@ -400,11 +400,11 @@ class Window(Snapshot):
 
     @property
     def cpus_left(self) -> float:
-        """CPUs that other processes leave, or that the workers can get from them.
+        """Number of CPUs that workers and consumer can get, as far as is known.
 
-        Other processes use free CPUs, and yield to the workers. So their use is no bound for
-        workers that hardly need a CPU. If such workers needed a CPU all of the time, they would get
-        their present CPU time multiplied by the growth of their demand.
+        It is at least the number of CPUs that other processes leave. Other processes also use idle
+        CPUs, which they would yield to the workers. So the number is larger if workers that compute
+        all of the time would get more, with their present share of the CPU time that they want.
         """
         wanted_s = self.cpu_s + self.queued_s
         times = max(1.0, self.busy_s / wanted_s) if wanted_s else 1.0

@@ -337,7 +337,7 @@ def _reader_of_attributes(kind: type) -> Callable[[Any], _Parts]:
         if of_dict is not None:
             yield from list(of_dict(value).items())
         for name, get in slots:
-            with contextlib.suppress(AttributeError):  # never set
+            with contextlib.suppress(AttributeError):  # the slot was never set
                 yield name, get(value)
 
     return read
@@ -348,7 +348,7 @@ def _captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
-        except ValueError:  # not set yet
+        except ValueError:  # the variable is not set yet
             continue
     yield from zip(
         code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True

@@ -74,7 +74,7 @@ class _Holder(NamedTuple):
     kind: type
     name: str  # name, as in code
     read: _Read  # returns the contents by key
-    size: int  # number of values in it
+    size: int  # number of values in the holder
     tokens: dict[Any, Any]  # tokens of its values, as many as the limit allows
 
 
@@ -259,7 +259,7 @@ def _token(value: Any) -> object:
     """
     kind = type(value)
     if kind in _QUICK:
-        return kind, value  # True differs from 1
+        return kind, value  # with the type, because True differs from 1
     if kind is str or kind is bytes:
         return value if len(value) <= _MOST_TEXT else (kind, id(value))
     if kind is types.FunctionType:
@@ -328,7 +328,7 @@ def _of_function(function: types.FunctionType) -> dict[Any, Any]:
         if name in variables and type(variables[name]) is not types.ModuleType
     }
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # not set yet
+        with contextlib.suppress(ValueError):  # the variable is not set yet
             held[name] = cell.cell_contents
     defaults = function.__defaults__ or ()
     named = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
@@ -406,7 +406,7 @@ def _reader_of_object(kind: type, counts_kept: bool) -> _Read:
         if has_slots:
             held.update(attributes_of(value))
         else:
-            with contextlib.suppress(AttributeError):  # it has no attributes
+            with contextlib.suppress(AttributeError):  # the object has no attributes
                 attributes = object.__getattribute__(value, "__dict__")
                 held.update(attributes if len(attributes) <= _MOST_ATTRIBUTES else {})
         for name in left_out:

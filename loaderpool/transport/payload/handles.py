@@ -120,7 +120,7 @@ def _is_shared_on_purpose(file: OpenFile) -> bool:
 
 
 def _is_database(file: OpenFile) -> bool:
-    with contextlib.suppress(OSError):  # a directory
+    with contextlib.suppress(OSError):  # directories cannot be read
         return file.is_read and os.pread(file.descriptor, len(_SQLITE_HEAD), 0) == _SQLITE_HEAD
     return False
 
@@ -134,7 +134,7 @@ def _paths_of(connection: object) -> list[str]:
         # Not by the connection's own methods, whose rows can have any form.
         rows = sqlite3.Cursor(connection).execute("PRAGMA database_list").fetchall()
         return [os.fsdecode(path) for _, _, path in rows if path]
-    except Exception as error:  # its text_factory may raise anything
+    except Exception as error:  # the connection's text_factory may raise anything
         if is_of_a_handler(error):
             raise
         return (

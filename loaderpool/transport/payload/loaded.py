@@ -299,7 +299,7 @@ _RUNTIMES: dict[str, Callable[[dict[str, ModuleType]], object]] = {
     "TensorFlow": lambda modules: (
         modules["tensorflow.python.eager.context"]._context._initialized is True
     ),
-    # filled by the first operation
+    # JAX fills this at its first operation
     "JAX": lambda modules: modules["jax._src.xla_bridge"]._backends,
     "CUDA": lambda modules: modules["torch.cuda"].is_initialized() is True,
 }

@@ -28,7 +28,7 @@ def note_modules(homes: Iterable[str], store: ModuleStore) -> None:
     """Add the user's modules to the store, for spawned workers, which cannot add their imports."""
     for name, (module, loader) in _users_modules(homes).items():
         if store.find(name) is None:
-            with FailuresIgnored():  # it cannot be compiled now
+            with FailuresIgnored():  # the file cannot be compiled now
                 status, folders = status_of(loader.path), getattr(module, "__path__", None)
                 code = marshal.dumps(loader.get_code(name))
                 store.add(KeptModule(name, loader.path, folders and list(folders), status, code))
@@ -51,7 +51,7 @@ def version_warnings(homes: Iterable[str], store: ModuleStore) -> list[str]:
         is_older = kept is not None and kept.status != status
         if not is_older and status[0] <= machine.process_started_ns():
             continue
-        with FailuresIgnored():  # it cannot be compiled now
+        with FailuresIgnored():  # the file cannot be compiled now
             code = loader.get_code(name) if kept is None else marshal.loads(kept.code)
             if code is not None and _differs(module, loader.path, code):
                 (older if is_older else newer).append(f"{name} ({loader.path})")

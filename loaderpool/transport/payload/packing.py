@@ -172,7 +172,7 @@ class _ItemPickler(PayloadPickler):
         self._usual: set[type] = set()  # types that always use pickle's default
         # key of this pickler; classes, functions and modules by number
         self._key, self._parts = next(_keys), list[object]()
-        # pickled reference to each of them, by id
+        # pickled reference to each class, function and module, by id
         self._references: dict[int, tuple[Any, ...]] = {}
         self._buffers: list[Any] = []
         self._numbers: dict[tuple[int, int], int] = {}  # numbers of buffers, by address and length
@@ -243,7 +243,7 @@ class _ItemPickler(PayloadPickler):
                 kind is types.BuiltinFunctionType and not isinstance(named.__self__, _NO_OBJECT)
             ):
                 return NotImplemented  # `some_list.append`: the list belongs to the item
-            # Its captured variables may also belong to the item.
+            # The captured variables of a function may also belong to the item.
             is_own = kind in _FUNCTION_KINDS and not is_global(named)
             if is_own or len(self._parts) == _MOST_PARTS:
                 raise _NotPackableError

@@ -460,7 +460,7 @@ def is_multiprocessing(kind: type) -> bool:
     return str(kind.__module__).partition(".")[0] in ("multiprocessing", "multiprocess")
 
 
-@functools.lru_cache(maxsize=1000)  # called again in each epoch
+@functools.lru_cache(maxsize=1000)  # each epoch calls this for the same code
 def _imported_inside(code: types.CodeType) -> tuple[str, ...]:
     here = [each.argval for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"]
     inside = (_imported_inside(each) for each in code.co_consts if isinstance(each, types.CodeType))

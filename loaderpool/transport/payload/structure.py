@@ -114,7 +114,8 @@ class _Node:
         node = super().__new__(cls)
         node.number, node.arguments, node.added = len(cls.symbols.nodes), (arguments, keywords), []
         module, name = cls.label
-        if module == internals.__name__ and name in _SET_STATE:  # nothing refers to its result
+        # nothing refers to the result of this call
+        if module == internals.__name__ and name in _SET_STATE:
             target: Any = arguments[0]
             target = target if isinstance(target, _Node) else target.label[1]
             target.added.append((name, arguments[1]))
@@ -336,7 +337,7 @@ class _Comparison:
                 self._waiting.append((before, now))
             elif not isinstance(before, type):
                 self._compare_containers(before, now, kind)
-            elif isinstance(now, type):  # both are symbols
+            elif isinstance(now, type):  # both values are symbols of classes
                 self._compare(before.label, now.label)  # type: ignore[attr-defined]
             else:
                 raise _Differs
@@ -351,7 +352,7 @@ class _Comparison:
                 raise _Differs
         elif kind in (list, tuple):
             self._compare_items(before, now)
-        elif before != now:  # a bytearray
+        elif before != now:  # the values are bytearrays
             raise _Differs
 
     def _compare_items(self, before: _Items, now: _Items) -> None:
