@@ -28,9 +28,9 @@ from loaderpool.hints import known_names_only
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# Number of worker deaths, and the seconds within which they count, after which a general fault is
-# assumed. Smaller: a machine that is short of memory for a moment would stop a run. Larger: a fault
-# that stops every worker would stay unreported for minutes.
+# Limit of worker deaths, and the seconds within which they count. More deaths are taken for a
+# general fault. Smaller: a machine that is short of memory for a moment would stop a run. Larger: a
+# fault that stops every worker would stay unreported for minutes.
 DEFAULT_RESTARTS = (50, 60.0)
 # Bounds of values in the 64-bit words of messages. They are far above any useful value.
 MAX_EPOCH, _MOST_RESTARTS = 2**62, 2**31

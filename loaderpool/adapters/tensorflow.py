@@ -163,10 +163,10 @@ class _Elements:
             raise ClosedError(
                 "The loader is closed, because no variable refers to it. Keep it in a variable."
             )
-        # The first `GeneratorDataset` of a process changes glibc's settings: free() then returns each
-        # block above 128 KiB to the system at once (TensorFlow's issue 65675), which costs a page
-        # fault for each page of each new array. Arrays that can be adopted in place must not come
-        # from the heap.
+        # The first `GeneratorDataset` of a process changes glibc's settings: free() then returns
+        # each block above 128 KiB to the system at once (TensorFlow's issue 65675). Each page of a
+        # new array then costs a page fault. Arrays that can be adopted in place must not come from
+        # the heap.
         machine.keep_freed_blocks(LEAST_BYTES, LEAST_BYTES)
         if self._first_batches not in (None, core.tracker.next_log().batches):
             raise StateError(

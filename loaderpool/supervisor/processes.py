@@ -166,7 +166,8 @@ class WorkerProcess:
     def is_stopped(self) -> bool:
         """True if the process is stopped by SIGSTOP now.
 
-        By `waitid`, which the parent can call, and which takes a twentieth of a read from /proc.
+        It calls `waitid`, as the parent can. This takes a twentieth of the time of a read from
+        /proc.
         """
         try:
             found = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)

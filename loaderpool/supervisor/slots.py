@@ -41,9 +41,9 @@ _RANGE_S = 0.1
 # A ticket has at most this times the number of batches that were measured, because the first times
 # are not typical.
 _FASTER = 4
-# Slots that are reserved for runs that start later, as is a quarter of the memory. Smaller: a run
-# beside others has few slots, or none and an error. Larger: with hundreds of workers, each has
-# fewer than two slots.
+# Slots that stay free for runs that start later. A quarter of the memory stays free, too. Smaller:
+# a run beside others has few slots, or none and an error. Larger: with hundreds of workers, each
+# has fewer than two slots.
 _FOR_OTHERS = 32
 _LEAST_AT_END = 4  # least number of tiny batches in a ticket near the end of an epoch
 # Least and greatest number of tickets that a node may have. Each ticket has a slot on the node.

@@ -36,8 +36,8 @@ _CLEAR = 3.0
 # Relative errors of all workers' rate. It is measured until its error is at most `_GOOD_ERROR`.
 # After `_GOOD_S` seconds, `_MOST_ERROR` is enough. With a larger error, no result is clear.
 _GOOD_ERROR, _GOOD_S, _MOST_ERROR = 0.06, 1.2, 0.12
-# Least number of workers at which the error in all is evidence, and number of parts of the time
-# whose rates are compared for it.
+# Least number of workers with which the error of `Rates.in_all` is evidence, and number of parts of
+# the time whose rates give this error.
 _MANY, _PARTS = 3, 8
 _LEAST_ERROR = 0.02  # least relative error of a rate, however little it varies
 # Greatest part of the workers that a pause leaves. With more workers, noise is as large as the

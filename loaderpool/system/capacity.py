@@ -146,7 +146,7 @@ class OomWatch:
     """Detects that the kernel has lately killed a process for lack of memory.
 
     A kill is recent for 5 to 10 seconds, if `look` is called at least every 5 seconds. Memory of a
-    killed process may take seconds to be freed, and its parent learns of its end only then.
+    killed process may take seconds to be freed, and its parent is notified only then.
     """
 
     def __init__(self) -> None:

@@ -83,7 +83,7 @@ def create_memory_file(name: str) -> int:
     The file vanishes when the last process closes it.
 
     Raises:
-        OSError: The system refuses it, as the text then says, or no descriptor is left.
+        OSError: The system refuses it, and the text says so; or no descriptor is left.
     """
     try:
         return above_standard(os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC))
@@ -228,7 +228,8 @@ def wake_when_orphaned() -> None:
 
 
 def start_time(pid: int) -> int:
-    """Return the start time of a process in clock ticks. It tells apart processes of one pid.
+    """Return the start time of a process in clock ticks. It distinguishes processes that have had
+    the same pid.
 
     0 if the process is gone, is a zombie, or if the kernel does not report it.
     """

@@ -1,9 +1,9 @@
 """Values that functions, classes and objects hold, by name.
 
 These are closures, globals, defaults, partials, members, attributes and items. `parts_of` yields
-the parts of one value, and `walk` continues from there. No code of the user runs. Which variable
-cannot be pickled, which large list is captured, which global has changed: each is a loop over one
-of the two.
+the parts of one value, and `walk` continues from there. No code of the user runs. A loop over one
+of the two finds a variable that cannot be pickled, a large list that is captured, or a global that
+has changed.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from loaderpool.errors import PoolBrokenError
 from loaderpool.system import abilities, capacity, clock, machine
 from loaderpool.transport.modules import ModuleStore
 
-# Variables that set the number of threads of a library, here to one: there is already a process for
-# each core, and a fork needs a parent with one thread.
+# Variables that set the number of threads of a library. They are set to one, because there is
+# already a process for each core, and a fork needs a parent with one thread.
 _ONE_THREAD = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",

@@ -134,7 +134,7 @@ class LostReport(NamedTuple):
     was_stopped: bool = False
     in_setup: bool = False  # True if the last worker died in the user's `setup` hook
     max_restarts: tuple[int, float] | None = None  # exceeded limit of `restarts`, for `STORM`
-    # Batches of the epoch with which nodes died. Set by the main process, as are their source
+    # Batches of the epoch with which nodes died. The main process sets these and their source
     # indices.
     batches: range = range(0)
     # source indices of the batches, if the main process knows them (at most 1000)

@@ -403,8 +403,8 @@ class Window(Snapshot):
         """Number of CPUs that workers and consumer can get, as far as is known.
 
         It is at least the number of CPUs that other processes leave. Other processes also use idle
-        CPUs, which they would yield to the workers. So the number is larger if workers that compute
-        all of the time would get more, with their present share of the CPU time that they want.
+        CPUs, which they would yield to the workers. So the number is larger if the workers hardly
+        compute now. It assumes that they always get the same share of the CPU time that they want.
         """
         wanted_s = self.cpu_s + self.queued_s
         times = max(1.0, self.busy_s / wanted_s) if wanted_s else 1.0

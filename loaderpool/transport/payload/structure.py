@@ -29,8 +29,8 @@ _ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
 # Containers with more items are compared by their marshaled bytes, if they hold only atoms.
 _MANY = 16
 _MAKES_CLASS = frozenset({"_make_skeleton_class", "_make_skeleton_enum"})
-# Functions of cloudpickle that set the state of their first argument, and the attributes that are
-# ignored: modules that were imported meanwhile, as when `numpy.random` is first used, and
+# Functions of cloudpickle that set the state of their first argument, with the attributes to
+# ignore. These are modules that were imported meanwhile, as when `numpy.random` is first used, and
 # attributes that Python adds to a class.
 _SET_STATE = {
     "_function_setstate": frozenset({"_cloudpickle_submodules"}),
