@@ -30,9 +30,9 @@ def generator_dataset(
         begin: Returns an iterator over lists of arrays, which have the dtypes and shapes of the
             flattened signature. Called with the first request of an iterator, in the same thread.
         signature: Nested structure of `tf.TensorSpec`.
-        has_own_thread: True if a prefetch follows, whose thread then calls the iterator. Otherwise
-            it could be the main thread, in which signal handlers would run. Then the functions run
-            in threads of TensorFlow's pool.
+        has_own_thread: True if a prefetch follows, whose thread then calls the iterator. False: the
+            main thread could call it, where signal handlers would run. So the functions run in
+            threads of TensorFlow's pool.
     """
     functions: list[Any] = []
 

@@ -87,7 +87,7 @@ class SpawnedSession(Session):
                 rings.put(None)
 
         def ring_supervisor() -> None:
-            # the reader has not handled earlier rings, or has ended
+            # the supervisor has not handled earlier rings, or has ended
             with contextlib.suppress(OSError):
                 bell.send(b"\0")
 

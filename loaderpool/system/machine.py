@@ -228,8 +228,7 @@ def wake_when_orphaned() -> None:
 
 
 def start_time(pid: int) -> int:
-    """Return the start time of a process in clock ticks. It distinguishes processes that have had
-    the same pid.
+    """Return the start time of a process in clock ticks, which differs if its pid is reused.
 
     0 if the process is gone, is a zombie, or if the kernel does not report it.
     """

@@ -44,7 +44,7 @@ class Calls:
         cell: number of this worker's cell.
         threads: number of calls at the same time.
         watch: watches the global generators, if it is shared with other code.
-        event_loop: runs the coroutines of async functions. None: there are none.
+        event_loop: runs the coroutines of async functions. None: a new one.
 
     Attributes:
         is_async: True if a function is async. Then each call is a coroutine.
@@ -417,8 +417,8 @@ class CachedFunction:
     """Returns the result of `fn` for a source index, as a separate object.
 
     The result is always unpickled from the entry's bytes, even if `fn` was called just now or the
-    result could not be stored. So a sample does not depend on whether a worker has met the item
-    before.
+    result could not be stored. So a sample does not depend on whether its result was in the
+    cache.
 
     Attributes:
         refusal: the reason why the function cannot be cached, once it is known. It applies to all

@@ -136,7 +136,7 @@ class Coroutines:
     def __init__(self, event_loop: EventLoop, most: int, calls: Calls) -> None:
         self._event_loop, self._loop = event_loop, event_loop.created()
         self._most, self._calls = most, calls
-        self._context = contextvars.copy_context()  # if there is no `setup` hook
+        self._context = contextvars.copy_context()  # for calls without a `setup` hook
         self._waiting: collections.deque[Call] = collections.deque()
         self._running = 0
         self._awaited: Call | None = None

@@ -155,7 +155,7 @@ class EventLoop:
                 timer.cancel()
 
     def created(self) -> asyncio.AbstractEventLoop:
-        """Return the loop."""
+        """Return the loop. The first call creates it."""
         import asyncio
 
         if self._loop is None:
@@ -252,7 +252,7 @@ def by_steps(
 ) -> Generator[Any, Any, Any]:
     """Await `awaitable`. Call `look` before each of its steps, and `note` with the result after it.
 
-    No other coroutine runs during a step. So whatever changes in a step is changed by this one.
+    No other coroutine runs during a step. So any change during a step was made by this coroutine.
     """
     iterator: Any = awaitable.__await__()
     step, argument = iterator.send, None

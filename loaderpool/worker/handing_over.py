@@ -49,7 +49,7 @@ class HandingOver:
             if is_of_a_handler(error):
                 raise
             self._can_be_pickled = False
-            # A lane gives each item only once.
+            # A second read from the lane would make the items again.
             opened.read = dict(zip(opened.indices, items, strict=True)).__getitem__
             return None
         self._packing_ns = clock.monotonic_ns() - begun_ns

@@ -58,7 +58,7 @@ class Work:
         shared: the arena's mapping, which has a stream's items. None in the main process.
         watch: watches the global generators. None: `Calls` makes its own if it needs one.
         loader: number of the loader's version. Classes of a stream's items are looked up under it.
-        event_loop: runs coroutines. None: an own one, which `close` closes.
+        event_loop: runs coroutines. None: a new one, which `close` closes.
     """
 
     def __init__(
@@ -84,7 +84,8 @@ class Work:
             # If no function is called for an item that a generator yields, the generator's time
             # counts.
             progress.counts_generated = payload.fn is payload.augment is payload.batch_fn is None
-            watch = None  # without effect for generators, which draw before `Calls` reads the watch
+            # Generators draw outside the watched calls, so a shared snapshot would be outdated.
+            watch = None
         # The main process gets no threads, because a debugger may be attached to it.
         threads = 1 if progress.worker is None else config.threads
         self.event_loop = event_loop or EventLoop()
