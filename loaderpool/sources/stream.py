@@ -152,7 +152,7 @@ def read_batches(
         epoch: number of the epoch.
 
     Raises:
-        SourceError: the stream ends more than a batch of all shards before the plan's start.
+        SourceError: the stream ends before the plan's start, by more than a batch of all shards.
         Exception: any error of reading an item. The items of an unfinished batch are lost.
     """
     turn = _Turn(None if stream.is_one_shot else stream.captured, epoch)

@@ -94,7 +94,7 @@ class LoaderRecord:
     layout: Layout | None = None  # None until the first sample was made
     keeper: int | None = None  # number of the worker that still has the first sample
     row_s: float = 0.0  # moving mean of the seconds for a row
-    rows_measured: int = 0  # number of rows that `row_s` is the mean of
+    rows_measured: int = 0  # number of rows that `row_s` was measured with
     # Samples that are left out: epoch, then as in `Ticket.left_out`.
     left_out: list[tuple[int, int, float, int]] = dataclasses.field(default_factory=list)
     failure: bytes | None = None  # pickled error: the reason why no batch can be made

@@ -162,7 +162,7 @@ class Pool:
         return found
 
     def _make_workers(self) -> WorkerPool:
-        # Imported here, because these modules import `subprocess` and `socket`, or `multiprocess`.
+        # Imported here, because these modules import `subprocess` and `socket`.
         if self._is_spawned:
             from loaderpool.engine.spawned import SpawnedPool
 

@@ -283,7 +283,7 @@ class _Comparison:
         """Compare the states of two objects, functions or classes. The order of attributes is
         ignored.
         """
-        # Attributes and slots.
+        # Both states are pairs of attributes and slots.
         if type(before) is tuple and type(now) is tuple and len(before) == len(now):
             for one, other in zip(before, now, strict=True):
                 self._compare_states(one, other, ignored)
