@@ -42,7 +42,7 @@ from loaderpool.transport.reports import GivenUp, LostReport, describe_failure, 
 _LOOK_MS = 200  # time between two checks of processes without a pidfd
 # Time between two checks of the clock during a trial, whose pauses last tenths of a second.
 _TRIAL_LOOK_MS = 20
-_FOR_OTHERS = 48  # messages in the main process' channel that are not about slots
+_FOR_OTHERS = 48  # messages in the main process's channel that are not about slots
 _SIGKILL = -9  # exit code of a process that was killed by SIGKILL
 # Least number of deaths at one sample if workers have threads. The first attempt uses threads, so
 # its death may be blamed on another sample.
@@ -94,7 +94,7 @@ class Supervisor:
         self._arena = Arena(start["arena"], start["arena_bytes"])
         self._arena.board.begun = 1
         self._slots = SlotFile(start["slots"])
-        # The pidfd reports the main process' death even if a fork still holds the channel's end.
+        # The pidfd reports the main process's death even if a fork still holds the channel's end.
         self._main_pidfd = machine.open_pidfd(self._main_pid)
         self._listen(self._main.fileno(), self._hear_main)
         if self._main_pidfd is not None:
@@ -536,7 +536,7 @@ def _ends_with(main_pid: int) -> Iterator[None]:
 
 def _end_group() -> NoReturn:
     """End this process, and all processes that the user's function has started and left running."""
-    if os.getpgrp() == os.getpid():  # otherwise this is the main process' group
+    if os.getpgrp() == os.getpid():  # otherwise this is the main process's group
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
 

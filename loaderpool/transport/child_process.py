@@ -102,7 +102,7 @@ def _environment() -> dict[str, str]:
     for name in capacity.OPENMP_BINDING:
         variables.pop(name, None)
     variables["CUDA_VISIBLE_DEVICES"] = ""
-    # Otherwise JAX would try to use the configured GPU, or the main process' TPU.
+    # Otherwise JAX would try to use the configured GPU, or the main process's TPU.
     variables["JAX_PLATFORMS"] = "cpu"
     # The environment lacks a setting that was made at run time. Without it, workers would turn
     # float64 into float32.

@@ -325,7 +325,7 @@ def _hdf5_files() -> Iterator[str]:
 
 
 def why_not_forked(obstacles: Sequence[str], node: str) -> str:
-    """Return the text of a warning. `node` is empty on the main process' machine."""
+    """Return the text of a warning. `node` is empty on the main process's machine."""
     more = f" and {len(obstacles) - 3} more" if len(obstacles) > 3 else ""
     where = f" on node {node}" if node else ""
     return (
