@@ -61,8 +61,8 @@ class Run(Protocol):
     def extend(self, limit: int) -> None:
         """Allow batches before the number `limit` to be made. Called by the thread that takes.
 
-        Batches are numbered through all epochs (`transport.messages`). Streams and generators ignore
-        the limit.
+        Batches are numbered through all epochs (`transport.messages`). Streams and generators
+        ignore the limit.
         """
 
     def end(self) -> None:

@@ -71,7 +71,7 @@ class Node:
         self.id = ""  # Ray's id of the node; empty: none is chosen yet
 
     def count_cache(self, loader: int, cache: SharedCache, latest: list[int]) -> None:
-        """Add the node's latest counts of a loader's cache to those of earlier nodes in its cell."""
+        """Add the node's latest counts of a cache to those of earlier nodes in its cell."""
         counts = cache.counts_of(self.cell)
         before = self._counted.setdefault(loader, counts[: len(latest)].tolist())
         for count, number in enumerate(latest):

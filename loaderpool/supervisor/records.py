@@ -133,7 +133,7 @@ class RunRecord:
     last_rows: int = 0  # rows of the batch before `stop`; 0: the number in the plan
     last_ticket: int = 0  # number of the last ticket that was cut
     is_ended: bool = False
-    # Requests of a run on demand that were not cut yet, by the number of the first batch. The values
+    # Requests of a run on demand that were not cut yet, by number of the first batch. The values
     # are the number of batches, and the rows of the last one as in `last_rows`. None: batches are
     # made in order.
     demand: dict[int, tuple[int, int]] | None = None

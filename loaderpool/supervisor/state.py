@@ -547,8 +547,8 @@ class State:
             run.free.append(slot.offset)
             self._settle(run)
             return
-        # A lane ends with a batch that is short, empty or failed. The dispatcher watches the lanes of
-        # a run on demand.
+        # A lane ends with a batch that is short, empty or failed. The dispatcher watches the lanes
+        # of a run on demand.
         if lane is not None and run.demand is None:
             turn, has_rows = slot.batch // len(run.lanes), slot.rows > 0 or slot.failure is not None
             is_end = slot.rows < slot.asked or slot.failure is not None

@@ -151,7 +151,7 @@ class Gauge:
         rows, part_s = [0] * _PARTS, self.seconds(now_s) / _PARTS
         for at_s, count in self._log:
             rows[min(int((at_s - self._begun_s) / part_s), _PARTS - 1)] += count
-        # By hand, because the import of `statistics` would delay the start of the supervisor by 4 %.
+        # Computed here, because importing `statistics` would delay the supervisor's start by 4 %.
         mean = sum(rows) / _PARTS
         variance = sum((count - mean) ** 2 for count in rows) / (_PARTS - 1)
         error = math.sqrt(variance / _PARTS) / mean

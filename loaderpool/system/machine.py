@@ -148,7 +148,7 @@ def enter_pages(mapping: mmap.mmap, offset: int, nbytes: int) -> None:
     """Enter pages of a memory file in this process's page table, in one call. Best effort.
 
     The pages must have been written before. `MADV_POPULATE_READ` enters 16 of them at a time, for
-    writing, too. A first write enters only its own page (0.4 instead of 0.1 ms per MiB, Linux 6.18).
+    writing, too. A first write enters only its own page (0.4 against 0.1 ms per MiB, Linux 6.18).
     """
     if LINUX:
         with contextlib.suppress(OSError):  # Linux before 5.14 refuses the call

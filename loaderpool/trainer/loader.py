@@ -44,9 +44,9 @@ class Loader:
             `__getitem__`. A tuple, dict or other mapping of arrays is read row by row. Any other
             iterable is a stream, read once per epoch.
         fn: Function `fn(item)`, also async, that returns a sample: an array, number, string, or a
-            tuple or mapping of these. A parameter `rng` gets a `numpy.random.Generator` seeded for the
-            sample; `out` gets arrays to fill. This applies if the parameter has no default or the
-            default is None. Default: items are samples.
+            tuple or mapping of these. A parameter `rng` gets a `numpy.random.Generator` seeded for
+            the sample; `out` gets arrays to fill. This applies if the parameter has no default or
+            the default is None. Default: items are samples.
         batch_size: Samples per batch. `None`: each result of `fn` is one batch. Default: 32.
         batch_fn: Function `batch_fn(items)` that returns a whole batch; use it instead of `fn`. It
             may have `rng`.

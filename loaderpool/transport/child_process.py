@@ -38,7 +38,7 @@ _ONE_THREAD = (
 # - sys.path is set before any import, so the process finds the same modules as the main process.
 #   `-c` has put the working directory in front, and nothing may be imported from there, not even
 #   mmap.
-# - The settings are in a file, because the script's arguments alone (6,000 file names) can be longer
+# - The settings are in a file, because the script's arguments (6,000 file names) can be longer
 #   than one argument of a command. The file is the standard input, which the child of any system
 #   inherits. Its position is at its end, so that the user's code reads nothing from it.
 # - They are marshalled: both ends are the same interpreter, and marshal is built in. The import of

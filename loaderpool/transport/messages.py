@@ -67,8 +67,8 @@ class Begin(NamedTuple):
     lanes_over: tuple[int, ...]  # lanes that have ended
     is_in_order: bool  # True if the consumer takes the batches in their order
     feed: int  # offset of the stream's table in the arena, as in `Look`
-    # True: make only the batches that `Extend` requests, because they are the tickets of a cluster's
-    # node
+    # True: make only the batches that `Extend` requests, because they are the tickets of a
+    # cluster's node
     is_on_demand: bool = False
 
 

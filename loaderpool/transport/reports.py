@@ -341,9 +341,9 @@ def _packed(kind: str, *parts: object) -> bytes:
     return pickle.dumps((kind, *parts), 5)
 
 
-# Packed reports, which `engine.failures.unpack` converts to exceptions. `of_sample`: the user's code
-# raised, or took too long. `of_deaths`: workers died. `of_setup`: an earlier step failed; the texts
-# are the subject, the advice and the place, as in `engine.failures.setup_error`.
+# Packed reports, which `engine.failures.unpack` converts to exceptions. `of_sample`: the user's
+# code raised, or took too long. `of_deaths`: workers died. `of_setup`: an earlier step failed; the
+# texts are the subject, the advice and the place, as in `engine.failures.setup_error`.
 of_sample: Callable[[Failure], bytes] = functools.partial(_packed, "sample")
 of_deaths: Callable[[LostReport], bytes] = functools.partial(_packed, "lost")
 of_setup: Callable[[Failure, str, str, str | None], bytes] = functools.partial(_packed, "setup")

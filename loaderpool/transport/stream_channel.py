@@ -29,7 +29,8 @@ class StreamChannel(Channel):
 
     Args:
         end: The socket.
-        waits: True if `send` blocks while the channel is full. False: the caller calls `flush` later.
+        waits: True if `send` blocks while the channel is full. False: the caller calls `flush`
+            later.
     """
 
     def __init__(self, end: socket.socket, waits: bool = False) -> None:

@@ -164,7 +164,7 @@ class Calls:
         return None
 
     def reader(self, epoch: int) -> Callable[[int], Any] | None:
-        """Return the function that reads an epoch's items; None if all epochs have the same items."""
+        """Return the function that reads an epoch's items; None if epochs have equal items."""
         if self._varying is None:
             return None
         return functools.partial(self._of_epoch or self._varying.item, epoch)

@@ -85,7 +85,7 @@ class Executor(Protocol):
         """Wait until a call has ended, but not longer than this."""
 
     def cancel(self, call: Call) -> bool:
-        """Cancel a call that has not ended. Return True if it never starts; otherwise wait for it."""
+        """Cancel a call that has not ended. Return False if the caller has to wait for it."""
 
     def close(self) -> None:
         """Release the threads. All calls have ended."""
@@ -229,7 +229,7 @@ class ConcurrentCalls:
         return call.get()
 
     def _wait(self, call: Call, is_needed: bool) -> None:
-        """Wait until a call is over. If its result is needed, start calls of more tickets meanwhile.
+        """Wait until a call is over. If its result is needed, start calls of later tickets, too.
 
         Raises:
             Abandoned: the ticket's run was abandoned, so the result is not needed any more.

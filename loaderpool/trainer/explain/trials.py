@@ -1,8 +1,8 @@
 """Trials of fewer workers: their scheduling, and their results per function and source.
 
-A trial pauses some of a fixed number of workers for a moment (`supervisor/trial.py`). If the rate stays
-the same, the source is the limit, and fewer workers are enough. Batches do not change, because
-results are ordered by the plan.
+A trial pauses some of a fixed number of workers for a moment (`supervisor/trial.py`). If the rate
+stays the same, the source is the limit, and fewer workers are enough. Batches do not change,
+because results are ordered by the plan.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def _shown(modules: list[str]) -> str:
 
 
 def _users_modules(homes: Iterable[str]) -> dict[str, tuple[types.ModuleType, SourceFileLoader]]:
-    """Return the user's source modules among `homes` and those that these refer to, with loaders."""
+    """Return the user's source modules of `homes` and those that these refer to, with loaders."""
     found: dict[str, tuple[types.ModuleType, SourceFileLoader]] = {}
     waiting, seen = collections.deque(homes), {"__main__"}
     while waiting and len(found) < _MOST_MODULES:
