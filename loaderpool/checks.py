@@ -232,7 +232,7 @@ def open_parameter(function: object, name: str, given: int = 1) -> inspect.Param
 def is_async(function: object) -> bool:
     """Return True if a function is declared with `async def`, so that its calls are coroutines.
 
-    So is a `partial` of such a function, and an object whose `__call__` is one.
+    A `partial` of such a function counts, too, as does an object with an async `__call__`.
     """
     while isinstance(function, functools.partial):
         function = function.func

@@ -109,8 +109,8 @@ def as_dataset(
 def _spec_of_two(core: LoaderCore, form: BatchForm) -> ElementSpec:
     """Return the spec of the first two batches, with None for axes that differ.
 
-    Keras does the same for a `PyDataset`. A spec from the user is not changed. Nor is
-    the spec of samples, because the loader itself has compared their axes.
+    Keras does the same for a `PyDataset`. A spec from the user is not changed. The spec of samples
+    is not changed either, because the loader itself has compared their axes.
     """
     spec = form.spec
     has_inner_axes = any(

@@ -407,7 +407,7 @@ class SharedCache:
         self._counters = counters_in(arena, self.plan)
 
     def identify(self, made_of: CachedOf) -> None:
-        """Store the fingerprint of a cache in memory. A cache on disk has it in its file.
+        """Store the fingerprint of a cache in memory. A cache on disk stores it in its file.
 
         Called in the main process; pairs with `check`. Blocks: as `describe`.
         """

@@ -231,7 +231,7 @@ class Session:
                 if came:
                     self._take_in()
                     is_done = is_ready()
-                if self._sleepers:  # one of them may have to become the reader
+                if self._sleepers:  # a sleeping thread may have to become the reader
                     self.news.notify_all()
         return came, is_done
 

@@ -58,7 +58,7 @@ def memory_bytes() -> int:
 
 
 def _cpus_of_all() -> int:
-    """Return the number of CPUs of all these processes together, as their launcher has them.
+    """Return the number of CPUs of all these processes together: those of their launcher.
 
     The launcher is the parent process. It is not bound to a part of the CPUs.
     """
@@ -80,7 +80,7 @@ def _slurm_tasks() -> int:
     """Return the number of tasks of this SLURM step on this node, or 0 if unknown.
 
     In "4(x2),3", the third node has 3. SLURM_NTASKS_PER_NODE does not help: a program that `sbatch`
-    runs has it too, but is alone.
+    runs has this variable, too, but is a single process.
     """
     counts: list[int] = []
     for part in os.environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):

@@ -193,7 +193,7 @@ def is_found_by_name(named: Named) -> bool:
 
 
 def is_global(named: Named) -> bool:
-    """Return True if the module of a function or class has it under its name."""
+    """Return True if a function or class is found in its module under its name."""
     found: object = sys.modules.get(named.__module__)
     for name in named.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -251,7 +251,7 @@ def _of_items(value: Any, kind: type) -> Iterator[Part]:
 def attributes_of(value: object) -> Iterator[tuple[str, object]]:
     """Yield the names and attributes of an object. No code of its class is called."""
     attributes: list[tuple[str, object]] = []
-    with FailuresIgnored():  # it has none, or a proxy's own code raises
+    with FailuresIgnored():  # the object has no `__dict__`, or a proxy's own code raises
         attributes = list(object.__getattribute__(value, "__dict__").items())
     yield from attributes
     for cls in type(value).__mro__:

@@ -192,7 +192,7 @@ def _check_functions(arguments: dict[str, Any], is_cached: bool, config: LoaderC
 
 
 # Name of each function, its positional arguments as an error shows them, and the optional
-# parameters that it gets if it has them.
+# parameters that are passed if the function declares them.
 _CALLS = (
     ("fn", "item", "rng", "out"),
     ("batch_fn", "list_of_items", "rng"),

@@ -213,8 +213,8 @@ def is_frozen() -> bool:
 def check_executable() -> None:
     """Raise `PoolBrokenError` if `sys.executable` cannot start the processes of a pool.
 
-    That is so if it is empty. It is also so if this process was itself started as one of them, but
-    has run the user's program again.
+    It cannot if it is empty, or if this process was itself started as one of them but has run the
+    user's program again.
     """
     if _MARK in os.environ:
         raise PoolBrokenError(

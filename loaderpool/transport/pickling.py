@@ -1,5 +1,5 @@
-"""Pickling for messages between loaderpool's processes. A class that both have is pickled by
-number, and stays the same.
+"""Pickling for messages between loaderpool's processes. A class that both processes have is pickled
+by number, and stays the same class.
 """
 
 from __future__ import annotations
