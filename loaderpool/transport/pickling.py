@@ -1,5 +1,6 @@
-"""Pickling for messages between loaderpool's processes. A class that both processes have is pickled
-by number, and stays the same class.
+"""Pickling for messages between loaderpool's processes.
+
+A class that both processes have is pickled by number, and stays the same class.
 """
 
 from __future__ import annotations
