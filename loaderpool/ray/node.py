@@ -95,7 +95,7 @@ def versions() -> str:
 
 
 class _Calls(Listener):
-    """Calls of the actor that wait for messages of its supervisor, keyed by what they wait for."""
+    """Calls of the actor that wait for messages of its supervisor. Subclasses choose the keys."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._loop = session, asyncio.get_running_loop()

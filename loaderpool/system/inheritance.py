@@ -40,7 +40,7 @@ class Bequest(NamedTuple):
 
 _inherited: dict[str, Bequest] = {}  # bequests of the parent, by package
 _launched: set[str] = set()  # packages for which this process has its own tracker
-_registered: set[str] = set()  # names that such a tracker knows
+_registered: set[str] = set()  # names that were registered with such a tracker
 
 
 def bequeath() -> dict[str, Bequest]:

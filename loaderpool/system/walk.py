@@ -38,7 +38,7 @@ LazyImport: type | None = getattr(types, "LazyImportType", None)
 WRAPPERS = (LruCacheWrapper, staticmethod, classmethod, property, functools.cached_property)
 _HOLDERS = (types.MethodType, types.BuiltinFunctionType, functools.partial, *WRAPPERS)
 CODE = (type, types.FunctionType, *_HOLDERS)
-# Members of a class that its author did not write.
+# Members that Python adds to a class.
 _NOT_THE_AUTHORS = frozenset(
     {"__dict__", "__weakref__", "_abc_impl", "__module__", "__doc__", "__slotnames__"}
     | {"__firstlineno__", "__static_attributes__"}

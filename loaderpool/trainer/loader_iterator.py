@@ -1,4 +1,4 @@
-"""`LoaderIterator`: iterator over the batches of one pass. `Pass`: its batches, for all consumers.
+"""`LoaderIterator`: iterator over the batches of one pass. `Pass`: these batches, for all consumers.
 
 Consumers are loops, `tf.data` and Keras. Called in the main process.
 """

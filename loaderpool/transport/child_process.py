@@ -269,11 +269,11 @@ def not_begun_error(what: str) -> PoolBrokenError:
 
 
 def become_child() -> None:
-    """Run the program of `start`, if the executable has run the user's program instead of it.
+    """Run the program that `start` was called for, if this process runs the user's program instead.
 
-    Never returns if it runs that program. Called by the import of this package, in any process that
-    has the mark. If that process does run the command, then the import is part of Python's site
-    code, which runs before the command. The function then returns at once.
+    Never returns in that case. Called by the import of this package, in any process that has the
+    mark. If the process runs the command as it should, this import is part of Python's site code,
+    which runs before the command. The function then returns at once.
     """
     is_told = len(os.environ[_MARK].split()) == 2  # otherwise the mark is of `check_spawning`
     is_main = threading.current_thread() is threading.main_thread()

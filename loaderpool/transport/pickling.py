@@ -23,7 +23,7 @@ from loaderpool.system.annotations import LAZY_ATTRIBUTES, annotations_of, reada
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.system.walk import LazyImport
 
-# cloudpickle would convert it to bytes, without its format and shape.
+# cloudpickle would convert a memoryview to bytes, without its format and shape.
 VIEW_REFUSED = "cannot pickle a memoryview; convert it with numpy.asarray(...)"
 _TypeAliasType: type | None = getattr(typing, "TypeAliasType", None)  # since Python 3.12
 
