@@ -233,8 +233,9 @@ class PoolRun:
         elif self._failure is not None:
             raise self._error()
         if self.is_at_end:
-            if self.feed is not None and self.feed.make_error is not None:
-                raise self.feed.make_error()
+            end = None if self.feed is None else self.feed.end
+            if end is not None and end.make_error is not None:
+                raise end.make_error()
             raise StopIteration
 
     @property
@@ -254,7 +255,7 @@ class PoolRun:
         """True if all batches of the stream or of the generators were taken."""
         feed = self.feed
         if feed is not None:
-            return feed.end is not None and self.buffer.taken >= self._first + feed.end
+            return feed.end is not None and self.buffer.taken >= self._first + feed.end.batches
         return self.buffer.is_over
 
     @property
@@ -394,8 +395,9 @@ class PoolRun:
 
     def fed(self, feed: Feed) -> None:
         """Allow the batches of a stream to be made whose items are in the arena."""
-        if feed.made:
-            self._session.send(Extend(self.number, self._first + feed.made, feed.latest_rows))
+        held = feed.held
+        if held.made:
+            self._session.send(Extend(self.number, self._first + held.made, held.latest_rows))
 
     @property
     def _stop(self) -> int:

@@ -116,7 +116,11 @@ class Version:
         feeds = self._engine.feeds.present
         if feeds is None:
             self._pool.session.send(Look(self.number, 0))
-        elif (first := feeds.first) is not None and first.made and self._engine.known.form is None:
+        elif (
+            (first := feeds.first) is not None
+            and first.held.made
+            and self._engine.known.form is None
+        ):
             self._pool.session.send(Look(self.number, first.offset))
 
     def end(self) -> None:

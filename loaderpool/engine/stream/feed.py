@@ -9,7 +9,7 @@ the batch. So if a process dies meanwhile, the items are still there, although t
 them only once. A feed holds a bounded number of batches and bytes, and reads only one batch more.
 This limits how far the reader is ahead of the consumer.
 
-FEED-2: The feed's table has every batch below `made` that may have to be made, or made again.
+FEED-2: The feed's table has every batch below `held.made` that may have to be made, or made again.
 
 Called in the main process. "The lock" is the pool's lock.
 """
@@ -21,12 +21,12 @@ import functools
 import queue
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from loaderpool.engine.delivery import FIRST_EPOCH
 from loaderpool.engine.failures import reading_error
 from loaderpool.engine.stream.reader import Arriving, ReaderPass, ReaderProcess, StreamEnded
-from loaderpool.engine.stream.stored import StoredItems
+from loaderpool.engine.stream.stored import HeldBatches, StoredItems
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.memory.arena import Extent, ExtentPool, room_bytes
 from loaderpool.plan.batches import Plan
@@ -74,14 +74,20 @@ class FeedOwner(Protocol):
         """Report a new batch, or the end, to a feed's runs. Called by the feed's thread."""
 
 
+class PassEnd(NamedTuple):
+    """End of a pass, once it is known."""
+
+    batches: int  # number of batches of the whole pass
+    # makes the error that follows the last batch; None: the stream has no error
+    make_error: Callable[[], LoaderpoolError] | None
+
+
 class Feed:
     """Reads a pass into the arena, until its end or `stop`. Batches are numbered from 0.
 
     Attributes:
-        made: Number of batches whose items are, or were, in the arena. Read under the lock.
-        latest_rows: Rows of the latest of these batches.
-        end: Number of batches of the whole pass; None: not known yet.
-        make_error: Makes the error that follows the last batch; None: the stream has no error.
+        held: Batches whose items are, or were, in the arena. Read under the lock.
+        end: End of the pass; None: not known yet.
         process: Pass of a reader process; None: this process reads, on the feed's thread.
         is_started: True after `start`.
         is_over: True if the consumer has abandoned the rest.
@@ -97,29 +103,23 @@ class Feed:
     """
 
     def __init__(self, feeds: StreamFeeds, epoch: int, plan: Plan) -> None:
-        self._feeds, self._pool, self._rooms = feeds, feeds.pool, feeds.rooms
+        self._feeds, self._pool = feeds, feeds.pool
         self.epoch, self._plan = epoch, plan
         self.process: ReaderPass | None = None
-        self.made = 0
-        self.end: int | None = None
-        self.make_error: Callable[[], LoaderpoolError] | None = None
-        self.latest_rows = plan.most_rows
+        self.end: PassEnd | None = None
         self.is_over = self.is_started = self.is_gone = False
         # Wakes the feed's thread when the consumer has taken something, or has abandoned the rest.
         # A `SimpleQueue`, because a finalizer can put to it without a deadlock.
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
         with self._pool.lock:
-            self._held = StoredItems(self._pool.arena, self._rooms)  # since `_first_held`
-        self._first_held = 0
-        # taken batches that are held, or that will be
-        self._taken: set[int] = set()
-        self._size = 0  # size of the latest extent
+            items = StoredItems(self._pool.arena, feeds.rooms)
+        self.held = HeldBatches(items, plan.most_rows)
         self._told = 0  # number of batches that were reported to the engine
 
     @property
     def offset(self) -> int:
         """Offset of the feed's table in the arena."""
-        return self._held.offset
+        return self.held.items.offset
 
     def start(self) -> None:
         """Start to read. Called under the lock, once the engine can notify users of this feed."""
@@ -141,11 +141,7 @@ class Feed:
             before: All batches before this one are taken, and none is made again.
         """
         try:
-            self._taken.update(batches)
-            while self._first_held < min(before, self.made):
-                self._taken.discard(self._first_held)
-                self._held.drop(self._first_held)
-                self._first_held += 1
+            self.held.take(batches, before)
         finally:
             if self._news.empty():
                 self._news.put(None)
@@ -165,7 +161,7 @@ class Feed:
     def free(self) -> None:
         """Release all memory, because no worker reads it any more. Idempotent. Under the lock."""
         self.stop()
-        self._held.free()
+        self.held.items.free()
 
     # ---- called by the feed's thread, which no signal interrupts ----
 
@@ -186,11 +182,11 @@ class Feed:
             make_error = functools.partial(reading_error, what_ended(error, self.epoch))
         try:
             with self._pool.lock:
+                made, follows = self.held.made, None
                 if make_error is not None:
-                    self.make_error = functools.partial(
-                        make_error, self._plan.start_after(self.epoch, self.made)
-                    )
-                self.end = self.made
+                    position = self._plan.start_after(self.epoch, made)
+                    follows = functools.partial(make_error, position)
+                self.end = PassEnd(made, follows)
                 if not self.is_over:
                     self._feeds.engine.on_feed_news(self)
                     self._pool.session.wake()
@@ -224,24 +220,19 @@ class Feed:
         finally:
             if not is_entered:
                 with self._pool.lock:
-                    self._rooms.give(extent)
+                    self._feeds.rooms.give(extent)
         fault_points.reach("feed.entered")
 
     def _enter(self, frame: Frame | Arriving, extent: Extent) -> None:
-        batch = self.made
-        self._size = extent.nbytes
-        self._held.enter(
-            batch, extent, Bundle(extent.offset, frame.nbytes, frame.buffers, frame.first)
-        )
-        self.latest_rows = frame.rows
-        self.made = batch + 1
+        bundle = Bundle(extent.offset, frame.nbytes, frame.buffers, frame.first)
+        self.held.enter(extent, bundle, frame.rows)
         # If more batches are at hand, they are reported together.
-        if not batch or self.process is None or not self.process.has_more:
+        if self.held.made == 1 or self.process is None or not self.process.has_more:
             self._tell()
 
     def _tell(self) -> None:
-        if self._told < self.made:
-            self._told = self.made
+        if self._told < self.held.made:
+            self._told = self.held.made
             self._feeds.engine.on_feed_news(self)
 
     def _room(self, nbytes: int) -> Extent | None:
@@ -258,9 +249,9 @@ class Feed:
                     return None
                 if self._fitting(room_bytes(nbytes)) > 0:
                     try:
-                        return self._rooms.take(nbytes)
+                        return self._feeds.rooms.take(nbytes)
                     except MemoryLimitError:
-                        if not len(self._held):
+                        if not len(self.held.items):
                             raise
                 self._tell()  # The consumer may wait for a batch that was not reported yet.
             self._news.get()
@@ -268,14 +259,16 @@ class Feed:
     def _wanted(self) -> int:
         """Return the number of batches like the latest one that the reader may send now."""
         with self._pool.lock:
-            return self._fitting(self._size) if self._size else 1
+            size = self.held.latest_bytes
+            return self._fitting(size) if size else 1
 
     def _fitting(self, size: int) -> int:
         """Return the number of further batches of this size that the feed may hold."""
-        (least, most, most_bytes), held = self._feeds.ahead(), len(self._held)
-        waiting, left = held - len(self._taken), most_bytes - self._held.nbytes
+        least, most, most_bytes = self._feeds.ahead()
+        held, nbytes, waiting = len(self.held.items), self.held.items.nbytes, self.held.waiting
+        left = most_bytes - nbytes
         needed = min(least - waiting, left // size)
-        cheap = min(_CHEAP_BYTES - self._held.nbytes, left) // size
+        cheap = min(_CHEAP_BYTES - nbytes, left) // size
         # Held batches are consecutive, so each has its own entry of the table.
         most = min(most - waiting, ENTRIES - held)
         # At least two: one that the workers make, and one that waits.
