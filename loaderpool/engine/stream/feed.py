@@ -123,7 +123,7 @@ class Feed:
 
     def start(self) -> None:
         """Start to read. Called under the lock, once the engine can notify users of this feed."""
-        thread = self._feeds.thread_for(self)
+        thread = self._feeds.threads.thread_for(self)
         if thread is None:
             threading.Thread(target=self._run, name=_THREAD_NAME, daemon=True).start()
         else:
@@ -318,6 +318,42 @@ class ReaderThread:
         self.is_gone = True
 
 
+class ReaderThreads:
+    """Threads whose processes read a stream's passes. Each pass in progress has its own thread.
+
+    Consecutive passes are read by one process, so that the stream keeps its state. Called under the
+    lock, except `all`.
+
+    Args:
+        make_reader: Starts a reader process; None: this process reads the stream, without them.
+    """
+
+    def __init__(self, make_reader: Callable[[], ReaderProcess] | None) -> None:
+        self._make_reader = make_reader
+        self._present: list[ReaderThread] = []
+        self._ended: list[ReaderThread] = []  # threads that get no more passes
+
+    @property
+    def all(self) -> list[ReaderThread]:
+        """All threads, in a new list."""
+        return [*self._present, *self._ended]
+
+    def thread_for(self, feed: Feed) -> ReaderThread | None:
+        """Return the thread whose process reads a feed, or None if this process reads the stream."""
+        if self._make_reader is None:
+            return None
+        free = [thread for thread in self._present if thread.is_free]
+        for thread in free[1:]:
+            thread.end()
+            self._present.remove(thread)
+            self._ended.append(thread)
+        if not free:
+            self._present.append(ReaderThread(self._make_reader(), feed))
+            return self._present[-1]
+        free[0].latest = feed
+        return free[0]
+
+
 class StreamFeeds:
     """Opens, stores and frees the feeds of one loader. Called under the lock, except `stop`.
 
@@ -325,6 +361,7 @@ class StreamFeeds:
         first: Feed with the item for the probe, until the first pass takes the feed; None: none.
         sent: The stream as its readers get it; None: there is no reader.
         why_on_thread: Reason why a thread of this process reads the stream; empty: a reader reads.
+        threads: Threads of the readers.
 
     Args:
         engine: Engine of the loader. It gets a report of each new batch, and of the end.
@@ -354,10 +391,7 @@ class StreamFeeds:
         self.first: Feed | None = None
         self.why_on_thread = shipment if isinstance(shipment, str) else ""
         self.sent: Sent | None = None
-        self._threads: list[ReaderThread] = []
-        self._ended: list[ReaderThread] = []  # threads that get no more passes
-        # starts a reader process; None: this process reads the stream
-        self._make_reader: Callable[[], ReaderProcess] | None = None
+        make_reader: Callable[[], ReaderProcess] | None = None
         if isinstance(shipment, Shipment):
             self.sent = sent = Sent(self.pool.arena, shipment, place(shipment, earlier=earlier))
             files = sent.placement.descriptors
@@ -367,7 +401,8 @@ class StreamFeeds:
                 files,
                 Surroundings.of_now(self.pool.modules),
             )
-            self._make_reader = functools.partial(ReaderProcess, *own)
+            make_reader = functools.partial(ReaderProcess, *own)
+        self.threads = ReaderThreads(make_reader)
 
     def difference(self, shipment: Shipment) -> Difference | None:
         """Return the difference of a shipment from the stream that readers get, or None."""
@@ -378,13 +413,13 @@ class StreamFeeds:
         first, self.first = self.first, None
         if first is not None:
             first.stop()
-        for thread in self._threads:
+        for thread in self.threads.all:
             thread.end()
 
     @property
     def is_done(self) -> bool:
         """True if all reading has ended and all memory of the passes was released."""
-        return not self._feeds and all(thread.is_gone for thread in [*self._threads, *self._ended])
+        return not self._feeds and all(thread.is_gone for thread in self.threads.all)
 
     def ahead(self) -> tuple[int, int, int]:
         """Return the limits for reading ahead.
@@ -431,25 +466,6 @@ class StreamFeeds:
         self._feeds.append(feed)
         return feed
 
-    def thread_for(self, feed: Feed) -> ReaderThread | None:
-        """Return the thread whose process reads a feed, or None if this process reads the stream.
-
-        Consecutive passes are read by one process, so that the stream keeps its state. Passes at
-        the same time have a process each.
-        """
-        if self._make_reader is None:
-            return None
-        free = [thread for thread in self._threads if thread.is_free]
-        for thread in free[1:]:
-            thread.end()
-            self._threads.remove(thread)
-            self._ended.append(thread)
-        if not free:
-            self._threads.append(ReaderThread(self._make_reader(), feed))
-            return self._threads[-1]
-        free[0].latest = feed
-        return free[0]
-
     def free(self, in_use: Collection[int]) -> None:
         """Release the memory of feeds that are over, except those with these ids."""
         for feed in list(self._feeds):
@@ -477,7 +493,7 @@ class StreamFeeds:
         for feed in feeds:
             feed.stop()
         # Threads may need the lock to end. A finalizer may hold it, so the wait has a limit.
-        threads = [*self._threads, *self._ended]
+        threads = self.threads.all
         for thread in threads:
             thread.end()
         clock.wait_until(lambda: all(thread.is_gone for thread in threads), 3 * GRACE_S)
