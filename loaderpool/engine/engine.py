@@ -143,7 +143,7 @@ class PoolEngine:
                     if self.known.form is None:
                         self.version.was_told = True
                         self.check(self.version)
-        self.pool.say_warnings()
+        self.pool.warnings.say()
         return self.known.fix()
 
     def _retry_first_sample(self) -> None:
@@ -172,7 +172,7 @@ class PoolEngine:
 
         They keep all workers busy.
         """
-        return self.pool.workers_wanted + 1
+        return self.pool.workers.wanted + 1
 
     def begin(self, place: Position, limit: int) -> PoolRun:
         """Start a run. Its `end` pairs with this call.

@@ -195,8 +195,8 @@ class PoolRun:
             pool.check_owner()
         waited_ns = 0
         while True:
-            if pool.due_warnings:
-                pool.say_warnings()
+            if pool.warnings.due:
+                pool.warnings.say()
             with pool.lock:
                 if (lender := self._session.lender).returned:
                     lender.settle()
@@ -448,7 +448,7 @@ class PoolRun:
         form = engine.known.form
         assert form is not None and offset is not None
         self.buffer.drop_front()
-        self._pool.deliveries += 1
+        self._pool.deaths.deliveries += 1
         if self.feed is not None:
             engine.runs.counts.largest_chunk = max(engine.runs.counts.largest_chunk, stored)
             self._note_taken(delivery.first, stored)

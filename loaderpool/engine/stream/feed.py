@@ -428,7 +428,7 @@ class StreamFeeds:
             Batches that are needed to keep all workers busy, maximum number of batches, and maximum
             number of bytes.
         """
-        least, form = 2 * self.pool.workers_wanted + 1, self.engine.known.form
+        least, form = 2 * self.pool.workers.wanted + 1, self.engine.known.form
         if form is None:
             return least, least, _LEAST_BYTES
         # Chunks can only grow if more batches wait than the workers need. But items should not wait
