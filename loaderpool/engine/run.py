@@ -25,7 +25,7 @@ from loaderpool.system import clock, fault_points
 from loaderpool.transport.messages import Begin, End, Ended, Extend, Filled, Release
 
 if TYPE_CHECKING:
-    from loaderpool.config import LoaderConfig
+    from loaderpool.engine.delivery import CheckedArguments
     from loaderpool.engine.known_form import KnownForm
     from loaderpool.engine.pool import WorkerPool
     from loaderpool.engine.stream.feed import Feed
@@ -89,7 +89,7 @@ class RunOwner(Protocol):
     """
 
     plan: Plan
-    config: LoaderConfig
+    checked: CheckedArguments
     runs: Runs
     known: KnownForm
     is_closed: bool
@@ -154,14 +154,13 @@ class PoolRun:
         self._first = first = first_number(engine.plan, place)
         self._per_epoch = engine.plan.batches_per_epoch
         self.buffer = OrderedBuffer(first)
-        if plan.lanes or not engine.config.deterministic:
+        deterministic = engine.checked.config.deterministic
+        if plan.lanes or not deterministic:
             # Imported here, because few loaders need it.
             from loaderpool.engine.buffers import LaneBuffer, UnorderedBuffer
 
             if plan.lanes:
-                self.buffer = LaneBuffer(
-                    first, plan.lanes, engine.config.deterministic, place.lanes
-                )
+                self.buffer = LaneBuffer(first, plan.lanes, deterministic, place.lanes)
             else:
                 self.buffer = UnorderedBuffer(
                     first, self._per_epoch, {first + each for each in place.taken}
@@ -376,7 +375,7 @@ class PoolRun:
         first, rest, in_order = (
             buffer.begin_at,
             self._plan.start,
-            self._engine.config.deterministic,
+            self._engine.checked.config.deterministic,
         )
         (had, over), stop, feed = map(tuple, buffer.had()), self._stop, 0
         # Batches of a stream that were taken out of order are made again, because their items are

@@ -195,7 +195,7 @@ class Observer:
         if _is_pooled(engine):
             pool = engine.pool
             cells = range(0 if pool.workers.are_nodes else pool.arena.board.cells)
-            return read_call_times(pool.arena.call_times, list(cells), engine.number)
+            return read_call_times(pool.arena.call_times, list(cells), engine.settings.loader)
         return self._latest[-1].calls if self._latest else CallTimes()
 
     def now(self) -> Snapshot:
@@ -290,7 +290,10 @@ class Observer:
         engine, now_ns, asked_ns = self._engine, found[-1].now_ns, self._counters.asked_ns
         loader, arena = None, None
         if _is_pooled(engine):
-            loader, arena = engine.number, machine.file_identity(engine.pool.arena.descriptor)
+            loader, arena = (
+                engine.settings.loader,
+                machine.file_identity(engine.pool.arena.descriptor),
+            )
         return {
             "number": self._number,
             "loader": loader,

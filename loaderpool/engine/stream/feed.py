@@ -42,8 +42,7 @@ from loaderpool.transport.reports import what_ended
 from loaderpool.worker.bundles import ENTRIES, Bundle, Frame, frames
 
 if TYPE_CHECKING:
-    from loaderpool.config import LoaderConfig
-    from loaderpool.engine.delivery import DeliveryCounts
+    from loaderpool.engine.delivery import CheckedArguments, DeliveryCounts
     from loaderpool.engine.known_form import KnownForm
     from loaderpool.engine.pool import WorkerPool
 
@@ -63,7 +62,7 @@ class FeedOwner(Protocol):
     """A loader's engine, as the feeds of its stream use it. Called under the lock."""
 
     plan: Plan
-    config: LoaderConfig
+    checked: CheckedArguments
     known: KnownForm
 
     @property
@@ -384,8 +383,8 @@ class StreamFeeds:
     ) -> None:
         self.engine, self._stream = engine, stream
         self.pool = pool
-        self._config = engine.config
-        self._most_bytes = max(_LEAST_BYTES, memory_limit(engine.config) // _SHARE_OF_LIMIT)
+        self._config = engine.checked.config
+        self._most_bytes = max(_LEAST_BYTES, memory_limit(self._config) // _SHARE_OF_LIMIT)
         self.rooms = ExtentPool(self.pool.arena)
         self._feeds: list[Feed] = []  # feeds whose memory is not released
         self.first: Feed | None = None
