@@ -240,7 +240,7 @@ class WorkerPool:
         modules: The user's modules, in the versions that the pool's processes imported first.
         workers: The workers, or nodes.
         warnings: Warnings that are due.
-        deaths: Supervisors that have died, and why the last one is not replaced.
+        deaths: Deaths of supervisors, and the error if the last one is not replaced.
         owner_pid: Pid of the process that made the pool. It differs in forks of that process.
 
     Args:
