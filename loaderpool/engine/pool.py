@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
-import functools
 import itertools
 import os
 import threading
@@ -331,7 +330,7 @@ class WorkerPool:
                 # Under the lock, because another thread may be processing messages.
                 with self.lock:
                     is_usable = session.is_usable
-                if not is_usable and self.deaths.make_error is None:
+                if not is_usable and not self.deaths.why_broken:
                     self.replace(session)
 
     def replace(self, lost: Session) -> None:
@@ -351,22 +350,19 @@ class WorkerPool:
             indices = self.workers.bury()
             if lost.lacks_descriptors:
                 soft, _ = machine.descriptor_limits()
-                text = (
+                self.deaths.why_broken = (
                     f"This process ran out of file descriptors (limit: {soft}), so a batch or "
                     "error could not be received. Create a new loader, and close files, keep fewer "
                     "batches, or raise the limit (ulimit -n)."
                 )
-                self.deaths.make_error = functools.partial(PoolBrokenError, text)
                 self.check_usable()
             has_exited = lost.exit_code is not None and lost.exit_code >= 0  # not by a signal
             if has_exited and not self.arena.board.begun:
-                text = f"ended before it began ({how})"
-                self.deaths.make_error = functools.partial(not_begun_error, text)
+                self.deaths.why_broken = str(not_begun_error(f"ended before it began ({how})"))
                 self.check_usable()
             self._note_death(how, indices)
             if self.deaths.are_too_many:
-                text = self.deaths.text(lost.name, how)
-                self.deaths.make_error = functools.partial(PoolBrokenError, text)
+                self.deaths.why_broken = self.deaths.text(lost.name, how)
                 self.check_usable()
             self.deaths.replaced += 1
             try:
@@ -376,8 +372,8 @@ class WorkerPool:
                     return
                 how = f"{how}, and it could not be restarted: {error}"
                 text = self.deaths.text(lost.name, how)
-                self.deaths.make_error = functools.partial(PoolBrokenError, text)
-                raise self.deaths.make_error() from error
+                self.deaths.why_broken = text
+                raise PoolBrokenError(text) from error
             # Not earlier: if the pool is broken, runs still deliver the batches that they have.
             lost.lender.keep_only_lent()
             for number, listener in [*lost.listeners.items()]:
@@ -436,8 +432,8 @@ class WorkerPool:
         if self.is_closed:
             raise closed_error()
         self.check_owner()
-        if self.deaths.make_error is not None:
-            raise self.deaths.make_error()
+        if self.deaths.why_broken:
+            raise PoolBrokenError(self.deaths.why_broken)
 
     def close(self) -> None:
         """Stop the supervisor and the workers, and wake all waiting threads. Idempotent.
@@ -476,7 +472,7 @@ class SupervisorDeaths:
         max_restarts: The limit.
         replaced: Number of supervisors that were started in place of a lost one.
         deliveries: Number of deliveries to consumers so far.
-        make_error: Makes the error of a broken pool; None: the pool is usable.
+        why_broken: Text of the error of a broken pool; empty: the pool is usable.
 
     Args:
         max_restarts: Limit (deaths, seconds): more deaths within these seconds are too many; None:
@@ -486,7 +482,7 @@ class SupervisorDeaths:
     def __init__(self, max_restarts: tuple[int, float] | None) -> None:
         self._limit, self.max_restarts = RestartLimit(max_restarts), max_restarts
         self.replaced = self.deliveries = 0
-        self.make_error: Callable[[], LoaderpoolError] | None = None
+        self.why_broken = ""
         self._without_progress = 0  # deaths since the latest delivery to a consumer
         self._deliveries_before = 0  # number of deliveries at the latest death
         # Source indices of the samples in work at the latest death.
