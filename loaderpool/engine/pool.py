@@ -169,7 +169,7 @@ class PoolWarnings:
         self._board = board
         self.due: collections.deque[str] = collections.deque()
         self.imports_anew = not is_forked
-        # time of the warning that no supervisor has started; None: one has, or the warning was given
+        # time of the warning that no supervisor has started; None: that is no longer due
         self._begins_by_s: float | None = clock.monotonic_s() + _BEGINS_S if is_forked else None
 
     def hear(self, message: Warn) -> None:

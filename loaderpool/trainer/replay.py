@@ -125,7 +125,7 @@ class Replay:
             except WorkFailed as failed:
                 raise failed.error from None
             # The function writes into a row of a batch, whose form comes from the first sample.
-            if work.calls.takes_out:
+            if self._engine.checked.payload.takes_out:
                 # If the first sample fails, this one gets no `out`.
                 with contextlib.suppress(LoaderpoolError):
                     self._engine.form()

@@ -338,7 +338,7 @@ class ReaderThreads:
         return [*self._present, *self._ended]
 
     def thread_for(self, feed: Feed) -> ReaderThread | None:
-        """Return the thread whose process reads a feed, or None if this process reads the stream."""
+        """Return the thread whose process reads a feed, or None if this process reads it."""
         if self._make_reader is None:
             return None
         free = [thread for thread in self._present if thread.is_free]
