@@ -147,6 +147,11 @@ class Change(NamedTuple):
 class ObjectChanges:
     """Finds changes of functions and objects since the workers got them.
 
+    Attributes:
+        shipping: Pickles the objects.
+        is_outdated: True if the next pass must get the objects again, even without changes.
+        is_comparing: True while objects are compared. A signal handler may start a pass meanwhile.
+
     Args:
         shipping: Pickles the objects.
         glance: Compares parts of the objects, without pickling.
@@ -159,7 +164,8 @@ class ObjectChanges:
         glance: Glance,
         is_cached: bool,
     ) -> None:
-        self._shipping, self._glance, self._is_cached = shipping, glance, is_cached
+        self.shipping, self._glance, self._is_cached = shipping, glance, is_cached
+        self.is_outdated = self.is_comparing = False
         self._is_stable = True  # pickling the same objects twice has given the same pickle
         self._can_travel = True  # the latest attempt to pickle the objects has succeeded
         self._count = 0  # epochs that began with changed objects
@@ -169,23 +175,24 @@ class ObjectChanges:
 
     @property
     def _are_small(self) -> bool:
-        return self._shipping.nbytes <= COMPARED_BYTES
+        return self.shipping.nbytes <= COMPARED_BYTES
 
-    def look(self, is_whole: bool, is_outdated: bool, differs: Differs) -> Change | None:
+    def look(self, is_whole: bool, differs: Differs) -> Change | None:
         """Return the changes since the workers got the objects, or None if there are none.
+
+        If `is_outdated` is True, return a change in any case.
 
         `note_sent` or `warn_of_failure` pairs with a call that returns a change.
 
         Args:
             is_whole: Compare objects of any size. Otherwise only parts of large ones are compared.
-            is_outdated: Return a change even if nothing differs.
             differs: Compares shipments with those that the workers and the reader have.
 
         Raises:
             UnpicklableError: `is_whole` or `is_outdated` is True, and an object can no longer be
                 pickled.
         """
-        shipping, glance = self._shipping, self._glance
+        shipping, glance, is_outdated = self.shipping, self._glance, self.is_outdated
         glance.warn({})  # warns only of functions that were defined again
         is_whole = is_whole or is_outdated
         is_cheap = self._are_small and shipping.is_quick and self._is_stable and self._can_travel
@@ -217,14 +224,15 @@ class ObjectChanges:
 
     def note_sent(self, change: Change) -> None:
         """Note that the changed objects were sent to the workers, and warn if that is expensive."""
+        self.is_outdated = False
         self._glance.renew()
         self._count += 1
         named = [f"{name}: {what}" for name, what in change.names.items()] or filter(
             None, [change.difference.name]
         )
         self._latest = next((f" ({each})" for each in named), "")
-        nbytes = self._shipping.pickled_bytes
-        if change.is_glance and not (self._shipping.is_quick and nbytes <= COMPARED_BYTES):
+        nbytes = self.shipping.pickled_bytes
+        if change.is_glance and not (self.shipping.is_quick and nbytes <= COMPARED_BYTES):
             self._glance.warn(change.names, *_sent_again(nbytes))
 
     def warn_of_failure(self, change: Change, error: Exception) -> None:
@@ -246,7 +254,7 @@ class ObjectChanges:
         names = self._glance.changes()
         if names and can_compare and self._is_stable and self._are_small:
             with contextlib.suppress(UnpicklableError):
-                again = self._shipping.pickle_again()
+                again = self.shipping.pickle_again()
                 found = self._difference(again, True, False, differs)
                 names = {} if found is None or found.is_kept else names
         self._glance.warn(
@@ -261,7 +269,7 @@ class ObjectChanges:
             notes.append(
                 f"{times} began with changed objects, for which workers start again{self._latest}"
             )
-        if not self._shipping.is_quick:
+        if not self.shipping.is_quick:
             notes.append(
                 "pickling takes long, so only a glance shows whether objects have changed as an "
                 "epoch begins"
@@ -283,7 +291,7 @@ class ObjectChanges:
         if found is None or is_whole:
             return found
         if self._is_stable:
-            again = self._shipping.pickle_again()
+            again = self.shipping.pickle_again()
             self._is_stable = all(
                 means_the_same(one.pickled, other.pickled)
                 for one, other in zip(shipped, again, strict=True)

@@ -44,14 +44,14 @@ class PoolEngine:
     """Makes a loader's batches in a pool's workers.
 
     Attributes:
-        number: Number of the loader in the pool, and of its first version.
+        checked: Arguments of the loader.
         cache: Cache of the loader; None: it has none.
         generators: Random generators of the user's objects.
-        settings: Settings for supervisors that do not load the payload.
+        settings: Settings for supervisors that do not load the payload. Their `loader` is the
+            number of the loader in the pool, and of its first version.
         runs: Runs of the loader.
         known: Form of the batches.
         feeds: Feeds of the loader's stream, if the source is one.
-        is_outdated: True if the next pass must start with a new version, even without changes.
 
     Args:
         pool: Pool whose workers make the batches.
@@ -66,27 +66,22 @@ class PoolEngine:
     def __init__(
         self, pool: WorkerPool, checked: CheckedArguments, cache: SharedCache | None = None
     ) -> None:
-        self.pool, self._payload, self._stream = pool, checked.payload, checked.stream
-        self.config, self.plan = checked.config, checked.plan
+        self.pool, self.checked, self.plan, self.cache = pool, checked, checked.plan, cache
         with pool.lock:
-            self.number = pool.take_number()
-        self.settings = checked.payload.settings._replace(loader=self.number)
-        self.cache = cache
-        self.is_closed = self.is_outdated = False
+            number = pool.take_number()
+        self.settings = checked.payload.settings._replace(loader=number)
+        self.is_closed = False
         self.runs = Runs()
         self.known = KnownForm(awaits_hook=checked.has_epoch_begin)
         self.feeds = FeedVersions(checked.stream, checked.plan)
         self._versions: list[Version] = []  # the present version is the last one
         if cache is not None:
             cache.count_in(pool.arena, pool.lock)
-        # True while objects are compared. A signal handler may start a pass meanwhile.
-        self._is_comparing = False
-        self._length = checked.length
         roots = checked.payload.roots(checked.stream)
         with InterruptsAllowed():
             self.generators = Registry(roots)
-        self._shipping = Shipping(checked, self.generators, self.number, pool.hands_over_files)
-        shipped = self._shipping.pickle()
+        shipping = Shipping(checked, self.generators, number, pool.hands_over_files)
+        shipped = shipping.pickle()
         modules = frozenset[str]().union(
             *(each.modules for each in shipped if isinstance(each, Shipment))
         )
@@ -97,8 +92,8 @@ class PoolEngine:
         for text in version_warnings(modules, pool.modules):
             warn(text)
         glance = Glance(roots, shipped[0].without)
-        self._changes = ObjectChanges(self._shipping, glance, cache is not None)
-        if cache is not None and self._shipping.nbytes <= COMPARED_BYTES:
+        self._changes = ObjectChanges(shipping, glance, cache is not None)
+        if cache is not None and shipping.nbytes <= COMPARED_BYTES:
             with InterruptsAllowed():
                 cache.identify(checked.payload.cached_of)
         try:
@@ -125,7 +120,9 @@ class PoolEngine:
             from loaderpool.transport.payload.diagnose import describe_unloadable
 
             with InterruptsAllowed():
-                cause = describe_unloadable(self._payload.roots(self._stream), error._load_error)
+                cause = describe_unloadable(
+                    self.checked.payload.roots(self.checked.stream), error._load_error
+                )
             if cause:
                 error.args = (str(error).replace(error._advice, cause, 1),)
                 error._load_error = ""
@@ -143,7 +140,7 @@ class PoolEngine:
                     if self.known.form is None:
                         self.version.was_told = True
                         self.check(self.version)
-        self.pool.say_warnings()
+        self.pool.warnings.say()
         return self.known.fix()
 
     def _retry_first_sample(self) -> None:
@@ -172,7 +169,7 @@ class PoolEngine:
 
         They keep all workers busy.
         """
-        return self.pool.workers_wanted + 1
+        return self.pool.workers.wanted + 1
 
     def begin(self, place: Position, limit: int) -> PoolRun:
         """Start a run. Its `end` pairs with this call.
@@ -217,24 +214,24 @@ class PoolEngine:
             CacheError: The cached results are of other functions or of another source.
             MemoryLimitError: There is too little shared memory for the new version.
         """
-        if self._is_comparing or self.is_closed:
+        if self._changes.is_comparing or self.is_closed:
             return
-        self._is_comparing = True
+        self._changes.is_comparing = True
         try:
             if len(self._versions) > 1 or self.feeds.earlier:
                 with self.pool.lock:
                     self._drop_outdated()
             self._refresh(is_whole)
         finally:
-            self._is_comparing = False
+            self._changes.is_comparing = False
 
     def _refresh(self, is_whole: bool) -> None:
-        change = self._changes.look(is_whole, self.is_outdated, self._sent_difference)
+        change = self._changes.look(is_whole, self._sent_difference)
         if change is None:
             return
-        check_length(self._payload.source, self._length)
+        check_length(self.checked.payload.source, self.checked.length)
         if self.cache is not None:
-            self.cache.check(self._payload.cached_of)
+            self.cache.check(self.checked.payload.cached_of)
         feeds = self.feeds.present
         try:
             self._send(change.shipped)
@@ -245,7 +242,6 @@ class PoolEngine:
             return
         if self.runs.have_started and self.feeds.present is not feeds:
             self.feeds.warn_of_lost_counts()
-        self.is_outdated = False
         self._changes.note_sent(change)
 
     def warn_of_replay(self) -> None:
@@ -300,7 +296,7 @@ class PoolEngine:
 
     def reseed(self) -> None:
         """Seed random generators by their present keys in later runs."""
-        self.is_outdated = True
+        self._changes.is_outdated = True
 
     def statistics(self) -> EngineStatistics:
         """Return the counts for `Loader.statistics()`, without those of the cache."""
@@ -315,7 +311,8 @@ class PoolEngine:
         placements = [self.version.sent.placement] if self._versions else []
         if feeds is not None and feeds.sent is not None:
             placements.append(feeds.sent.placement)
-        shared, packed = sum(each.shared_bytes for each in placements), self._shipping.packed_items
+        shared = sum(each.shared_bytes for each in placements)
+        packed = self._changes.shipping.packed_items
         notes = (
             [f"{shared:,} bytes of arrays are shared with the workers and not copied"]
             if shared

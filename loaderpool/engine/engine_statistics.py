@@ -84,16 +84,16 @@ def pool_statistics(
             batches_copied=counts.copied,
             batches_oversize=counts.oversize,
         ),
-        restarts=0 if pool.has_nodes else lost,
-        supervisor_restarts=pool.supervisor_restarts,
+        restarts=0 if pool.workers.are_nodes else lost,
+        supervisor_restarts=pool.deaths.replaced,
         workers_start="spawn"
         if not pool.hands_over_files
         else "exec"
-        if pool.imports_anew
+        if pool.warnings.imports_anew
         else "fork",
         workers=workers,
         nodes=nodes,
-        nodes_lost=lost if pool.has_nodes else 0,
+        nodes_lost=lost if pool.workers.are_nodes else 0,
         notes=notes,
     )
 
@@ -103,7 +103,7 @@ def _workers(pool: WorkerPool) -> tuple[tuple[WorkerStatistics, ...], tuple[Node
     if pool.is_closed:
         return (), ()
     pool.catch_up()
-    board, found = pool.arena.board, pool.running()
+    board, found = pool.arena.board, pool.workers.running()
     workers = tuple(
         WorkerStatistics(
             index=worker.number,

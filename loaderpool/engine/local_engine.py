@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import threading
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +39,7 @@ from loaderpool.worker.work import Work
 if TYPE_CHECKING:
     from loaderpool.cache.setting import CachedOf
     from loaderpool.cache.store import SharedCache
+    from loaderpool.config import LoaderConfig
     from loaderpool.plan.generators import CapturedGenerators
     from loaderpool.transport.payload.glance import Glance
 
@@ -53,8 +54,48 @@ _RUN = 1  # run number of all tickets here; the stand-in board has no mark for i
 _alone = threading.RLock()
 
 
+class FirstSample:
+    """The first sample: the form of the batches, and the objects that it was made of.
+
+    Attributes:
+        form: Form of the batches; None: the sample was not made yet.
+    """
+
+    def __init__(self) -> None:
+        self.form: BatchForm | None = None
+        # the objects, if the sample was made before a pass started
+        self._glance: Glance | None = None
+        self._begins = False  # a pass is starting, and has the present objects
+
+    def note(self, form: BatchForm, checked: CheckedArguments) -> None:
+        """Note that the sample was made now, of the loader's present objects."""
+        self.form = form
+        if not self._begins:
+            # Imported here, because the form is seldom requested before a pass.
+            from loaderpool.transport.payload.glance import Glance
+
+            self._glance = Glance(checked.payload.roots(checked.stream), frozenset())
+
+    def start_pass(self) -> Glance | None:
+        """Note that a pass is starting. `end_start` pairs with this call.
+
+        Returns:
+            The objects that the sample was made of; None: they are the present ones, or an earlier
+            pass has compared them.
+        """
+        glance, self._glance, self._begins = self._glance, None, True
+        return glance
+
+    def end_start(self) -> None:
+        """Note that the pass has started."""
+        self._begins = False
+
+
 class LocalEngine:
     """Makes a loader's batches when they are taken. Has the methods of `contracts.Engine`.
+
+    Attributes:
+        checked: Arguments of the loader.
 
     Args:
         checked: Arguments of the loader. The payload is used directly, without pickling.
@@ -68,13 +109,8 @@ class LocalEngine:
         cache: SharedCache | None = None,
         generators: Registry | None = None,
     ) -> None:
-        self.cache = cache
-        self._stream, self._payload = checked.stream, checked.payload
-        # reading that has the item for the probe, until the first pass takes it
-        self._first_reading: StreamReading | None = None
-        self.config, self.plan = checked.config, checked.plan
-        self.unit, self.given_spec = checked.unit, checked.given_spec
-        self.takes_out = checked.payload.takes_out
+        self.checked, self.plan, self.cache = checked, checked.plan, cache
+        self._readings: StreamReadings | None = None
         # a stand-in for the shared board, which no other process reads
         board = memoryview(bytearray(BOARD_BYTES)).cast("Q")
         self._globals = KeptGlobals()
@@ -85,11 +121,10 @@ class LocalEngine:
             checked.payload, cache=cache, generators=self.generators.pairs
         )
         self.work = Work(payload, Progress(board, 0, None, Exception), watch=self._globals)
-        if self._stream is not None:
-            self._stream.captured = self.work.calls.captured
-        self._form: BatchForm | None = None
-        # objects of the first sample, if it was made before the first pass
-        self._glance: Glance | None = None
+        if checked.stream is not None:
+            self._readings = StreamReadings(checked.stream, checked.config, checked.plan)
+            checked.stream.captured = self.work.calls.captured
+        self._first = FirstSample()
         # Objects that determine cached results. A call may change its own objects, so this is
         # renewed after each batch.
         self._cached_of: Glance | None = None
@@ -103,12 +138,10 @@ class LocalEngine:
             self._cached_of = Glance(
                 {name: parts[name] for name in parts if name != "augment"}, frozenset()
             )
-        self._length = self._length_seen = checked.length
-        self._begins = False  # True while a pass starts, which already has the present objects
+        self._length_seen = checked.length
         self._is_making = False
         # epochs whose generators are closed before the next batch is made
         self._forgotten: collections.deque[int] = collections.deque()
-        self._readings: weakref.WeakSet[StreamReading] = weakref.WeakSet()
         self.is_closed = False
 
     def read_ahead(self) -> int:
@@ -117,69 +150,34 @@ class LocalEngine:
     def form(self) -> BatchForm:
         """Return the form of the batches. The first call makes the first sample."""
         with InterruptsAllowed(), _alone:
-            if self._form is None:
-                self._form = self._find_form()
-                if not self._begins:
-                    # Imported here, because the form is seldom requested before a pass.
-                    from loaderpool.transport.payload.glance import Glance
-
-                    self._glance = Glance(self._payload.roots(self._stream), frozenset())
-            return self._form
+            if self._first.form is None:
+                self._first.note(self._find_form(), self.checked)
+            assert self._first.form is not None
+            return self._first.form
 
     def _find_form(self) -> BatchForm:
         with SavedGlobals(), self.captured_kept(), self._cache_watched():
             try:
                 self.work.ensure_setup()
-                if self._stream is not None:
-                    self._put_first(self._stream)
+                if self._readings is not None:
+                    self._readings.put_first(self._put)
                 found = probe(self.work, FIRST_EPOCH)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
-        form = choose_form(found, self.given_spec, self.config, self.plan, self.unit)
+        given_spec, config, unit = self.checked.given_spec, self.checked.config, self.checked.unit
+        form = choose_form(found, given_spec, config, self.plan, unit)
         form = with_classes(with_batches(form, 1))
-        self.work.set_form(form, self.given_spec is not None)
+        self.work.set_form(form, given_spec is not None)
         return form
 
     def begin(self, place: Position, limit: int) -> LocalRun:
         """Start a run. Its `end` pairs with this call."""
         self.form()
-        self._begins = False
-        plan = self.plan.after(place.start)
-        reading = (
-            None if self._stream is None else self._reading_for(self._stream, place.epoch, plan)
-        )
+        self._first.end_start()
+        reading = None
+        if self._readings is not None:
+            reading = self._readings.for_pass(place.epoch, self.plan.after(place.start))
         return LocalRun(self, place, limit, reading)
-
-    def _open(self, stream: StreamSource, epoch: int, plan: Plan) -> StreamReading:
-        batches = read_batches(
-            stream, plan, window=self.config.shuffle_window, seed=self.config.seed, epoch=epoch
-        )
-        reading = StreamReading(batches, epoch, plan)
-        self._readings.add(reading)
-        return reading
-
-    def _reading_for(self, stream: StreamSource, epoch: int, plan: Plan) -> StreamReading:
-        """Return the reading for a pass: the probe's, if it can serve the pass, or a new one."""
-        first, self._first_reading = self._first_reading, None
-        if first is not None and stream.serves(
-            first.epoch, epoch, plan, self.config.shuffle_window
-        ):
-            return first
-        return self._open(stream, epoch, plan)
-
-    def _put_first(self, stream: StreamSource) -> None:
-        """Pass the stream's first items to the probe.
-
-        If there are none, the next pass reads the stream again, if that is possible.
-        """
-        if self._first_reading is None:
-            self._first_reading = self._open(stream, FIRST_EPOCH, self.plan)
-        try:
-            self._put(self._first_reading.peek())
-        except BaseException:
-            if not stream.is_one_shot:
-                self._first_reading = None
-            raise
 
     def _put(self, batch: tuple[int, list[Any]] | None) -> None:
         """Pass these items to the next ticket."""
@@ -191,11 +189,9 @@ class LocalEngine:
     def reseed(self) -> None:
         """Seed the random generators by their present keys."""
         self.work.seed_captured(self.generators.pairs)
-        if self._stream is not None:
-            self._stream.captured = self.work.calls.captured
-            if self._stream.is_one_shot:
-                return
-        self._first_reading = None
+        if self._readings is not None:
+            self._readings.stream.captured = self.work.calls.captured
+            self._readings.forget_first()
 
     def captured_kept(self) -> contextlib.AbstractContextManager[None]:
         """Return a context manager that restores the generators of the user's objects on exit."""
@@ -220,18 +216,18 @@ class LocalEngine:
             is_whole: Drop these results without a comparison.
         """
         self.work.calls.look_up()
-        source = self._payload.source
-        if self._length is not None and length_of(source) != self._length_seen:
+        source, length = self.checked.payload.source, self.checked.length
+        if length is not None and length_of(source) != self._length_seen:
             self._length_seen = length_of(source)
-            check_length(source, self._length)
+            check_length(source, length)
         if self.generators.look_again(self.work.calls.made):
             self.reseed()
-        glance, self._glance, self._begins = self._glance, None, True
+        glance = self._first.start_pass()
         if is_whole or (glance is not None and glance.changes()):
             self.work.calls.kept.clear()
             self.work.items.close()
-            if self._stream is not None and not self._stream.is_one_shot:
-                self._first_reading = None
+            if self._readings is not None:
+                self._readings.forget_first()
 
     def _cache_watched(self) -> contextlib.AbstractContextManager[None]:
         """Return the context manager for calls whose results are cached.
@@ -243,7 +239,7 @@ class LocalEngine:
         """
         if self.cache is None or self._cached_of is None:
             return _NOTHING
-        return _watched(self.cache, self._cached_of, self._payload.cached_of)
+        return _watched(self.cache, self._cached_of, self.checked.payload.cached_of)
 
     def warn_of_replay(self) -> None:
         """Do nothing, because the objects are the same."""
@@ -267,8 +263,8 @@ class LocalEngine:
             with InterruptsAllowed(), SavedGlobals(), self.captured_kept():
                 self.work.items.close()
                 self.work.event_loop.close()
-                for reading in list(self._readings):
-                    reading.close()
+                if self._readings is not None:
+                    self._readings.close()
         finally:
             _alone.release()
 
@@ -301,7 +297,7 @@ class LocalEngine:
         Returns:
             The batch, or None if its generator has ended.
         """
-        form = self._form
+        form = self._first.form
         assert form is not None, "a batch before `begin`"
         ticket = Ticket(0, 0, _RUN, epoch, batch, plan.start)
         if self._forgotten and not self._is_making:
@@ -409,6 +405,59 @@ class StreamReading:
         batch, self._next = self.peek(), None
         self._taken += 1
         return batch
+
+
+class StreamReadings:
+    """Readings of a loader's stream. The probe's is the first; it is kept until a pass takes it.
+
+    Args:
+        stream: The source.
+        config: Settings of the loader.
+        plan: Plan of the loader.
+    """
+
+    def __init__(self, stream: StreamSource, config: LoaderConfig, plan: Plan) -> None:
+        self.stream, self._config, self._plan = stream, config, plan
+        self._first: StreamReading | None = None
+        self._open: weakref.WeakSet[StreamReading] = weakref.WeakSet()
+
+    def _read(self, epoch: int, plan: Plan) -> StreamReading:
+        window, seed = self._config.shuffle_window, self._config.seed
+        batches = read_batches(self.stream, plan, window=window, seed=seed, epoch=epoch)
+        reading = StreamReading(batches, epoch, plan)
+        self._open.add(reading)
+        return reading
+
+    def for_pass(self, epoch: int, plan: Plan) -> StreamReading:
+        """Return the reading for a pass: the probe's, if it can serve the pass, or a new one."""
+        first, self._first = self._first, None
+        window = self._config.shuffle_window
+        if first is not None and self.stream.serves(first.epoch, epoch, plan, window):
+            return first
+        return self._read(epoch, plan)
+
+    def put_first(self, put: Callable[[tuple[int, list[Any]] | None], None]) -> None:
+        """Pass the stream's first items to the probe.
+
+        If there are none, the next pass reads the stream again, if that is possible.
+        """
+        if self._first is None:
+            self._first = self._read(FIRST_EPOCH, self._plan)
+        try:
+            put(self._first.peek())
+        except BaseException:
+            self.forget_first()
+            raise
+
+    def forget_first(self) -> None:
+        """Read the stream again for the next pass, if that is possible."""
+        if not self.stream.is_one_shot:
+            self._first = None
+
+    def close(self) -> None:
+        """Close all readings. Runs the user's code."""
+        for reading in list(self._open):
+            reading.close()
 
 
 class LocalRun:

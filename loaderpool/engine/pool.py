@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
-import functools
 import itertools
 import os
 import threading
@@ -19,7 +18,7 @@ from typing import NamedTuple, Protocol
 from loaderpool.engine.session import Listener, Session
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error, warn
 from loaderpool.memory.arena import Arena
-from loaderpool.memory.board import Field
+from loaderpool.memory.board import Board, Field
 from loaderpool.plan.item_names import item_name
 from loaderpool.system import capacity, clock, machine
 from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
@@ -92,15 +91,155 @@ class RunningWorker(NamedTuple):
     place: NodePlace | None = None  # the node; None: the worker is a process of this machine
 
 
+class PoolWorkers:
+    """Workers of a pool, or its nodes: those on the board, and the number that there should be.
+
+    Called under the pool's lock, except `running`.
+
+    Attributes:
+        wanted: Number of workers that there should be.
+        are_nodes: True if these are nodes, which have their own workers.
+
+    Args:
+        board: Board of the pool. The present supervisor writes the workers to it.
+    """
+
+    def __init__(self, board: Board, wanted: int, are_nodes: bool) -> None:
+        self._board, self.wanted, self.are_nodes = board, wanted, are_nodes
+        self._places: dict[int, NodePlace] = {}  # nodes by number
+        # Number of `Resize` messages that were sent. Those that the last supervisor has not read
+        # are lost.
+        self._resizes = 0
+
+    def begin(self) -> None:
+        """Prepare for a new supervisor."""
+        self._resizes = self._board.resizes
+
+    def running(self) -> list[RunningWorker]:
+        """Return the workers or nodes that are on the board."""
+        nowhere = NodePlace("", "", 0) if self.are_nodes else None
+        return [
+            RunningWorker(*each, self._places.get(each[0], nowhere))
+            for each in self._board.workers()
+        ]
+
+    def resize(self, workers: int) -> bool:
+        """Write the number to the board; return True if the supervisor needs a `Resize` message."""
+        # SYNC: the size is stored before the count is read. Pairs with Supervisor._on_main,
+        # which counts a message before it reads the size. So a message that is not read yet
+        # covers this size, too, and the channel never holds more than one.
+        self._board.size = 1 + workers
+        if self._board.resizes != self._resizes:
+            return False
+        self._resizes += 1
+        return True
+
+    def hear(self, message: NodeIs) -> None:
+        """Note the place of a node, or that it has left."""
+        self._places.pop(message.number, None)
+        if message.workers >= 0:
+            self._places[message.number] = NodePlace(message.node, message.address, message.workers)
+        self.wanted = sum(place.workers for place in self._places.values()) or self.wanted
+
+    def bury(self) -> set[int]:
+        """Remove the workers of a lost supervisor; return the source indices they had in work."""
+        # Wait until killed workers are gone. Otherwise they could write to the cells of new ones.
+        pids = [worker.pid for worker in self.running() if worker.pid]
+        clock.wait_until(lambda: not any(map(machine.start_time, pids)), _WORKERS_END_S)
+        indices = {self._board.read(worker.cell, Field.INDEX) - 1 for worker in self.running()}
+        self._board.clear_workers()
+        self._places.clear()
+        return {index for index in indices if index >= 0}
+
+
+class PoolWarnings:
+    """Warnings of a pool that are due. Each is raised once, in a line of the user's code.
+
+    Attributes:
+        due: Texts of warnings from other processes. Any thread may take one.
+        imports_anew: True if workers are not forked, and import modules themselves. The warning of
+            that is then no longer due.
+
+    Args:
+        board: Board of the pool. It shows whether a supervisor has started.
+        is_forked: True if the pool has a supervisor process, which forks the workers.
+    """
+
+    def __init__(self, board: Board, is_forked: bool) -> None:
+        self._board = board
+        self.due: collections.deque[str] = collections.deque()
+        self.imports_anew = not is_forked
+        # time of the warning that no supervisor has started; None: that is no longer due
+        self._begins_by_s: float | None = clock.monotonic_s() + _BEGINS_S if is_forked else None
+
+    def hear(self, message: Warn) -> None:
+        """Note a warning from another process. Called under the pool's lock."""
+        # The warning that workers are not forked is shown for the first machine only.
+        if not (message.are_not_forked and self.imports_anew):
+            self.due.append(message.text)
+        self.imports_anew |= message.are_not_forked
+
+    def say(self) -> None:
+        """Warn in the line of the user's code that led to this call. The caller holds no lock.
+
+        Raises:
+            Warning: A warnings filter turns the warning into an error.
+        """
+        while self.due:
+            with contextlib.suppress(IndexError):  # another thread has taken the text
+                warn(self.due.popleft())
+
+    def check_start(self) -> None:
+        """Warn if no supervisor has started in time. The caller holds no lock.
+
+        An executable that is not Python may run without an end.
+        """
+        by_s = self._begins_by_s  # read once, because another thread may set it to None
+        if by_s is None:
+            return
+        if self._board.begun:
+            self._begins_by_s = None
+        elif clock.monotonic_s() > by_s:
+            self._begins_by_s = None
+            warn(str(not_begun_error(f"has not begun for {_BEGINS_S:g} s")))
+
+
+class Launcher(NamedTuple):
+    """Starts the supervisors of a pool, all with the same program, environment and memory."""
+
+    make_session: type[Session]
+    arena: Arena
+    around: Surroundings
+    news: threading.Condition  # on the pool's lock
+    program: Program
+
+    def launch(
+        self, workers: int, max_restarts: tuple[int, float] | None, is_first: bool
+    ) -> Session:
+        """Start a supervisor. Called under the pool's lock, except for the first one.
+
+        Raises:
+            PoolBrokenError: No process could be started.
+        """
+        settings = {
+            "workers": workers,
+            "max_restarts": max_restarts,
+            "is_first": is_first,
+            **self.program.settings,
+        }
+        program = self.program._replace(settings=settings)
+        return self.make_session(self.arena, self.around, self.news, program)
+
+
 class WorkerPool:
     """A supervisor and its workers.
 
     Attributes:
         arena: Shared memory beside the slots. It outlives supervisors.
         modules: The user's modules, in the versions that the pool's processes imported first.
-        places: Nodes by number.
-        has_nodes: True if the workers are nodes, which have their own workers.
-        workers_wanted: Number of workers that there should be.
+        workers: The workers, or nodes.
+        warnings: Warnings that are due.
+        deaths: Deaths of supervisors, and the error if the last one is not replaced.
         owner_pid: Pid of the process that made the pool. It differs in forks of that process.
 
     Args:
@@ -123,8 +262,6 @@ class WorkerPool:
     def __init__(
         self, workers: int, restarts: tuple[int, float] | None, program: Program | None = None
     ) -> None:
-        self.workers_wanted, self._restarts = workers, restarts
-        self._program = program or SUPERVISOR
         try:
             with contextlib.ExitStack() as undo:
                 self.modules = self._make_modules()
@@ -133,28 +270,24 @@ class WorkerPool:
                 undo.pop_all()
         except OSError as error:  # for example, too many open files
             raise PoolBrokenError(f"Could not start the worker pool: {error}") from error
-        self.has_nodes = program is not None
-        self.places: dict[int, NodePlace] = {}
-        # Warnings from other processes. They are raised in a line of the user's code.
-        advice = "" if self.has_nodes else capacity.openmp_advice()
-        self.due_warnings: collections.deque[str] = collections.deque([advice] if advice else ())
-        self._begins_by_s: float | None = (
-            clock.monotonic_s() + _BEGINS_S if self.hands_over_files else None
-        )
-        # True if workers are not forked, and import modules themselves.
-        self.imports_anew = not self.hands_over_files
+        self.workers = PoolWorkers(self.arena.board, workers, program is not None)
+        self.warnings = PoolWarnings(self.arena.board, self.hands_over_files)
+        if program is None and (advice := capacity.openmp_advice()):
+            self.warnings.due.append(advice)
         self.on_idle: Callable[[], None] | None = None
         self.is_closed = False
-        self.supervisor_restarts = self.deliveries = 0
         self.loaders: dict[int, LoaderListener] = {}  # open versions of loaders, by number
         self._numbers = itertools.count(1)
-        self._deaths = SupervisorDeaths(restarts)
-        # Makes the error of a broken pool; None: the pool is usable.
-        self._broken: Callable[[], LoaderpoolError] | None = None
+        self.deaths = SupervisorDeaths(restarts)
         self.owner_pid = os.getpid()
-        self._around = Surroundings.of_now(self.modules)
         self.lock = threading.RLock()  # guards all state of the pool, its sessions and its runs
-        self._news = threading.Condition(self.lock)
+        self._launcher = Launcher(
+            self._make_session,
+            self.arena,
+            Surroundings.of_now(self.modules),
+            threading.Condition(self.lock),
+            program or SUPERVISOR,
+        )
         try:
             self.session = self._start()
         except BaseException:
@@ -164,28 +297,13 @@ class WorkerPool:
         live.add(self)
 
     def _start(self) -> Session:
-        workers, is_first = self.workers_wanted, not self.supervisor_restarts
-        # Number of `Resize` messages that were sent. Those that the last supervisor has not read
-        # are lost.
-        self._resizes = self.arena.board.resizes
-        settings = {
-            "workers": workers,
-            "max_restarts": self._restarts,
-            "is_first": is_first,
-            **self._program.settings,
-        }
-        program = self._program._replace(settings=settings)
-        session = self._make_session(self.arena, self._around, self._news, program)
+        self.workers.begin()
+        deaths = self.deaths
+        session = self._launcher.launch(
+            self.workers.wanted, deaths.max_restarts, is_first=not deaths.replaced
+        )
         session.owner, session.listeners = self, {**self.loaders}
         return session
-
-    def running(self) -> list[RunningWorker]:
-        """Return the workers or nodes that are on the board."""
-        nowhere = NodePlace("", "", 0) if self.has_nodes else None
-        return [
-            RunningWorker(*each, self.places.get(each[0], nowhere))
-            for each in self.arena.board.workers()
-        ]
 
     def take_number(self) -> int:
         """Return a new number for a loader or run. The pool never uses it again."""
@@ -194,16 +312,10 @@ class WorkerPool:
     def resize(self, workers: int) -> None:
         """Set the number of workers. Does not wait until the supervisor has changed it."""
         self.check_usable()
-        if self._program is SUPERVISOR:  # otherwise nodes report the numbers of their workers
-            self.workers_wanted = workers
-        board = self.arena.board
+        if not self.workers.are_nodes:  # otherwise nodes report the numbers of their workers
+            self.workers.wanted = workers
         with self.lock:  # otherwise another session could replace this one meanwhile
-            # SYNC: the size is stored before the count is read. Pairs with Supervisor._on_main,
-            # which counts a message before it reads the size. So a message that is not read yet
-            # covers this size, too, and the channel never holds more than one.
-            board.size = 1 + workers
-            if board.resizes == self._resizes:
-                self._resizes += 1
+            if self.workers.resize(workers):
                 self.session.send(Resize(workers))
 
     def catch_up(self) -> None:
@@ -218,7 +330,7 @@ class WorkerPool:
                 # Under the lock, because another thread may be processing messages.
                 with self.lock:
                     is_usable = session.is_usable
-                if not is_usable and self._broken is None:
+                if not is_usable and not self.deaths.why_broken:
                     self.replace(session)
 
     def replace(self, lost: Session) -> None:
@@ -235,42 +347,34 @@ class WorkerPool:
                 return
             self.check_usable()
             how = lost.reap()
-            # Wait until killed workers are gone. Otherwise they could write to the cells of new
-            # ones.
-            pids = [worker.pid for worker in self.running() if worker.pid]
-            clock.wait_until(lambda: not any(map(machine.start_time, pids)), _WORKERS_END_S)
-            indices = {
-                self.arena.board.read(worker.cell, Field.INDEX) - 1 for worker in self.running()
-            }
-            self.arena.board.clear_workers()
-            self.places.clear()
+            indices = self.workers.bury()
             if lost.lacks_descriptors:
                 soft, _ = machine.descriptor_limits()
-                text = (
+                self.deaths.why_broken = (
                     f"This process ran out of file descriptors (limit: {soft}), so a batch or "
                     "error could not be received. Create a new loader, and close files, keep fewer "
                     "batches, or raise the limit (ulimit -n)."
                 )
-                self._broken = functools.partial(PoolBrokenError, text)
                 self.check_usable()
             # exited by itself, not by a signal
             has_exited = lost.exit_code is not None and lost.exit_code >= 0
             if has_exited and not self.arena.board.begun:
-                self._broken = functools.partial(not_begun_error, f"ended before it began ({how})")
+                self.deaths.why_broken = str(not_begun_error(f"ended before it began ({how})"))
                 self.check_usable()
-            self._note_death(how, {index for index in indices if index >= 0})
-            if self._deaths.are_too_many:
-                self._broken = functools.partial(self._deaths.error, lost.name, how)
+            self._note_death(how, indices)
+            if self.deaths.are_too_many:
+                self.deaths.why_broken = self.deaths.text(lost.name, how)
                 self.check_usable()
-            self.supervisor_restarts += 1
+            self.deaths.replaced += 1
             try:
                 session = self._start()
             except (LoaderpoolError, OSError, ValueError) as error:
                 if self.is_closed:  # another thread has closed the pool, and its arena
                     return
                 how = f"{how}, and it could not be restarted: {error}"
-                self._broken = functools.partial(self._deaths.error, lost.name, how)
-                raise self._broken() from error
+                text = self.deaths.text(lost.name, how)
+                self.deaths.why_broken = text
+                raise PoolBrokenError(text) from error
             # Not earlier: if the pool is broken, runs still deliver the batches that they have.
             lost.lender.keep_only_lent()
             for number, listener in [*lost.listeners.items()]:
@@ -284,7 +388,7 @@ class WorkerPool:
                 return
             for loader in [*self.loaders.values()]:
                 loader.load(session)
-            self._news.notify_all()
+            self._launcher.news.notify_all()
 
     def _note_death(self, how: str, indices: set[int]) -> None:
         board = self.arena.board
@@ -293,22 +397,14 @@ class WorkerPool:
             # The import is not repeated, so this death does not count.
             importing.on_load_died(how)
         else:
-            self._deaths.note(indices, self.deliveries)
+            self.deaths.note(indices)
 
     def hear(self, message: NodeIs | Warn) -> None:
         """Process a message about the pool. Called by the session, with the lock held."""
         if isinstance(message, Warn):
-            # The warning that workers are not forked is shown for the first machine only.
-            if not (message.are_not_forked and self.imports_anew):
-                self.due_warnings.append(message.text)
-            self.imports_anew |= message.are_not_forked
-            return
-        self.places.pop(message.number, None)
-        if message.workers >= 0:
-            self.places[message.number] = NodePlace(message.node, message.address, message.workers)
-        self.workers_wanted = (
-            sum(place.workers for place in self.places.values()) or self.workers_wanted
-        )
+            self.warnings.hear(message)
+        else:
+            self.workers.hear(message)
 
     def turn(self, came: bool) -> None:
         """Do periodic work. Called by waiting threads after each wait, without a lock.
@@ -317,32 +413,10 @@ class WorkerPool:
             came: True if a message has arrived since the last call.
         """
         checkpoint()
-        self.say_warnings()
+        self.warnings.say()
         if self.on_idle is not None and not came:
             self.on_idle()
-        if self._begins_by_s is not None:
-            self._look_whether_it_began(self._begins_by_s)
-
-    def _look_whether_it_began(self, by_s: float) -> None:
-        """Warn if no supervisor has started in time.
-
-        An executable that is not Python may run without an end.
-        """
-        if self.arena.board.begun:
-            self._begins_by_s = None
-        elif clock.monotonic_s() > by_s:
-            self._begins_by_s = None
-            warn(str(not_begun_error(f"has not begun for {_BEGINS_S:g} s")))
-
-    def say_warnings(self) -> None:
-        """Warn in the line of the user's code that led to this call. The caller holds no lock.
-
-        Raises:
-            Warning: A warnings filter turns the warning into an error.
-        """
-        while self.due_warnings:
-            with contextlib.suppress(IndexError):  # another thread has taken the text
-                warn(self.due_warnings.popleft())
+        self.warnings.check_start()
 
     @property
     def is_foreign(self) -> bool:
@@ -359,8 +433,8 @@ class WorkerPool:
         if self.is_closed:
             raise closed_error()
         self.check_owner()
-        if self._broken is not None:
-            raise self._broken()
+        if self.deaths.why_broken:
+            raise PoolBrokenError(self.deaths.why_broken)
 
     def close(self) -> None:
         """Stop the supervisor and the workers, and wake all waiting threads. Idempotent.
@@ -379,7 +453,7 @@ class WorkerPool:
             self.modules.close()
             if self.lock.acquire(timeout=1.0):
                 try:
-                    self._news.notify_all()
+                    self._launcher.news.notify_all()
                 finally:
                     self.lock.release()
 
@@ -391,7 +465,15 @@ _WITHOUT_PROGRESS = 8
 
 
 class SupervisorDeaths:
-    """Counts the deaths of a pool's supervisors. The caller holds the pool's lock.
+    """Deaths of a pool's supervisors. Each is replaced, unless the pool is closed, or broken by it.
+
+    Called under the pool's lock.
+
+    Attributes:
+        max_restarts: The limit.
+        replaced: Number of supervisors that were started in place of a lost one.
+        deliveries: Number of deliveries to consumers so far.
+        why_broken: Text of the error of a broken pool; empty: the pool is usable.
 
     Args:
         max_restarts: Limit (deaths, seconds): more deaths within these seconds are too many; None:
@@ -399,41 +481,45 @@ class SupervisorDeaths:
     """
 
     def __init__(self, max_restarts: tuple[int, float] | None) -> None:
-        self._limit, self._max_restarts = RestartLimit(max_restarts), max_restarts
+        self._limit, self.max_restarts = RestartLimit(max_restarts), max_restarts
+        self.replaced = self.deliveries = 0
+        self.why_broken = ""
         self._without_progress = 0  # deaths since the latest delivery to a consumer
-        self._deliveries = 0  # number of deliveries to consumers at the latest death
+        self._deliveries_before = 0  # number of deliveries at the latest death
         # Source indices of the samples in work at the latest death.
         self._indices: tuple[int, ...] = ()
 
-    def note(self, indices: Iterable[int], deliveries: int) -> None:
+    def note(self, indices: Iterable[int]) -> None:
         """Count the death of a supervisor.
+
+        If there were deliveries since the latest death, the earlier deaths did not stop the
+        training for good.
 
         Args:
             indices: Source indices of the samples that its workers had in work.
-            deliveries: Number of deliveries to consumers so far. If it has grown since the latest
-                death, the earlier deaths did not stop the training for good.
         """
         self._limit.note(clock.monotonic_ns())
-        self._without_progress = self._without_progress + 1 if deliveries == self._deliveries else 1
-        self._deliveries = deliveries
+        has_progress = self.deliveries != self._deliveries_before
+        self._without_progress = 1 if has_progress else self._without_progress + 1
+        self._deliveries_before = self.deliveries
         self._indices = tuple(sorted(indices))
 
     @property
     def are_too_many(self) -> bool:
         """True if so many supervisors have died that the next one would probably die, too."""
         is_stuck = self._without_progress > _WITHOUT_PROGRESS
-        return self._limit.is_exceeded or (self._max_restarts is not None and is_stuck)
+        return self._limit.is_exceeded or (self.max_restarts is not None and is_stuck)
 
-    def error(self, name: str, how: str) -> PoolBrokenError:
-        """Return the error for a supervisor that is not replaced.
+    def text(self, name: str, how: str) -> str:
+        """Return the text of the error for a supervisor that is not replaced.
 
         Args:
             name: Name of the supervisor in messages.
             how: Phrase for its end.
         """
         advice = " If the machine ran out of memory, lower Limits.memory or the number of workers."
-        if self._limit.is_exceeded and self._max_restarts is not None:
-            most, seconds = self._max_restarts
+        if self._limit.is_exceeded and self.max_restarts is not None:
+            most, seconds = self.max_restarts
             advice = (
                 f" Crashes within {seconds:g} s: {self._limit.count}, but "
                 f"restarts=({most}, {seconds:g}) allows {most}.{advice}"
@@ -445,6 +531,4 @@ class SupervisorDeaths:
                 f"workers were at {at_work} or shortly after. Check whether your function ends "
                 "other processes, as os.killpg does."
             )
-        return PoolBrokenError(
-            f"{name[0].upper()}{name[1:]} crashed ({how}), and its workers ended.{advice}"
-        )
+        return f"{name[0].upper()}{name[1:]} crashed ({how}), and its workers ended.{advice}"

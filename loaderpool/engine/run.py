@@ -11,7 +11,7 @@ import os
 import pickle
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,9 +25,10 @@ from loaderpool.system import clock, fault_points
 from loaderpool.transport.messages import Begin, End, Ended, Extend, Filled, Release
 
 if TYPE_CHECKING:
-    from loaderpool.config import LoaderConfig
+    from loaderpool.engine.delivery import CheckedArguments
     from loaderpool.engine.known_form import KnownForm
     from loaderpool.engine.pool import WorkerPool
+    from loaderpool.engine.session import Session
     from loaderpool.engine.stream.feed import Feed
     from loaderpool.engine.version import Version
     from loaderpool.plan.batches import Plan
@@ -89,7 +90,7 @@ class RunOwner(Protocol):
     """
 
     plan: Plan
-    config: LoaderConfig
+    checked: CheckedArguments
     runs: Runs
     known: KnownForm
     is_closed: bool
@@ -111,6 +112,35 @@ class RunOwner(Protocol):
 
     def name_variable(self, error: SetupError) -> None:
         """Add the name of the variable that cannot be loaded to the error. Without the lock."""
+
+
+class RunStart:
+    """One start of a run: its number in one session, and its slots and failure under that number.
+
+    Attributes:
+        session: Session with the supervisor that knows the number.
+        number: Number of the run; 0: the run was not started yet.
+        lent: Slots with views.
+        failure: Pickled error that ends the run; empty: the run cannot get a slot.
+    """
+
+    def __init__(self, session: Session, number: int = 0) -> None:
+        self.session, self.number = session, number
+        self.lent: dict[int, None] = {}
+        self.failure: bytes | None = None
+
+
+class RunNumbers(NamedTuple):
+    """Numbers of a run's batches, counted through all epochs (`transport.messages`)."""
+
+    first: int  # of the first batch
+    epoch: int  # of the first batch
+    per_epoch: int  # batches of each epoch
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Return epoch and batch. As in a ticket, those of the first epoch count from `first`."""
+        epoch, batch = divmod(number, self.per_epoch)
+        return epoch, number - self.first if epoch == self.epoch else batch
 
 
 class PoolRun:
@@ -145,34 +175,27 @@ class PoolRun:
         self._pool = pool
         self._plan = engine.plan.after(place.start)
         plan = self._plan
-        self._epoch, self.limit = place.epoch, limit
-        self.feed = feed
+        self.limit, self.feed = limit, feed
         self.is_over = False
         # An interrupt may have split a delivery or a start, so the run must start again.
         self._is_torn = False
-        self.lent: dict[int, None] = {}
-        self._first = first = first_number(engine.plan, place)
-        self._per_epoch = engine.plan.batches_per_epoch
+        first, per_epoch = first_number(engine.plan, place), engine.plan.batches_per_epoch
+        self._numbers = RunNumbers(first, place.epoch, per_epoch)
         self.buffer = OrderedBuffer(first)
-        if plan.lanes or not engine.config.deterministic:
+        deterministic = engine.checked.config.deterministic
+        if plan.lanes or not deterministic:
             # Imported here, because few loaders need it.
             from loaderpool.engine.buffers import LaneBuffer, UnorderedBuffer
 
             if plan.lanes:
-                self.buffer = LaneBuffer(
-                    first, plan.lanes, engine.config.deterministic, place.lanes
-                )
+                self.buffer = LaneBuffer(first, plan.lanes, deterministic, place.lanes)
             else:
                 self.buffer = UnorderedBuffer(
-                    first, self._per_epoch, {first + each for each in place.taken}
+                    first, per_epoch, {first + each for each in place.taken}
                 )
-        self._can_end = feed is not None or plan.lanes > 0  # the end may precede the last number
-        self.number = 0
-        # pickled error that ends the run; empty: the run cannot get a slot
-        self._failure: bytes | None = None
         # garbage was collected to free slots since the last delivery
         self._has_collected = False
-        self._session = pool.session
+        self._start = RunStart(pool.session)
 
     def take(self) -> Delivery:
         """Return the next batches. Blocks until they have arrived.
@@ -195,16 +218,16 @@ class PoolRun:
             pool.check_owner()
         waited_ns = 0
         while True:
-            if pool.due_warnings:
-                pool.say_warnings()
+            if pool.warnings.due:
+                pool.warnings.say()
             with pool.lock:
-                if (lender := self._session.lender).returned:
+                if (lender := self._start.session.lender).returned:
                     lender.settle()
                 if engine.is_closed or pool.is_closed:
                     engine.check(self.version)
                 if self.is_over:
                     raise StopIteration
-                if self._is_torn or self._session is not pool.session:
+                if self._is_torn or self._start.session is not pool.session:
                     self._begin_again()
                 elif (delivery := self.buffer.front) is not None:
                     if delivery.make_error is not None:
@@ -214,13 +237,17 @@ class PoolRun:
                     self._is_torn = self._has_collected = False
                     delivery.waited_ns = waited_ns
                     return delivery
-                elif self._can_end or self._failure is not None or self.version.failure is not None:
+                elif (
+                    self._can_end
+                    or self._start.failure is not None
+                    or self.version.failure is not None
+                ):
                     self._check_end()
             # `_check_end` requests this. It runs the user's code, so the lock is released first.
             if self._is_torn:
                 gc.collect()
             began_ns = clock.monotonic_ns()
-            self._session.wait(self._has_news)
+            self._start.session.wait(self._has_news)
             waited_ns += clock.monotonic_ns() - began_ns
 
     def _check_end(self) -> None:
@@ -228,14 +255,20 @@ class PoolRun:
         self._engine.check(self.version)
         # Iterators that were dropped in a reference cycle may hold all slots. A collection frees
         # these slots. The run then starts again.
-        if self._failure == b"" and not self._has_collected:
+        if self._start.failure == b"" and not self._has_collected:
             self._has_collected = self._is_torn = True
-        elif self._failure is not None:
+        elif self._start.failure is not None:
             raise self._error()
         if self.is_at_end:
-            if self.feed is not None and self.feed.make_error is not None:
-                raise self.feed.make_error()
+            end = None if self.feed is None else self.feed.end
+            if end is not None and end.make_error is not None:
+                raise end.make_error()
             raise StopIteration
+
+    @property
+    def _can_end(self) -> bool:
+        """True if the end may precede the last number."""
+        return self.feed is not None or self._plan.lanes > 0
 
     @property
     def is_current(self) -> bool:
@@ -254,7 +287,9 @@ class PoolRun:
         """True if all batches of the stream or of the generators were taken."""
         feed = self.feed
         if feed is not None:
-            return feed.end is not None and self.buffer.taken >= self._first + feed.end
+            return (
+                feed.end is not None and self.buffer.taken >= self._numbers.first + feed.end.batches
+            )
         return self.buffer.is_over
 
     @property
@@ -269,7 +304,7 @@ class PoolRun:
         with self._pool.lock:
             self.limit = limit
             if self.feed is None:
-                self._session.send(Extend(self.number, self._stop, 0))
+                self._start.session.send(Extend(self._start.number, self._stop, 0))
 
     def end(self) -> None:
         """Abandon the remaining batches. Idempotent and non-blocking; also called by finalizers."""
@@ -285,7 +320,7 @@ class PoolRun:
     def hear(self, received: Received) -> None:
         """Store batches until their turn, or a failure or end that the supervisor reports."""
         message: Any = received.message
-        if type(message) is not Filled or self.is_over or message.run != self.number:
+        if type(message) is not Filled or self.is_over or message.run != self._start.number:
             self._hear_other(message, received.descriptors)
             return
         count = message.batches
@@ -312,7 +347,7 @@ class PoolRun:
             finally:
                 os.close(file)
         if message.is_last and not message.rows:
-            self._session.send(Release(self.number, message.offset, message.ticket))
+            self._start.session.send(Release(self._start.number, message.offset, message.ticket))
         elif not self.buffer.put(arrived):
             self._release(arrived)
         # The next batch of the lane does not exist. A delivery without a slot takes its place.
@@ -325,11 +360,11 @@ class PoolRun:
         if isinstance(message, Ended):
             self._engine.on_run_ended(message.number)
         # A run that has started again has other slots. Its earlier slots are free already.
-        elif self.is_over or message.run != self.number:
+        elif self.is_over or message.run != self._start.number:
             for descriptor in descriptors:
                 os.close(descriptor)
         elif message.offset < 0:
-            self._failure = message.error
+            self._start.failure = message.error
         else:
             failed = Delivery(message.batch, 1, 0, message.offset)
             failed.make_error = functools.partial(made_of, message.error)
@@ -339,7 +374,7 @@ class PoolRun:
     def _release(self, arrived: Delivery) -> None:
         """Release the slot of batches that were all taken before the run started again."""
         assert arrived.slot is not None
-        self._session.send(Release(self.number, arrived.slot, arrived.ticket))
+        self._start.session.send(Release(self._start.number, arrived.slot, arrived.ticket))
         if self.feed is not None:
             self._note_taken(arrived.first, arrived.count)
 
@@ -352,38 +387,36 @@ class PoolRun:
             self.buffer.front is not None
             or self.is_over
             or self._is_torn
-            or self._session is not pool.session
+            or self._start.session is not pool.session
         ):
             return True
-        has_failed = self._failure is not None or self.version.failure is not None
+        has_failed = self._start.failure is not None or self.version.failure is not None
         return has_failed or pool.is_closed or (self._can_end and self.is_at_end)
 
     def begin(self) -> None:
         """Request all batches that were not taken. `end` pairs with it."""
-        self._is_torn, self._failure = True, None  # torn until the request is complete
+        self._is_torn = True  # until the request is complete
         pool, buffer = self._pool, self.buffer
-        self._session = pool.session
         # The new number comes first, so that late messages for the old one are ignored.
-        self.number = pool.take_number()
+        self._start = start = RunStart(pool.session, pool.take_number())
         # The channel has room for one message per slot. So messages about ended runs are read
         # before the supervisor can fill their slots again.
-        self._session.catch_up()
-        self.lent = {}
-        self._engine.runs.lent.append(self.lent)
-        self._session.listeners[self.number] = self
-        self._engine.runs.by_number[self.number] = self
+        start.session.catch_up()
+        self._engine.runs.lent.append(start.lent)
+        start.session.listeners[start.number] = self
+        self._engine.runs.by_number[start.number] = self
         first, rest, in_order = (
             buffer.begin_at,
             self._plan.start,
-            self._engine.config.deterministic,
+            self._engine.checked.config.deterministic,
         )
         (had, over), stop, feed = map(tuple, buffer.had()), self._stop, 0
         # Batches of a stream that were taken out of order are made again, because their items are
         # released when these batches arrive.
         if self.feed is not None:
-            had, over, stop, feed = (), (), self._first, self.feed.offset
-        self._session.send(
-            Begin(self.number, self.version.number, first, stop, rest, had, over, in_order, feed)
+            had, over, stop, feed = (), (), self._numbers.first, self.feed.offset
+        start.session.send(
+            Begin(start.number, self.version.number, first, stop, rest, had, over, in_order, feed)
         )
         if self.feed is not None:
             self.fed(self.feed)
@@ -393,9 +426,11 @@ class PoolRun:
             self._end()
 
     def fed(self, feed: Feed) -> None:
-        """Let the supervisor make the stream's batches whose items are in the arena."""
-        if feed.made:
-            self._session.send(Extend(self.number, self._first + feed.made, feed.latest_rows))
+        """Allow the batches of a stream to be made whose items are in the arena."""
+        start, held = self._start, feed.held
+        if held.made:
+            end = self._numbers.first + held.made
+            start.session.send(Extend(start.number, end, held.latest_rows))
 
     @property
     def _stop(self) -> int:
@@ -403,30 +438,30 @@ class PoolRun:
         return -1 if self._plan.lanes else self.limit
 
     def _begin_again(self) -> None:
-        if self._session is self._pool.session:
+        if self._start.session is self._pool.session:
             self._end()
         else:
-            self._engine.runs.by_number.pop(self.number, None)
+            self._engine.runs.by_number.pop(self._start.number, None)
         self.buffer = self.buffer.rest()
         self.begin()
 
     def _end(self) -> None:
-        session, number = self._session, self.number
+        session, number = self._start.session, self._start.number
         if self.feed is None:
             session.listeners.pop(number, None)
             self._engine.on_run_ended(number)
         try:
             # A copy, because a view may die while the tuple is built.
-            session.send(End(number, tuple(self.lent.copy())))
+            session.send(End(number, tuple(self._start.lent.copy())))
         # A long message needs a file descriptor. Without one, the session is marked as torn: the
         # supervisor that replaces this one does not know the run.
         except OSError:
             session.tear()
 
     def _error(self) -> LoaderpoolError:
-        assert self._failure is not None
-        if self._failure:
-            return made_of(self._failure)
+        assert self._start.failure is not None
+        if self._start.failure:
+            return made_of(self._start.failure)
         active = self._engine.runs.active - 1
         return MemoryLimitError(
             f"{counted(active, 'iterator')} of this loader {'is' if active == 1 else 'are'} "
@@ -437,16 +472,17 @@ class PoolRun:
     def _note_taken(self, first: int, count: int) -> None:
         """Report taken batches to the feed, which numbers its batches from 0."""
         assert self.feed is not None
-        first -= self._first
-        self.feed.take(range(first, first + count), self.buffer.done_before - self._first)
+        first -= self._numbers.first
+        self.feed.take(range(first, first + count), self.buffer.done_before - self._numbers.first)
 
     def _deliver(self, delivery: Delivery) -> None:
         """Complete the delivery in front of the buffer: lend its slot, or copy its batches."""
-        engine, offset, stored = self._engine, delivery.slot, delivery.stored or delivery.count
+        engine, start = self._engine, self._start
+        offset, stored = delivery.slot, delivery.stored or delivery.count
         form = engine.known.form
         assert form is not None and offset is not None
         self.buffer.drop_front()
-        self._pool.deliveries += 1
+        self._pool.deaths.deliveries += 1
         if self.feed is not None:
             engine.runs.counts.largest_chunk = max(engine.runs.counts.largest_chunk, stored)
             self._note_taken(delivery.first, stored)
@@ -457,31 +493,27 @@ class PoolRun:
             delivery.anchor = np.ndarray(
                 (delivery.oversize[1],), np.uint8, buffer=delivery.oversize[0]
             )
-            self._session.send(Release(self.number, offset, delivery.ticket))
+            start.session.send(Release(start.number, offset, delivery.ticket))
             counts.oversize += stored
             way = DeliveryKind.OVERSIZE
-        elif len(self.lent) < delivery.may_lend:
-            lend = self._session.lender.lend
+        elif len(start.lent) < delivery.may_lend:
+            lend = start.session.lender.lend
             delivery.anchor = lend(
-                self.number, delivery.ticket, offset, delivery.slot_bytes, self.lent
+                start.number, delivery.ticket, offset, delivery.slot_bytes, start.lent
             )
             counts.lent += stored
         else:
             # The consumer keeps many batches. A copy costs memory of the main process, but the
             # workers keep their slots.
             begun_ns = clock.monotonic_ns()
-            shown = self._session.slots.slot(offset, delivery.slot_bytes)
+            shown = start.session.slots.slot(offset, delivery.slot_bytes)
             nbytes = form.used_bytes(shown, delivery.rows * stored)
             delivery.anchor = aligned_empty(nbytes)
             delivery.anchor[:] = shown[:nbytes]
             del shown
-            self._session.send(Release(self.number, offset, delivery.ticket))
+            start.session.send(Release(start.number, offset, delivery.ticket))
             way = DeliveryKind.COPIED
             counts.copied += stored
             counts.copied_ns += clock.monotonic_ns() - begun_ns
         delivery.form = form
-        # As in a ticket, a batch of the first epoch is counted from the run's position.
-        epoch, batch = divmod(delivery.first, self._per_epoch)
-        if epoch == self._epoch:
-            batch = delivery.first - self._first
-        delivery.origin = self.number, epoch, batch, stored, way
+        delivery.origin = start.number, *self._numbers.place(delivery.first), stored, way

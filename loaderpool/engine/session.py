@@ -71,6 +71,100 @@ class SessionOwner(Protocol):
         """Process a message about the pool itself. Called under the lock."""
 
 
+class Readers:
+    """Threads that wait on a session: one reads the channel, the others sleep until it notifies.
+
+    Called under the lock.
+
+    Attributes:
+        news: Condition on the lock.
+        reader: Ident of the thread that reads the channel; None: no thread reads it.
+    """
+
+    def __init__(self, news: threading.Condition) -> None:
+        self.news = news
+        self.reader: int | None = None
+        # number of threads that sleep until the reader notifies; after an interrupt, maybe too high
+        self._sleepers = 0
+
+    def elect(self) -> tuple[bool, int | None]:
+        """Make this thread the reader if there is none; otherwise sleep until the reader notifies.
+
+        Returns:
+            True if this thread is the reader; and the reader before it. Both are the same thread if
+            a signal handler waits on a thread that reads.
+        """
+        me, before = threading.get_ident(), self.reader
+        if before in (None, me):
+            self.reader = me
+            return True, before
+        self._sleepers += 1
+        self.news.wait(_LOOK_MS / 1000)
+        self._sleepers -= 1
+        return False, before
+
+    def notify(self) -> None:
+        """Wake the threads that sleep. One of them may have to become the reader."""
+        if self._sleepers:
+            self.news.notify_all()
+
+
+class MessageWait:
+    """Waits until a message arrives, a thread calls `wake`, or there is a signal.
+
+    Owns a pipe, whose ends are closed when this object is freed.
+    """
+
+    def __init__(self) -> None:
+        self._wake_ends = os.pipe()
+        for end in self._wake_ends:
+            os.set_blocking(end, False)
+        self._stop_watch = StopWatch()
+
+    def begin(self, channel: int, supervisor: int) -> None:
+        """Set the descriptor of the channel, and the process ID of the supervisor."""
+        self._supervisor, self._descriptors = supervisor, (channel, self._wake_ends[0])
+
+    def wait(self) -> bool:
+        """Wait once, or for `StopWatch.look_ms`. Called by the reader, without the lock.
+
+        Kills a supervisor that has been stopped too long (SIGSTOP).
+
+        Returns:
+            True if something has arrived.
+        """
+        ctrl_c = interrupts.waits_told_by
+        signals = None if ctrl_c is None else ctrl_c.descriptor
+        # A new object for each wait, because a signal handler may wait on a thread that waits.
+        poll = select.poll()
+        for descriptor in self._descriptors if signals is None else (*self._descriptors, signals):
+            poll.register(descriptor, select.POLLIN)
+        watch = self._stop_watch
+        found = poll.poll(watch.look_ms)
+        if found or not machine.is_stopped(self._supervisor):
+            if watch.since_ns:
+                watch.runs()
+        elif watch.is_too_long():  # Its end is then handled like that of any lost supervisor.
+            child_process.kill_group(self._supervisor)
+        for descriptor, _ in found:
+            if descriptor == self._wake_ends[0]:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(descriptor, 4096)
+            elif descriptor == signals:
+                ctrl_c.note_signals()
+        return bool(found)
+
+    def wake(self) -> None:
+        """End the present wait, or the next one. Called by any thread."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_ends[1], b"\0")
+
+    # A default argument, because the module's globals may be gone when this is called.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        for end in self.__dict__.pop("_wake_ends", ()):
+            close(end)
+
+
 class Session:
     """A supervisor process that runs, or that has run.
 
@@ -100,10 +194,7 @@ class Session:
         self.exit_code: int | None = None
         self.listeners: dict[int, Listener] = {}
         self.owner: SessionOwner | None = None
-        self.news = news
-        self._reader: int | None = None  # ident of the thread that reads the channel
-        # number of threads that sleep until the reader notifies; after an interrupt, maybe too high
-        self._sleepers = 0
+        self._readers = Readers(news)
         child_process.check_executable()
         try:
             self._open(arena, around, program)
@@ -120,9 +211,7 @@ class Session:
 
     def _open(self, arena: Arena, around: Surroundings, program: Program) -> None:
         """Start a new interpreter. A fork could deadlock, because frameworks have threads here."""
-        self._wake_ends = os.pipe()
-        for end in self._wake_ends:
-            os.set_blocking(end, False)
+        self._message_wait = MessageWait()
         self.slots = SlotFile.create()
         try:
             ours, theirs = Channel.pair()
@@ -137,8 +226,7 @@ class Session:
             self.slots.close_descriptor()  # the mapping stays
         # Not a method, which would make a reference cycle. Closed sessions must be freed at once.
         self._channel = Channel(ours, functools.partial(_wait_for_room, self.pid))
-        self._stop_watch = StopWatch()
-        self._descriptors = self._channel.fileno(), self._wake_ends[0]
+        self._message_wait.begin(self._channel.fileno(), self.pid)
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send a message to the supervisor. Called by any thread; see `Channel.send`."""
@@ -175,12 +263,12 @@ class Session:
         patience = interrupts.waits_told_by
         before = None if patience is None else patience.note_signals()
         while True:
-            with self.news:
+            with self._readers.news:
                 if is_ready():
                     return
                 if not self.is_usable:
                     break
-                is_reader, reader_before = self._elect()
+                is_reader, reader_before = self._readers.elect()
             came = False
             if is_reader:
                 came, is_done = self._read_for_all(is_ready, reader_before)
@@ -192,24 +280,6 @@ class Session:
                 interrupts.waits_told_by.check_patience(before)
         if owner is not None:
             owner.replace(self)
-
-    def _elect(self) -> tuple[bool, int | None]:
-        """Make this thread the reader if there is none; otherwise sleep until the reader notifies.
-
-        Under the lock.
-
-        Returns:
-            True if this thread is the reader; and the reader before it. Both are the same thread if
-            a signal handler waits on a thread that reads.
-        """
-        me, before = threading.get_ident(), self._reader
-        if before in (None, me):
-            self._reader = me
-            return True, before
-        self._sleepers += 1
-        self.news.wait(_LOOK_MS / 1000)
-        self._sleepers -= 1
-        return False, before
 
     def _read_for_all(
         self, is_ready: Callable[[], bool], reader_before: int | None
@@ -226,20 +296,18 @@ class Session:
             with InterruptsAllowed():
                 came = self._wait_once()
         finally:
-            with self.news:
-                self._reader = reader_before
+            with self._readers.news:
+                self._readers.reader = reader_before
                 if came:
                     self._take_in()
                     is_done = is_ready()
-                if self._sleepers:  # a sleeping thread may have to become the reader
-                    self.news.notify_all()
+                self._readers.notify()
         return came, is_done
 
     def wake(self) -> None:
         """Wake all waiting threads, so that they check their conditions. Under the lock."""
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_ends[1], b"\0")
-        self.news.notify_all()
+        self._message_wait.wake()
+        self._readers.news.notify_all()
 
     def tear(self) -> None:
         """Mark the session as unusable, because a message could not be sent.
@@ -250,7 +318,7 @@ class Session:
 
     def catch_up(self) -> None:
         """Process the messages that have arrived, without waiting. Called by any thread."""
-        with self.news:
+        with self._readers.news:
             self._take_in()
 
     def _take_in(self) -> None:
@@ -278,52 +346,17 @@ class Session:
             except LostPacket:
                 self.is_lost = self.lacks_descriptors = True
             self._is_torn = False
-            if self._sleepers:
-                self.news.notify_all()
+            self._readers.notify()
 
     def _wait_once(self) -> bool:
-        """Wait for a message, a wake-up or a signal, or for `StopWatch.look_ms`.
-
-        Kills a supervisor that has been stopped too long (SIGSTOP).
-
-        Returns:
-            True if something has arrived.
-        """
-        ctrl_c = interrupts.waits_told_by
-        signals = None if ctrl_c is None else ctrl_c.descriptor
-        # A new object for each wait, because a signal handler may wait on a thread that waits.
-        poll = select.poll()
-        for descriptor in self._descriptors if signals is None else (*self._descriptors, signals):
-            poll.register(descriptor, select.POLLIN)
-        watch = self._stop_watch
-        found = poll.poll(watch.look_ms)
-        if found or not machine.is_stopped(self.pid):
-            if watch.since_ns:
-                watch.runs()
-        elif watch.is_too_long():  # Its end is then handled like that of any lost supervisor.
-            self.kill()
-        for descriptor, _ in found:
-            if descriptor == self._wake_ends[0]:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(descriptor, 4096)
-            elif descriptor == signals:
-                ctrl_c.note_signals()
-        return bool(found)
-
-    def kill(self) -> None:
-        """Kill the supervisor and its process group. Only before the supervisor is reaped."""
-        child_process.kill_group(self.pid)
+        """Wait once; return True if something has arrived."""
+        return self._message_wait.wait()
 
     def reap(self) -> str:
         """End what remains of a lost supervisor, and return how it ended, for errors."""
         self._channel.close()
         code = self.exit_code = child_process.end(self._process, _CLOSE_S)
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-    # A default argument, because the module's globals may be gone when this is called.
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        for end in self.__dict__.pop("_wake_ends", ()):
-            close(end)
 
     def close(self) -> None:
         """End the supervisor and its workers, and wait for that. Slots with views stay valid."""

@@ -112,7 +112,7 @@ class SpawnedSession(Session):
 
     def wake(self) -> None:
         self._channel.ring()
-        self.news.notify_all()
+        self._readers.news.notify_all()
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         listener: Any = self.listeners.get(message.loader) if isinstance(message, Load) else None

@@ -34,7 +34,6 @@ class Owner(Protocol):
     """
 
     pool: WorkerPool
-    number: int
     settings: LoaderSettings
     cache: SharedCache | None
     feeds: FeedVersions
@@ -80,7 +79,7 @@ class Version:
         self.failure: Callable[[], LoaderpoolError] | None = None
         self.may_pass = self.was_told = self._has_ended_supervisor = self._is_ended = False
         self.was_loaded: bool = earlier is not None and earlier.was_loaded
-        self.number = engine.number if earlier is None else self._pool.take_number()
+        self.number = self.settings.loader if earlier is None else self._pool.take_number()
         before: Sent | None = None if earlier is None else earlier.sent
         placement = place(shipment, self._pool.hands_over_files, before)
         cache = engine.cache
@@ -116,7 +115,11 @@ class Version:
         feeds = self._engine.feeds.present
         if feeds is None:
             self._pool.session.send(Look(self.number, 0))
-        elif (first := feeds.first) is not None and first.made and self._engine.known.form is None:
+        elif (
+            (first := feeds.first) is not None
+            and first.held.made
+            and self._engine.known.form is None
+        ):
             self._pool.session.send(Look(self.number, first.offset))
 
     def end(self) -> None:

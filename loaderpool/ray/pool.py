@@ -85,7 +85,7 @@ class RayPool(Pool):
     def workers(self) -> int:
         """Current number of workers on all nodes."""
         found = self._worker_pool
-        return self._workers if found is None else found.workers_wanted
+        return self._workers if found is None else found.workers.wanted
 
     def resize(self, nodes: int | Literal["auto"]) -> None:
         """Set the number of nodes, at least 1, or `"auto"`. The batches stay the same."""

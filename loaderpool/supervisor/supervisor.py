@@ -231,7 +231,7 @@ class Supervisor:
             case messages.End(number):  # ends a loader, or a run that had no slot
                 self._unload(number)
             case messages.Resize():
-                self._arena.board.resizes += 1  # SYNC: counted first; pairs with WorkerPool.resize
+                self._arena.board.resizes += 1  # SYNC: counted first; pairs with PoolWorkers.resize
                 self._note_size()
             case messages.Look():
                 state.look(message)

@@ -134,7 +134,7 @@ class Observer:
         """Request a trial with some workers paused, if it may show a limit of the source."""
         assert _is_pooled(self._engine)
         pool, now_s = self._engine.pool, now.now_ns / 1e9
-        if pool.has_nodes or now.workers < 2:
+        if pool.workers.are_nodes or now.workers < 2:
             return
         if self._trials is None and has_logs():
             self._trials = log_of(self._function_and_source())
@@ -194,8 +194,8 @@ class Observer:
         engine = self._engine
         if _is_pooled(engine):
             pool = engine.pool
-            cells = range(0 if pool.has_nodes else pool.arena.board.cells)
-            return read_call_times(pool.arena.call_times, list(cells), engine.number)
+            cells = range(0 if pool.workers.are_nodes else pool.arena.board.cells)
+            return read_call_times(pool.arena.call_times, list(cells), engine.settings.loader)
         return self._latest[-1].calls if self._latest else CallTimes()
 
     def now(self) -> Snapshot:
@@ -290,7 +290,10 @@ class Observer:
         engine, now_ns, asked_ns = self._engine, found[-1].now_ns, self._counters.asked_ns
         loader, arena = None, None
         if _is_pooled(engine):
-            loader, arena = engine.number, machine.file_identity(engine.pool.arena.descriptor)
+            loader, arena = (
+                engine.settings.loader,
+                machine.file_identity(engine.pool.arena.descriptor),
+            )
         return {
             "number": self._number,
             "loader": loader,
@@ -315,7 +318,7 @@ def _count_workers(engine: PoolEngine, now_ns: int) -> dict[int, WorkerCounts]:
     Takes some 25 us for each, because files of the kernel are read.
     """
     read, found = engine.pool.arena.board.read, {}
-    for worker in engine.pool.running():
+    for worker in engine.pool.workers.running():
         cell, pid = worker.cell, worker.pid
         found[worker.number] = WorkerCounts(
             pid=pid,

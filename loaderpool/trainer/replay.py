@@ -108,7 +108,7 @@ class Replay:
         self.batch, self.row = place
         self._positions = plan.positions(epoch, self.batch)
         self.position = int(self._positions[self.row])
-        if engine.unit != "batch":
+        if engine.checked.unit != "batch":
             self._positions = self._positions[self.row : self.row + 1]
         self.indices = plan.order.indices(epoch, self._positions)
 
@@ -125,7 +125,7 @@ class Replay:
             except WorkFailed as failed:
                 raise failed.error from None
             # The function writes into a row of a batch, whose form comes from the first sample.
-            if self._engine.takes_out:
+            if self._engine.checked.payload.takes_out:
                 # If the first sample fails, this one gets no `out`.
                 with contextlib.suppress(LoaderpoolError):
                     self._engine.form()
@@ -138,7 +138,7 @@ class Replay:
         Raises:
             SpecMismatchError: No batch can be made of the result.
         """
-        return sample_spec(result, self._engine.given_spec, self._engine.work.calls.origin)
+        return sample_spec(result, self._engine.checked.given_spec, self._engine.work.calls.origin)
 
 
 def _why_not(plan: Plan, epoch: int, index: int) -> str:

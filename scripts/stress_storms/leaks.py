@@ -136,7 +136,7 @@ def _ahead_bytes(loader: lp.Loader) -> int:
     feeds = engine.feeds.present
     if feeds is None:
         return 0
-    held = [extent for feed in feeds._feeds for extent in feed._held.values()]
+    held = [extent for feed in feeds._feeds for extent in feed.held.items._by_batch.values()]
     spare = [extent for _, extent in feeds.rooms._spare]
     return sum(extent.nbytes for extent in held + spare)
 

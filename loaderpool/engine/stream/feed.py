@@ -9,7 +9,7 @@ the batch. So if a process dies meanwhile, the items are still there, although t
 them only once. A feed holds a bounded number of batches and bytes, and reads only one batch more.
 This limits how far the reader is ahead of the consumer.
 
-FEED-2: The feed's table has every batch below `made` that may have to be made, or made again.
+FEED-2: The feed's table has every batch below `held.made` that may have to be made, or made again.
 
 Called in the main process. "The lock" is the pool's lock.
 """
@@ -21,12 +21,12 @@ import functools
 import queue
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from loaderpool.engine.delivery import FIRST_EPOCH
 from loaderpool.engine.failures import reading_error
 from loaderpool.engine.stream.reader import Arriving, ReaderPass, ReaderProcess, StreamEnded
-from loaderpool.engine.stream.stored import StoredItems
+from loaderpool.engine.stream.stored import HeldBatches, StoredItems
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.memory.arena import Extent, ExtentPool, room_bytes
 from loaderpool.plan.batches import Plan
@@ -42,8 +42,7 @@ from loaderpool.transport.reports import what_ended
 from loaderpool.worker.bundles import ENTRIES, Bundle, Frame, frames
 
 if TYPE_CHECKING:
-    from loaderpool.config import LoaderConfig
-    from loaderpool.engine.delivery import DeliveryCounts
+    from loaderpool.engine.delivery import CheckedArguments, DeliveryCounts
     from loaderpool.engine.known_form import KnownForm
     from loaderpool.engine.pool import WorkerPool
 
@@ -63,7 +62,7 @@ class FeedOwner(Protocol):
     """A loader's engine, as the feeds of its stream use it. Called under the lock."""
 
     plan: Plan
-    config: LoaderConfig
+    checked: CheckedArguments
     known: KnownForm
 
     @property
@@ -74,14 +73,20 @@ class FeedOwner(Protocol):
         """Report a new batch, or the end, to a feed's runs. Called by the feed's thread."""
 
 
+class PassEnd(NamedTuple):
+    """End of a pass, once it is known."""
+
+    batches: int  # number of batches of the whole pass
+    # makes the error that follows the last batch; None: the stream has no error
+    make_error: Callable[[], LoaderpoolError] | None
+
+
 class Feed:
     """Reads a pass into the arena, until its end or `stop`. Batches are numbered from 0.
 
     Attributes:
-        made: Number of batches whose items are, or were, in the arena. Read under the lock.
-        latest_rows: Rows of the latest of these batches.
-        end: Number of batches of the whole pass; None: not known yet.
-        make_error: Makes the error that follows the last batch; None: the stream has no error.
+        held: Batches whose items are, or were, in the arena. Read under the lock.
+        end: End of the pass; None: not known yet.
         process: Pass of a reader process; None: this process reads, on the feed's thread.
         is_started: True after `start`.
         is_over: True if the consumer has abandoned the rest.
@@ -97,34 +102,27 @@ class Feed:
     """
 
     def __init__(self, feeds: StreamFeeds, epoch: int, plan: Plan) -> None:
-        self._feeds, self._pool, self._rooms = feeds, feeds.pool, feeds.rooms
+        self._feeds, self._pool = feeds, feeds.pool
         self.epoch, self._plan = epoch, plan
         self.process: ReaderPass | None = None
-        self.made = 0
-        self.end: int | None = None
-        self.make_error: Callable[[], LoaderpoolError] | None = None
-        self.latest_rows = plan.most_rows
+        self.end: PassEnd | None = None
         self.is_over = self.is_started = self.is_gone = False
         # Wakes the feed's thread when the consumer has taken something, or has abandoned the rest.
         # A `SimpleQueue`, because a finalizer can put to it without a deadlock.
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
         with self._pool.lock:
-            # items of batches from `_first_held` on
-            self._held = StoredItems(self._pool.arena, self._rooms)
-        self._first_held = 0
-        # taken batches whose items are held, or will be held
-        self._taken: set[int] = set()
-        self._size = 0  # size of the latest extent
+            items = StoredItems(self._pool.arena, feeds.rooms)
+        self.held = HeldBatches(items, plan.most_rows)
         self._told = 0  # number of batches that were reported to the engine
 
     @property
     def offset(self) -> int:
         """Offset of the feed's table in the arena."""
-        return self._held.offset
+        return self.held.items.offset
 
     def start(self) -> None:
         """Start to read. Called under the lock, once the engine can notify users of this feed."""
-        thread = self._feeds.thread_for(self)
+        thread = self._feeds.threads.thread_for(self)
         if thread is None:
             threading.Thread(target=self._run, name=_THREAD_NAME, daemon=True).start()
         else:
@@ -142,11 +140,7 @@ class Feed:
             before: All batches before this one are taken, and none is made again.
         """
         try:
-            self._taken.update(batches)
-            while self._first_held < min(before, self.made):
-                self._taken.discard(self._first_held)
-                self._held.drop(self._first_held)
-                self._first_held += 1
+            self.held.take(batches, before)
         finally:
             if self._news.empty():
                 self._news.put(None)
@@ -166,7 +160,7 @@ class Feed:
     def free(self) -> None:
         """Release all memory, because no worker reads it any more. Idempotent. Under the lock."""
         self.stop()
-        self._held.free()
+        self.held.items.free()
 
     # ---- called by the feed's thread, which no signal interrupts ----
 
@@ -187,11 +181,11 @@ class Feed:
             make_error = functools.partial(reading_error, what_ended(error, self.epoch))
         try:
             with self._pool.lock:
+                made, follows = self.held.made, None
                 if make_error is not None:
-                    self.make_error = functools.partial(
-                        make_error, self._plan.start_after(self.epoch, self.made)
-                    )
-                self.end = self.made
+                    position = self._plan.start_after(self.epoch, made)
+                    follows = functools.partial(make_error, position)
+                self.end = PassEnd(made, follows)
                 if not self.is_over:
                     self._feeds.engine.on_feed_news(self)
                     self._pool.session.wake()
@@ -225,24 +219,19 @@ class Feed:
         finally:
             if not is_entered:
                 with self._pool.lock:
-                    self._rooms.give(extent)
+                    self._feeds.rooms.give(extent)
         fault_points.reach("feed.entered")
 
     def _enter(self, frame: Frame | Arriving, extent: Extent) -> None:
-        batch = self.made
-        self._size = extent.nbytes
-        self._held.enter(
-            batch, extent, Bundle(extent.offset, frame.nbytes, frame.buffers, frame.first)
-        )
-        self.latest_rows = frame.rows
-        self.made = batch + 1
+        bundle = Bundle(extent.offset, frame.nbytes, frame.buffers, frame.first)
+        self.held.enter(extent, bundle, frame.rows)
         # If more batches are at hand, they are reported together.
-        if not batch or self.process is None or not self.process.has_more:
+        if self.held.made == 1 or self.process is None or not self.process.has_more:
             self._tell()
 
     def _tell(self) -> None:
-        if self._told < self.made:
-            self._told = self.made
+        if self._told < self.held.made:
+            self._told = self.held.made
             self._feeds.engine.on_feed_news(self)
 
     def _room(self, nbytes: int) -> Extent | None:
@@ -259,9 +248,9 @@ class Feed:
                     return None
                 if self._fitting(room_bytes(nbytes)) > 0:
                     try:
-                        return self._rooms.take(nbytes)
+                        return self._feeds.rooms.take(nbytes)
                     except MemoryLimitError:
-                        if not len(self._held):
+                        if not len(self.held.items):
                             raise
                 self._tell()  # The consumer may wait for a batch that was not reported yet.
             self._news.get()
@@ -269,14 +258,16 @@ class Feed:
     def _wanted(self) -> int:
         """Return the number of batches like the latest one that the reader may send now."""
         with self._pool.lock:
-            return self._fitting(self._size) if self._size else 1
+            size = self.held.latest_bytes
+            return self._fitting(size) if size else 1
 
     def _fitting(self, size: int) -> int:
         """Return the number of further batches of this size that the feed may hold."""
-        (least, most, most_bytes), held = self._feeds.ahead(), len(self._held)
-        waiting, left = held - len(self._taken), most_bytes - self._held.nbytes
+        least, most, most_bytes = self._feeds.ahead()
+        held, nbytes, waiting = len(self.held.items), self.held.items.nbytes, self.held.waiting
+        left = most_bytes - nbytes
         needed = min(least - waiting, left // size)
-        cheap = min(_CHEAP_BYTES - self._held.nbytes, left) // size
+        cheap = min(_CHEAP_BYTES - nbytes, left) // size
         # Held batches are consecutive, so each has its own entry of the table.
         most = min(most - waiting, ENTRIES - held)
         # At least two: one that the workers make, and one that waits.
@@ -326,6 +317,42 @@ class ReaderThread:
         self.is_gone = True
 
 
+class ReaderThreads:
+    """Threads whose processes read a stream's passes. Each pass in progress has its own thread.
+
+    Consecutive passes are read by one process, so that the stream keeps its state. Called under the
+    lock, except `all`.
+
+    Args:
+        make_reader: Starts a reader process; None: this process reads the stream, without them.
+    """
+
+    def __init__(self, make_reader: Callable[[], ReaderProcess] | None) -> None:
+        self._make_reader = make_reader
+        self._present: list[ReaderThread] = []
+        self._ended: list[ReaderThread] = []  # threads that get no more passes
+
+    @property
+    def all(self) -> list[ReaderThread]:
+        """All threads, in a new list."""
+        return [*self._present, *self._ended]
+
+    def thread_for(self, feed: Feed) -> ReaderThread | None:
+        """Return the thread whose process reads a feed, or None if this process reads it."""
+        if self._make_reader is None:
+            return None
+        free = [thread for thread in self._present if thread.is_free]
+        for thread in free[1:]:
+            thread.end()
+            self._present.remove(thread)
+            self._ended.append(thread)
+        if not free:
+            self._present.append(ReaderThread(self._make_reader(), feed))
+            return self._present[-1]
+        free[0].latest = feed
+        return free[0]
+
+
 class StreamFeeds:
     """Opens, stores and frees the feeds of one loader. Called under the lock, except `stop`.
 
@@ -333,6 +360,7 @@ class StreamFeeds:
         first: Feed with the item for the probe, until the first pass takes the feed; None: none.
         sent: The stream as its readers get it; None: there is no reader.
         why_on_thread: Reason why a thread of this process reads the stream; empty: a reader reads.
+        threads: Threads of the readers.
 
     Args:
         engine: Engine of the loader. It gets a report of each new batch, and of the end.
@@ -355,17 +383,14 @@ class StreamFeeds:
     ) -> None:
         self.engine, self._stream = engine, stream
         self.pool = pool
-        self._config = engine.config
-        self._most_bytes = max(_LEAST_BYTES, memory_limit(engine.config) // _SHARE_OF_LIMIT)
+        self._config = engine.checked.config
+        self._most_bytes = max(_LEAST_BYTES, memory_limit(self._config) // _SHARE_OF_LIMIT)
         self.rooms = ExtentPool(self.pool.arena)
         self._feeds: list[Feed] = []  # feeds whose memory is not released
         self.first: Feed | None = None
         self.why_on_thread = shipment if isinstance(shipment, str) else ""
         self.sent: Sent | None = None
-        self._threads: list[ReaderThread] = []
-        self._ended: list[ReaderThread] = []  # threads that get no more passes
-        # starts a reader process; None: this process reads the stream
-        self._make_reader: Callable[[], ReaderProcess] | None = None
+        make_reader: Callable[[], ReaderProcess] | None = None
         if isinstance(shipment, Shipment):
             self.sent = sent = Sent(self.pool.arena, shipment, place(shipment, earlier=earlier))
             files = sent.placement.descriptors
@@ -375,7 +400,8 @@ class StreamFeeds:
                 files,
                 Surroundings.of_now(self.pool.modules),
             )
-            self._make_reader = functools.partial(ReaderProcess, *own)
+            make_reader = functools.partial(ReaderProcess, *own)
+        self.threads = ReaderThreads(make_reader)
 
     def difference(self, shipment: Shipment) -> Difference | None:
         """Return the difference of a shipment from the stream that readers get, or None."""
@@ -386,13 +412,13 @@ class StreamFeeds:
         first, self.first = self.first, None
         if first is not None:
             first.stop()
-        for thread in self._threads:
+        for thread in self.threads.all:
             thread.end()
 
     @property
     def is_done(self) -> bool:
         """True if all reading has ended and all memory of the passes was released."""
-        return not self._feeds and all(thread.is_gone for thread in [*self._threads, *self._ended])
+        return not self._feeds and all(thread.is_gone for thread in self.threads.all)
 
     def ahead(self) -> tuple[int, int, int]:
         """Return the limits for reading ahead.
@@ -401,7 +427,7 @@ class StreamFeeds:
             Batches that are needed to keep all workers busy, maximum number of batches, and maximum
             number of bytes.
         """
-        least, form = 2 * self.pool.workers_wanted + 1, self.engine.known.form
+        least, form = 2 * self.pool.workers.wanted + 1, self.engine.known.form
         if form is None:
             return least, least, _LEAST_BYTES
         # Chunks can only grow if more batches wait than the workers need. But items should not wait
@@ -439,25 +465,6 @@ class StreamFeeds:
         self._feeds.append(feed)
         return feed
 
-    def thread_for(self, feed: Feed) -> ReaderThread | None:
-        """Return the thread whose process reads a feed, or None if this process reads the stream.
-
-        Consecutive passes are read by one process, so that the stream keeps its state. Passes at
-        the same time have a process each.
-        """
-        if self._make_reader is None:
-            return None
-        free = [thread for thread in self._threads if thread.is_free]
-        for thread in free[1:]:
-            thread.end()
-            self._threads.remove(thread)
-            self._ended.append(thread)
-        if not free:
-            self._threads.append(ReaderThread(self._make_reader(), feed))
-            return self._threads[-1]
-        free[0].latest = feed
-        return free[0]
-
     def free(self, in_use: Collection[int]) -> None:
         """Release the memory of feeds that are over, except those with these ids."""
         for feed in list(self._feeds):
@@ -485,7 +492,7 @@ class StreamFeeds:
         for feed in feeds:
             feed.stop()
         # Threads may need the lock to end. A finalizer may hold it, so the wait has a limit.
-        threads = [*self._threads, *self._ended]
+        threads = self.threads.all
         for thread in threads:
             thread.end()
         clock.wait_until(lambda: all(thread.is_gone for thread in threads), 3 * GRACE_S)

@@ -86,14 +86,14 @@ class FeedVersions:
         Returns None as long as an item may still arrive.
         """
         first = None if self.present is None else self.present.first
-        if first is None or first.end is None or first.made:
+        if first is None or first.end is None or first.held.made:
             return None
-        return first.make_error or functools.partial(SourceError, nothing_there(self._plan))
+        return first.end.make_error or functools.partial(SourceError, nothing_there(self._plan))
 
     def has_first_item(self, feed: Feed) -> bool:
         """Return True if the feed has just received the item for the first sample."""
         first = None if self.present is None else self.present.first
-        return feed is first and feed.made == 1 and feed.end is None
+        return feed is first and feed.held.made == 1 and feed.end is None
 
     def warn_of_lost_counts(self) -> None:
         """Warn, once, if the stream counts its passes, because a new reader loses the counts."""
