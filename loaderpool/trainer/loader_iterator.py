@@ -138,10 +138,10 @@ class Pass:
                     nbytes = self._batch_bytes
                     if nbytes is None:
                         nbytes = data_bytes(parts)
-                    counters = self._counters
-                    counters.batches += 1
-                    counters.samples += rows
-                    counters.nbytes += nbytes
+                    taken = self._counters.taken
+                    taken.batches += 1
+                    taken.samples += rows
+                    taken.nbytes += nbytes
                     self.consumed += 1
                     self.left -= 1
                     # Otherwise the last batch's slot would be lent until the next request.
@@ -162,10 +162,10 @@ class Pass:
             count = delivery.count
             if self._has_hooks:
                 self._owe_end(count)
-            counters, parts = self._counters, delivery.joined()
-            counters.batches += count
-            counters.samples += count * delivery.rows
-            counters.nbytes += data_bytes(parts)
+            taken, parts = self._counters.taken, delivery.joined()
+            taken.batches += count
+            taken.samples += count * delivery.rows
+            taken.nbytes += data_bytes(parts)
             self.consumed += count
             return assemble(parts)
 
@@ -184,7 +184,7 @@ class Pass:
             raise StopIteration
         tracker, counters = self._tracker, self._counters
         times = self._times
-        counters.start_wait(times, clock.monotonic_ns())
+        counters.steps.start_wait(times, clock.monotonic_ns())
         try:
             delivery = self._take()
         except BaseException as error:
@@ -207,7 +207,7 @@ class Pass:
             if run is not None:
                 tracker.park(run, log)
             self.is_over = not self._has_hooks and tracker.at_end is None
-            counters.end_pass(is_whole=not log.place.is_rest)
+            counters.short.end_pass(is_whole=not log.place.is_rest)
         return delivery
 
     def _take(self) -> Delivery | None:
@@ -267,7 +267,7 @@ class Pass:
                 if not number:
                     raise self._make_error()
                 return delivery.head(number)
-            self._counters.note_failures(failures, policy.action)
+            self._counters.failed.note(failures, policy.action)
         return delivery
 
     def _on_error(self, error: BaseException) -> None:
@@ -313,7 +313,7 @@ class Pass:
         log.batches = log.delivered
         self._end_run()
         if log.delivered:
-            self._counters.end_pass(is_whole=not log.place.is_rest)
+            self._counters.short.end_pass(is_whole=not log.place.is_rest)
             return None
         if not log.place.is_rest:
             self._tracker.next.give_back(log.place)

@@ -248,9 +248,8 @@ class Observer:
 
     @property
     def _is_taking(self) -> bool:
-        is_fresh = (
-            self._counters.asked_ns or clock.monotonic_ns() - self._counters.last_ns < _FRESH_NS
-        )
+        steps = self._counters.steps
+        is_fresh = steps.asked_ns or clock.monotonic_ns() - steps.last_ns < _FRESH_NS
         return bool(is_fresh) and not self._is_closed
 
     def _at(self, now_ns: int) -> Snapshot:
@@ -260,7 +259,7 @@ class Observer:
         if _is_pooled(engine):
             paused_s = engine.pool.arena.board.trial_idle_ns / 1e9
         sums = {
-            **counters.sums(now_ns),
+            **counters.steps.sums(now_ns),
             **sums_of_workers(workers, self._latest[-1] if self._latest else None),
             **(_count_slots(engine) if _is_pooled(engine) else {}),
         }
@@ -269,15 +268,15 @@ class Observer:
             **sums,
             number=self._taken,
             now_ns=now_ns,
-            samples=counters.samples,
-            bytes=counters.nbytes,
+            samples=counters.taken.samples,
+            bytes=counters.taken.nbytes,
             by_worker=workers,
             workers=sum(worker.workers for worker in workers.values()),
             calls=self.calls(),
             machine_cpu_s=capacity.machine_cpu_s(),
             trainer_cpu_s=clock.process_cpu_ns() / 1e9,
             trainer_queued_s=capacity.queued_s(self._consumer) if self._consumer else 0.0,
-            short_batches=counters.short_batches,
+            short_batches=counters.short.text,
             by_tf_data=self._tracker.iterations.latest.is_dataset,
             autotuned=self.autotuned(),
             tried=None if self._trials is None else self._trials.tried,
@@ -287,7 +286,8 @@ class Observer:
 
     def _told(self, found: list[Snapshot]) -> dict[str, Any]:
         """Return the page's content, from these snapshots."""
-        engine, now_ns, asked_ns = self._engine, found[-1].now_ns, self._counters.asked_ns
+        engine, now_ns = self._engine, found[-1].now_ns
+        asked_ns = self._counters.steps.asked_ns
         loader, arena = None, None
         if _is_pooled(engine):
             loader, arena = engine.number, machine.file_identity(engine.pool.arena.descriptor)
