@@ -199,8 +199,8 @@ class Pass:
             counters.begin_pass(times)
         counters.note(delivery, times)
         log.delivered += delivery.count
-        if log.keeps_places:
-            log.note_places(delivery, self._run)
+        if log.numbers is not None:
+            log.numbers.note(delivery, self._run)
         # Consumers that count batches never request the end.
         if log.delivered >= log.batches:
             run, self._run = self._run, None
