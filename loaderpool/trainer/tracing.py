@@ -209,7 +209,9 @@ class Tracing:
             )
             task = of_task.get((row["pid"], row["ticket"]))
             if task is not None and not is_named:
-                self._waits.calls.append(_Call(_run_of(task["loader"], task), _range_of(task), span))
+                self._waits.calls.append(
+                    _Call(_run_of(task["loader"], task), _range_of(task), span)
+                )
         first_calls: dict[tuple[int, int], int] = {}  # by pid and ticket: start of the first call
         for row in calls:
             first_calls.setdefault((row["pid"], row["ticket"]), row["began_ns"])
