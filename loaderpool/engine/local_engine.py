@@ -118,6 +118,8 @@ class LocalEngine:
         """Return the form of the batches. The first call makes the first sample."""
         with InterruptsAllowed(), _alone:
             if self._form is None:
+                if self.is_closed:
+                    raise closed_error()
                 self._form = self._find_form()
                 if not self._begins:
                     # Imported here, because the form is seldom requested before a pass.
@@ -143,6 +145,8 @@ class LocalEngine:
     def begin(self, place: Position, limit: int) -> LocalRun:
         """Start a run. Its `end` pairs with this call."""
         self.form()
+        if self.is_closed:
+            raise closed_error()
         self._begins = False
         plan = self.plan.after(place.start)
         reading = (
@@ -221,8 +225,11 @@ class LocalEngine:
         """
         self.work.calls.look_up()
         source = self._payload.source
-        if self._length is not None and length_of(source) != self._length_seen:
-            self._length_seen = length_of(source)
+        # Lost items are an error at each pass. Additional ones are a warning, once.
+        if self._length is not None and (
+            (length := length_of(source)) != self._length_seen or length < self._length
+        ):
+            self._length_seen = length
             check_length(source, self._length)
         if self.generators.look_again(self.work.calls.made):
             self.reseed()
@@ -270,7 +277,8 @@ class LocalEngine:
             _alone.release()
 
     def close(self) -> None:
-        """Close the cache. Nothing else needs to end. Called by any thread, and by finalizers."""
+        """Make no more batches, and close the cache. Called by any thread, and by finalizers."""
+        self.is_closed = True
         # Another thread may be making a sample, and a finalizer must not wait for that forever.
         if self.cache is not None and _alone.acquire(timeout=_LOCK_TIMEOUT_S):
             try:

@@ -1,0 +1,18 @@
+"""An engine whose pool has workers on other nodes keeps the contract of engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import loaderpool as lp
+from tests.support.engine_contract import PoolEngineContract
+from tests.support.ray_cluster import RayCluster
+
+
+class TestRayEngine(PoolEngineContract):
+    @pytest.fixture
+    def workers(self, cluster: RayCluster) -> Iterator[lp.Pool]:
+        with lp.RayPool(cluster.address) as pool:
+            yield pool
