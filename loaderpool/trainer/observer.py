@@ -55,7 +55,7 @@ def _is_pooled(engine: Engine | None) -> TypeGuard[PoolEngine]:
     return pool is not None and not pool.is_closed
 
 
-class _FewerWorkers:
+class FewerWorkers:
     """Trials with some workers paused. A loader has at most one trial in progress.
 
     Args:
@@ -147,7 +147,7 @@ class Observer:
         )
         self.autotuned = autotuned
         self.tries_fewer = True
-        self._fewer = _FewerWorkers(function_and_source)
+        self._fewer = FewerWorkers(function_and_source)
         can_have_cache = (
             calls_of == "sample" and not plan.is_open and config.threads == 1 and not has_cache
         )
