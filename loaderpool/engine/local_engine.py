@@ -150,10 +150,16 @@ class LocalEngine:
     def form(self) -> BatchForm:
         """Return the form of the batches. The first call makes the first sample."""
         with InterruptsAllowed(), _alone:
-            if self._first.form is None:
-                self._first.note(self._find_form(), self.checked)
-            assert self._first.form is not None
-            return self._first.form
+            if self._form is None:
+                if self.is_closed:
+                    raise closed_error()
+                self._form = self._find_form()
+                if not self._begins:
+                    # Imported here, because the form is seldom requested before a pass.
+                    from loaderpool.transport.payload.glance import Glance
+
+                    self._glance = Glance(self._payload.roots(self._stream), frozenset())
+            return self._form
 
     def _find_form(self) -> BatchForm:
         with SavedGlobals(), self.captured_kept(), self._cache_watched():
@@ -173,10 +179,13 @@ class LocalEngine:
     def begin(self, place: Position, limit: int) -> LocalRun:
         """Start a run. Its `end` pairs with this call."""
         self.form()
-        self._first.end_start()
-        reading = None
-        if self._readings is not None:
-            reading = self._readings.for_pass(place.epoch, self.plan.after(place.start))
+        if self.is_closed:
+            raise closed_error()
+        self._begins = False
+        plan = self.plan.after(place.start)
+        reading = (
+            None if self._stream is None else self._reading_for(self._stream, place.epoch, plan)
+        )
         return LocalRun(self, place, limit, reading)
 
     def _put(self, batch: tuple[int, list[Any]] | None) -> None:
@@ -216,10 +225,13 @@ class LocalEngine:
             is_whole: Drop these results without a comparison.
         """
         self.work.calls.look_up()
-        source, length = self.checked.payload.source, self.checked.length
-        if length is not None and length_of(source) != self._length_seen:
-            self._length_seen = length_of(source)
-            check_length(source, length)
+        source = self._payload.source
+        # Lost items are an error at each pass. Additional ones are a warning, once.
+        if self._length is not None and (
+            (length := length_of(source)) != self._length_seen or length < self._length
+        ):
+            self._length_seen = length
+            check_length(source, self._length)
         if self.generators.look_again(self.work.calls.made):
             self.reseed()
         glance = self._first.start_pass()
@@ -269,7 +281,8 @@ class LocalEngine:
             _alone.release()
 
     def close(self) -> None:
-        """Close the cache. Nothing else needs to end. Called by any thread, and by finalizers."""
+        """Make no more batches, and close the cache. Called by any thread, and by finalizers."""
+        self.is_closed = True
         # Another thread may be making a sample, and a finalizer must not wait for that forever.
         if self.cache is not None and _alone.acquire(timeout=_LOCK_TIMEOUT_S):
             try:

@@ -69,47 +69,17 @@ class Proposal(NamedTuple):
     reason: str
 
 
-class Autotuner:
-    """Chooses the number of workers for one loader, between two bounds.
+class _SteadyWindow:
+    """Window in which the same workers run throughout. It starts anew when it is whole."""
 
-    It reads no clock, and changes nothing itself. Called by `PoolWorkers`.
-    """
-
-    def __init__(self, least: int, most: int) -> None:
-        self._least, self._most = least, most
+    def __init__(self) -> None:
         # Start of the window, with all workers running; replaced when the window is whole.
         self._begun: Snapshot | None = None
         # Steps of the loader before a window may begin; the first ones compile.
         self._least_steps = FIRST_STEPS + 1
         self._had = 0  # workers in the latest snapshot
-        # Number of workers that the loader needs (0: not known yet), and time of the latest
-        # snapshot.
-        self.wanted, self.seen_s = 0, 0.0
-        self._before: Window | None = None  # window before a change whose effect is not known yet
-        self._tried = 0  # number of workers after that change
-        # Bounds from trials: fewer workers were too few, and more were no faster. `_like` is a
-        # window of the training for which the bounds hold.
-        self._floor, self._ceiling = least, most
-        self._like: Window | None = None
-        self._in_vain, self._paused_until_s = 0, 0.0
 
-    def look(self, now: Snapshot, workers: int) -> Proposal | None:
-        """Return another number of workers if the latest snapshot supports it.
-
-        None: the present number stays.
-        """
-        self.seen_s = now.now_ns / 1e9
-        seen = self.window(now, workers)
-        if seen is None:
-            return None
-        proposal = self.judge(seen, self.seen_s)
-        if proposal is not None:
-            self.wanted = proposal.workers
-        elif is_whole(seen):
-            self.wanted = self.wanted or workers
-        return proposal
-
-    def window(self, now: Snapshot, workers: int) -> Window | None:
+    def until(self, now: Snapshot, workers: int) -> Window | None:
         """Return the window with this number of workers up to now. None: too few steps."""
         # Batches that the removed workers made ahead would hide a lack of workers.
         if now.workers < self._had:
@@ -127,6 +97,42 @@ class Autotuner:
         if is_whole(seen):
             self._begun = now
         return seen if seen.steps >= LEAST_STEPS else None
+
+
+class Autotuner:
+    """Chooses the number of workers for one loader, between two bounds.
+
+    It reads no clock, and changes nothing itself. Called by `PoolWorkers`.
+    """
+
+    def __init__(self, least: int, most: int) -> None:
+        self._least, self._most = least, most
+        self._window = _SteadyWindow()
+        # Workers that the loader needs, 0: not known yet; time of the latest snapshot.
+        self.wanted, self.seen_s = 0, 0.0
+        self._before: Window | None = None  # window before a change whose effect is not known yet
+        self._tried = 0  # number of workers after that change
+        # Bounds from trials: fewer workers were too few, and more were no faster. `_like` is a
+        # window of the training for which the bounds hold.
+        self._floor, self._ceiling = least, most
+        self._like: Window | None = None
+        self._in_vain, self._paused_until_s = 0, 0.0
+
+    def look(self, now: Snapshot, workers: int) -> Proposal | None:
+        """Return another number of workers if the latest snapshot supports it.
+
+        None: the present number stays.
+        """
+        self.seen_s = now.now_ns / 1e9
+        seen = self._window.until(now, workers)
+        if seen is None:
+            return None
+        proposal = self.judge(seen, self.seen_s)
+        if proposal is not None:
+            self.wanted = proposal.workers
+        elif is_whole(seen):
+            self.wanted = self.wanted or workers
+        return proposal
 
     def judge(self, seen: Window, now_s: float) -> Proposal | None:
         """Return another number of workers than the window's. None: it stays for now."""

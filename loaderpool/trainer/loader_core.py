@@ -128,14 +128,14 @@ class LoaderCore:
         generators = replicated(source)
         if generators is None or generators.shards is None:
             return
-        counters = self.tracker.counters
-        counters.full_rows = config.batch_size
+        short = self.tracker.counters.short
+        short.full_rows = config.batch_size
         way = (
             "Set"
             if generators is source
             else "Use Loader.from_generator(open_one_file, shards=files, ...) with"
         )
-        counters.more_rows = (
+        short.advice = (
             f"{way} cycle_length=2: then fewer than {lanes} generators run "
             "at once, and each reads more shards"
         )

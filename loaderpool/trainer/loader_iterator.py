@@ -48,6 +48,91 @@ def as_arrays(delivery: Delivery) -> Opened:
     return delivery.batches(), delivery.form.rebuild
 
 
+class _Current:
+    """The batches of the latest delivery that were not consumed.
+
+    `batches` yields the `left` batches of `delivery`. After an interrupt it is `_NONE` until
+    `reopen`. With the last batch, the delivery is dropped.
+
+    Attributes:
+        convert: Makes the consumer's batches from a delivery.
+        delivery: The delivery; None: no batch is left.
+        left: Number of the batches; less than 0 if the pass was closed during its last batch.
+        batches: Iterator over rows and components of each batch.
+        assemble: Makes a batch from components; from `convert`.
+        batch_bytes: Bytes of each batch; None: they differ.
+    """
+
+    __slots__ = ("assemble", "batch_bytes", "batches", "convert", "delivery", "left")
+
+    def __init__(self, convert: Conversion) -> None:
+        self.convert = convert
+        self.delivery: Delivery | None = None
+        self.left = 0
+        self.batches = _NONE
+        self.assemble: Callable[[Sequence[Any]], Any] | None = None
+        self.batch_bytes: int | None = None
+
+    def open(self, delivery: Delivery) -> None:
+        """Start with the batches of a new delivery. Called in a block of `InterruptsHeld`."""
+        self.batches, self.assemble = self.convert(delivery)
+        self.delivery, self.left = delivery, delivery.count
+        fixed = delivery.form.fixed
+        self.batch_bytes = None if fixed is None else delivery.rows * sum(fixed.row_bytes)
+
+    def reopen(self, delivery: Delivery) -> None:
+        """Continue with the batches that are left. Called in a block of `InterruptsHeld`."""
+        batches, self.assemble = self.convert(delivery)
+        self.batches = itertools.islice(batches, delivery.count - self.left, None)
+
+
+class _FailureLimit:
+    """Number of failed samples in a pass. The pass ends before the batch that exceeds the limit.
+
+    Attributes:
+        make_error: Makes the error that replaces that batch; None: the limit is not exceeded. A
+            stored exception would keep all frames of its traceback.
+
+    Args:
+        tracker: Tracker of the loader.
+    """
+
+    def __init__(self, tracker: EpochTracker) -> None:
+        self._tracker = tracker
+        self._count = 0
+        self.make_error: Callable[[], LoaderpoolError] | None = None
+
+    def admitted(self, delivery: Delivery) -> Delivery:
+        """Return the delivery, or its batches before the one that exceeds the limit.
+
+        The number of batches in a delivery depends on the workers' speed. The error replaces the
+        batch that exceeds the limit. So the speed affects neither the batches before the error nor
+        the error itself.
+
+        Raises:
+            LoaderpoolError: The delivery's first batch exceeds the limit.
+        """
+        tracker = self._tracker
+        policy = tracker.config.on_error
+        for number, failures in enumerate(delivery.failures()):
+            self._count += sum(len(failed_indices(failure)) for failure in failures)
+            if failures and not policy.allows(self._count, tracker.plan.rows_per_epoch):
+                # Imported here, so that `import loaderpool` does not load it.
+                from loaderpool.engine.failures import sample_error
+
+                allowed = f"more than on_error=({policy.action!r}, {policy.budget}) allows"
+                preface = (
+                    f"{counted(self._count, 'sample')} failed in this epoch, {allowed}. "
+                    "The last one:\n"
+                )
+                self.make_error = functools.partial(sample_error, failures[-1], preface=preface)
+                if not number:
+                    raise self.make_error()
+                return delivery.head(number)
+            tracker.counters.failed.note(failures, policy.action)
+        return delivery
+
+
 class Pass:
     """The batches of one epoch. Each batch is delivered once.
 
@@ -64,7 +149,7 @@ class Pass:
         log: Record of delivered batches; None before the first request.
         consumed: Number of the plan's batches that the consumer is past, including batches that
             were left out.
-        left: Number of batches of the latest delivery that were not consumed.
+        current: Batches of the latest delivery that were not consumed.
 
     Args:
         tracker: Tracker of the loader.
@@ -75,28 +160,23 @@ class Pass:
     def __init__(
         self, tracker: EpochTracker, iteration: IterationLog, convert: Conversion = as_arrays
     ) -> None:
-        self._tracker, self._iteration, self._convert = tracker, iteration, convert
-        self._counters, self._has_hooks = tracker.counters, bool(tracker.hooks)
-        self._times = PassTimes()
+        self._tracker, self._iteration = tracker, iteration
+        self._has_hooks = bool(tracker.hooks)
+        self._taken, self._times = tracker.counters.taken, PassTimes()
         self._run: Run | None = None
         self.log: PassLog | None = None
-        self.consumed = self.left = 0
-        self._is_end_owed = False  # True if the hooks were notified of the last delivery
-        self._errors = 0  # number of failed samples
-        # Error of the next batch, which exceeds the allowed failures. A new error is made each
-        # time, because a stored exception would keep all frames of its traceback.
-        self._make_error: Callable[[], LoaderpoolError] | None = None
+        self.consumed = 0
+        self._is_end_owed = False  # hooks have a note that the last batch is delivered
+        self._failures = _FailureLimit(tracker)
         self.is_over = False
-        self._delivery: Delivery | None = None  # delivery of the remaining batches
-        self._batches = _NONE  # iterator over the remaining batches
-        # makes a batch of its components
-        self._assemble: Callable[[Sequence[Any]], Any] | None = None
-        self._batch_bytes: int | None = None  # bytes of each batch; None: they differ
+        self.current = _Current(convert)
 
     @property
     def is_ready(self) -> bool:
         """True if `take` returns a batch without waiting."""
-        return self.left > 0 or (not self.is_over and self._run is not None and self._run.is_ready)
+        if self.current.left > 0:
+            return True
+        return not self.is_over and self._run is not None and self._run.is_ready
 
     # ---- delivery ----
 
@@ -108,49 +188,40 @@ class Pass:
             KeyboardInterrupt: It came while the call waited. `take` may be called again.
             LoaderpoolError: The pass has failed.
         """
+        current = self.current
         while True:
-            if self.left < 1:  # less than 0 if the pass was closed during the last batch
+            if current.left < 1:
                 with InterruptsHeld():
-                    delivery = self.next_delivery()
-                    self._batches, self._assemble = self._convert(delivery)
-                    self._delivery, self.left = delivery, delivery.count
-                    fixed = delivery.form.fixed
-                    self._batch_bytes = (
-                        None if fixed is None else delivery.rows * sum(fixed.row_bytes)
-                    )
-                    del delivery
+                    current.open(self.next_delivery())
             # An interrupt has ended the iteration over this delivery.
-            elif self._batches is _NONE and self._delivery is not None:
+            elif current.batches is _NONE and current.delivery is not None:
                 with InterruptsHeld():
-                    batches, self._assemble = self._convert(self._delivery)
-                    self._batches = itertools.islice(
-                        batches, self._delivery.count - self.left, None
-                    )
+                    current.reopen(current.delivery)
             try:
                 # A Ctrl-C may come after any call.
-                for rows, parts in self._batches:
+                for rows, parts in current.batches:
                     if self._has_hooks:
                         self._owe_end(1)
                     if not rows and self._tracker.config.on_error.action == "skip":
                         self._leave_out()
                         continue
-                    # `_assemble` is set since the first delivery.
-                    batch = self._assemble(parts)  # type: ignore[misc]
-                    nbytes = self._batch_bytes
+                    # `assemble` is set since the first delivery.
+                    batch = current.assemble(parts)  # type: ignore[misc]
+                    nbytes = current.batch_bytes
                     if nbytes is None:
                         nbytes = data_bytes(parts)
-                    counters = self._counters
-                    counters.batches += 1
-                    counters.samples += rows
-                    counters.nbytes += nbytes
+                    taken = self._taken
+                    taken.batches += 1
+                    taken.samples += rows
+                    taken.nbytes += nbytes
                     self.consumed += 1
-                    self.left -= 1
-                    # Otherwise the last batch would keep its slot until the next request.
-                    if self.left < 1:
-                        self._delivery, self._batches = None, _NONE
+                    current.left -= 1
+                    # Otherwise the last batch's slot would be lent until the next request.
+                    if current.left < 1:
+                        current.delivery, current.batches = None, _NONE
                     return batch
             except BaseException:
-                self._batches = _NONE
+                current.batches = _NONE
                 raise
 
     def take_joined(self, assemble: Callable[[Sequence[Any]], Any]) -> object:
@@ -163,10 +234,10 @@ class Pass:
             count = delivery.count
             if self._has_hooks:
                 self._owe_end(count)
-            counters, parts = self._counters, delivery.joined()
-            counters.batches += count
-            counters.samples += count * delivery.rows
-            counters.nbytes += data_bytes(parts)
+            taken, parts = self._taken, delivery.joined()
+            taken.batches += count
+            taken.samples += count * delivery.rows
+            taken.nbytes += data_bytes(parts)
             self.consumed += count
             return assemble(parts)
 
@@ -183,9 +254,9 @@ class Pass:
         """
         if self.is_over:
             raise StopIteration
-        tracker, counters = self._tracker, self._counters
+        tracker, counters = self._tracker, self._tracker.counters
         times = self._times
-        counters.start_wait(times, clock.monotonic_ns())
+        counters.steps.start_wait(times, clock.monotonic_ns())
         try:
             delivery = self._take()
         except BaseException as error:
@@ -200,15 +271,15 @@ class Pass:
             counters.begin_pass(times)
         counters.note(delivery, times)
         log.delivered += delivery.count
-        if log.keeps_places:
-            log.note_places(delivery, self._run)
+        if log.numbers is not None:
+            log.numbers.note(delivery, self._run)
         # Consumers that count batches never request the end.
         if log.delivered >= log.batches:
             run, self._run = self._run, None
             if run is not None:
                 tracker.park(run, log)
             self.is_over = not self._has_hooks and tracker.at_end is None
-            counters.end_pass(is_whole=not log.place.is_rest)
+            counters.short.end_pass(is_whole=not log.place.is_rest)
         return delivery
 
     def _take(self) -> Delivery | None:
@@ -221,8 +292,8 @@ class Pass:
                 tracker.next.give_back(log.place)
                 self._end_run()
                 return None
-        if self._make_error is not None:
-            raise self._make_error()
+        if self._failures.make_error is not None:
+            raise self._failures.make_error()
         if log.delivered >= log.batches:
             self._finish()
             return None
@@ -240,36 +311,7 @@ class Pass:
                     "is a bug in loaderpool; please report it."
                 ) from None
             return self._end_of_stream(log)
-        return self._admitted(delivery) if delivery.row_failures else delivery
-
-    def _admitted(self, delivery: Delivery) -> Delivery:
-        """Return the delivery, or its batches before the one that exceeds the allowed failures.
-
-        The number of batches in a delivery depends on the workers' speed. The error replaces the
-        batch that exceeds the limit. So the speed affects neither the batches before the error nor
-        the error itself.
-
-        Raises:
-            LoaderpoolError: The delivery's first batch exceeds the limit.
-        """
-        policy = self._tracker.config.on_error
-        for number, failures in enumerate(delivery.failures()):
-            self._errors += sum(len(failed_indices(failure)) for failure in failures)
-            if failures and not policy.allows(self._errors, self._tracker.plan.rows_per_epoch):
-                # Imported here, so that `import loaderpool` does not load it.
-                from loaderpool.engine.failures import sample_error
-
-                allowed = f"more than on_error=({policy.action!r}, {policy.budget}) allows"
-                preface = (
-                    f"{counted(self._errors, 'sample')} failed in this epoch, {allowed}. "
-                    "The last one:\n"
-                )
-                self._make_error = functools.partial(sample_error, failures[-1], preface=preface)
-                if not number:
-                    raise self._make_error()
-                return delivery.head(number)
-            self._counters.note_failures(failures, policy.action)
-        return delivery
+        return self._failures.admitted(delivery) if delivery.row_failures else delivery
 
     def _on_error(self, error: BaseException) -> None:
         """Handle an error of a request: end the run, unless it can be continued."""
@@ -303,9 +345,10 @@ class Pass:
             assert self.log is not None
             self.log.omitted.append(self.consumed)
             self.consumed += 1
-            self.left -= 1
-            if self.left < 1:
-                self._delivery, self._batches = None, _NONE
+            current = self.current
+            current.left -= 1
+            if current.left < 1:
+                current.delivery, current.batches = None, _NONE
 
     # ---- the end ----
 
@@ -314,7 +357,7 @@ class Pass:
         log.batches = log.delivered
         self._end_run()
         if log.delivered:
-            self._counters.end_pass(is_whole=not log.place.is_rest)
+            self._tracker.counters.short.end_pass(is_whole=not log.place.is_rest)
             return None
         if not log.place.is_rest:
             self._tracker.next.give_back(log.place)
@@ -338,7 +381,8 @@ class Pass:
 
     def close(self) -> None:
         """Abandon the pass. Idempotent and non-blocking; also called by finalizers."""
-        self._delivery, self._batches, self.left = None, _NONE, 0
+        current = self.current
+        current.delivery, current.batches, current.left = None, _NONE, 0
         self._end_run()
 
 
@@ -394,7 +438,7 @@ class LoaderIterator(Iterator[Any]):
             # position of this pass, not that of the next epoch.
             if isinstance(error, ClusterError) and self._core.tracker.next.lost_at is None:
                 self._core.tracker.next.lost_at = self.position
-            if one_pass.left < 1 and one_pass.is_over:
+            if one_pass.current.left < 1 and one_pass.is_over:
                 self._end()
             raise
 

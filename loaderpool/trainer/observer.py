@@ -28,6 +28,7 @@ from loaderpool.trainer.explain.trials import TrialLog, has_logs, log_of
 from loaderpool.trainer.explain.window import (
     Autotuned,
     Snapshot,
+    Tried,
     Window,
     WorkerCounts,
     sums_of_workers,
@@ -54,6 +55,67 @@ def _is_pooled(engine: Engine | None) -> TypeGuard[PoolEngine]:
     return pool is not None and not pool.is_closed
 
 
+class FewerWorkers:
+    """Trials with some workers paused. A loader has at most one trial in progress.
+
+    Args:
+        function_and_source: Returns a key for both, to share trials with other loaders.
+    """
+
+    def __init__(self, function_and_source: Callable[[], Hashable]) -> None:
+        self._function_and_source = function_and_source
+        self._trials: TrialLog | None = None  # set once a trial was possible for any loader
+        self._trial = 0  # number of the trial in progress; 0: none
+        self._tried_from: Snapshot | None = None  # snapshot at its request
+
+    @property
+    def tried(self) -> Tried | None:
+        """Results so far; None: no trial was possible yet."""
+        return None if self._trials is None else self._trials.tried
+
+    def request(self, pool: WorkerPool, latest: list[Snapshot]) -> None:
+        """Request a trial if it may show a limit of the source.
+
+        Args:
+            pool: Pool of the loader.
+            latest: Recent snapshots, the latest last.
+        """
+        now = latest[-1]
+        now_s = now.now_ns / 1e9
+        if pool.has_nodes or now.workers < 2:
+            return
+        if self._trials is None and has_logs():
+            self._trials = log_of(self._function_and_source())
+        trials = self._trials or TrialLog()
+        board = pool.arena.board
+        if self._trial or board.trials != board.trials_over:
+            return
+        if not trials.is_due(window_of(latest, _JUDGED_S), now_s):
+            return
+        trials = self._trials = log_of(self._function_and_source())
+        if pool.lock.acquire(blocking=False):
+            try:
+                self._trial, self._tried_from = board.trials + 1, now
+                board.trial_ms = int(1000 * trials.note_request((id(board), self._trial), now_s))
+                board.trials = self._trial
+            finally:
+                pool.lock.release()
+
+    def take_result(self, pool: WorkerPool, now: Snapshot) -> None:
+        """Record the result of the requested trial.
+
+        The result is lost if another loader of the pool has had a later trial.
+        """
+        board, trials, begun = pool.arena.board, self._trials, self._tried_from
+        if begun is None or trials is None or board.trials_over < self._trial:
+            return
+        if board.trials_over == self._trial:
+            trials.note_result(
+                (id(board), self._trial), board.trial_result(), window_of([begun, now], math.inf)
+            )
+        self._trial, self._tried_from = 0, None
+
+
 class Observer:
     """Recent snapshots of a loader.
 
@@ -77,7 +139,7 @@ class Observer:
         autotuned: Callable[[], Autotuned],
         function_and_source: Callable[[], Hashable],
     ) -> None:
-        self._tracker, self._counters, self._engine = tracker, tracker.counters, engine
+        self._tracker, self._engine = tracker, engine
         config, plan, has_cache = (
             tracker.config,
             tracker.plan,
@@ -85,10 +147,7 @@ class Observer:
         )
         self.autotuned = autotuned
         self.tries_fewer = True
-        self._function_and_source = function_and_source
-        self._trials: TrialLog | None = None  # set once a trial was possible for any loader
-        self._trial = 0  # number of the trial in progress; 0: none
-        self._tried_from: Snapshot | None = None  # snapshot at the trial's request
+        self._fewer = FewerWorkers(function_and_source)
         can_have_cache = (
             calls_of == "sample" and not plan.is_open and config.threads == 1 and not has_cache
         )
@@ -116,7 +175,7 @@ class Observer:
         if not self._taken:
             with contextlib.suppress(OSError):  # without a page, other processes find nothing
                 self._page = Page()
-                self._counters.recorder = RecordRing(self._page.map, PAGE_BYTES, DELIVERIES)
+                self._tracker.counters.recorder = RecordRing(self._page.map, PAGE_BYTES, DELIVERIES)
         if _is_pooled(self._engine):
             self._engine.pool.on_idle = functools.partial(_refresh_page, weakref.ref(self))
         self._consumer = f"self/task/{threading.get_native_id()}"
@@ -126,47 +185,9 @@ class Observer:
         if self._page is not None:
             self._page.write(self._told(list(self._latest)))
         if self.tries_fewer and _is_pooled(self._engine):
-            self._take_result(found)
-            self._try_fewer(found)
+            self._fewer.take_result(self._engine.pool, found)
+            self._fewer.request(self._engine.pool, list(self._latest))
         return found
-
-    def _try_fewer(self, now: Snapshot) -> None:
-        """Request a trial with some workers paused, if it may show a limit of the source."""
-        assert _is_pooled(self._engine)
-        pool, now_s = self._engine.pool, now.now_ns / 1e9
-        if pool.workers.are_nodes or now.workers < 2:
-            return
-        if self._trials is None and has_logs():
-            self._trials = log_of(self._function_and_source())
-        trials = self._trials or TrialLog()
-        board = pool.arena.board
-        if self._trial or board.trials != board.trials_over:
-            return
-        if not trials.is_due(window_of(list(self._latest), _JUDGED_S), now_s):
-            return
-        trials = self._trials = log_of(self._function_and_source())
-        if pool.lock.acquire(blocking=False):
-            try:
-                self._trial, self._tried_from = board.trials + 1, now
-                board.trial_ms = int(1000 * trials.note_request((id(board), self._trial), now_s))
-                board.trials = self._trial
-            finally:
-                pool.lock.release()
-
-    def _take_result(self, now: Snapshot) -> None:
-        """Record the result of the requested trial.
-
-        The result is lost if another loader of the pool has had a later trial.
-        """
-        assert _is_pooled(self._engine)
-        board, trials, begun = self._engine.pool.arena.board, self._trials, self._tried_from
-        if begun is None or trials is None or board.trials_over < self._trial:
-            return
-        if board.trials_over == self._trial:
-            trials.note_result(
-                (id(board), self._trial), board.trial_result(), window_of([begun, now], math.inf)
-            )
-        self._trial, self._tried_from = 0, None
 
     def close(self) -> None:
         """Remove the page, and keep a last snapshot, because counts of the engine end with it."""
@@ -174,7 +195,7 @@ class Observer:
             if self._taken and self._is_taking:
                 self._latest.append(self.now())
         self._is_closed = True
-        self._page = self._counters.recorder = None
+        self._page = self._tracker.counters.recorder = None
 
     # -- results; these methods are thread-safe --
 
@@ -248,19 +269,18 @@ class Observer:
 
     @property
     def _is_taking(self) -> bool:
-        is_fresh = (
-            self._counters.asked_ns or clock.monotonic_ns() - self._counters.last_ns < _FRESH_NS
-        )
+        steps = self._tracker.counters.steps
+        is_fresh = steps.asked_ns or clock.monotonic_ns() - steps.last_ns < _FRESH_NS
         return bool(is_fresh) and not self._is_closed
 
     def _at(self, now_ns: int) -> Snapshot:
-        engine, counters = self._engine, self._counters
+        engine, counters = self._engine, self._tracker.counters
         workers = _count_workers(engine, now_ns) if _is_pooled(engine) else {}
         paused_s = self._latest[-1].paused_s if self._latest else 0.0
         if _is_pooled(engine):
             paused_s = engine.pool.arena.board.trial_idle_ns / 1e9
         sums = {
-            **counters.sums(now_ns),
+            **counters.steps.sums(now_ns),
             **sums_of_workers(workers, self._latest[-1] if self._latest else None),
             **(_count_slots(engine) if _is_pooled(engine) else {}),
         }
@@ -269,25 +289,26 @@ class Observer:
             **sums,
             number=self._taken,
             now_ns=now_ns,
-            samples=counters.samples,
-            bytes=counters.nbytes,
+            samples=counters.taken.samples,
+            bytes=counters.taken.nbytes,
             by_worker=workers,
             workers=sum(worker.workers for worker in workers.values()),
             calls=self.calls(),
             machine_cpu_s=capacity.machine_cpu_s(),
             trainer_cpu_s=clock.process_cpu_ns() / 1e9,
             trainer_queued_s=capacity.queued_s(self._consumer) if self._consumer else 0.0,
-            short_batches=counters.short_batches,
+            short_batches=counters.short.text,
             by_tf_data=self._tracker.iterations.latest.is_dataset,
             autotuned=self.autotuned(),
-            tried=None if self._trials is None else self._trials.tried,
+            tried=self._fewer.tried,
             paused_s=paused_s,
             room_bytes=capacity.available_memory_bytes() if self.constants["items_to_cache"] else 0,
         )
 
     def _told(self, found: list[Snapshot]) -> dict[str, Any]:
         """Return the page's content, from these snapshots."""
-        engine, now_ns, asked_ns = self._engine, found[-1].now_ns, self._counters.asked_ns
+        engine, now_ns = self._engine, found[-1].now_ns
+        asked_ns = self._tracker.counters.steps.asked_ns
         loader, arena = None, None
         if _is_pooled(engine):
             loader, arena = (

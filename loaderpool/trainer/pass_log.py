@@ -28,6 +28,67 @@ _KEPT = 65_536
 _MOST_PASSES = 1000  # passes that an iteration keeps
 
 
+class DeliveredNumbers:
+    """Numbers of the delivered batches of one pass, relative to its first batch.
+
+    For generators, only the latest _KEPT numbers are kept, because a pass may never end. Earlier
+    batches are counted by lane.
+
+    Args:
+        first: Number of the pass's first batch, counted through all epochs.
+        place: Position at which the pass starts.
+        lanes: Number of lanes; 0: the source is not made of generators.
+    """
+
+    def __init__(self, first: int, place: Position, lanes: int) -> None:
+        self._first = first
+        self._latest: collections.deque[int] = collections.deque()  # in order of arrival
+        self._forgotten = 0  # number of batches delivered before these
+        before = place.lanes or LanePlaces((0,) * lanes)
+        self._lanes = list(before.taken)  # batches of each lane delivered before `_latest`
+        self._ended: Mapping[int, int] = {lane: before.taken[lane] for lane in before.over}
+
+    def note(self, delivery: Delivery, run: Run | None) -> None:
+        """Store the numbers of delivered batches.
+
+        Args:
+            delivery: The batches.
+            run: The run that made them; None if the run was ended since then.
+        """
+        self._latest.extend(number - self._first for number in delivery.numbers())
+        while self._lanes and len(self._latest) > _KEPT:
+            self._lanes[self._latest.popleft() % len(self._lanes)] += 1
+            self._forgotten += 1
+        if run is not None and len(run.ended_lanes) > len(self._ended):
+            self._ended = dict(run.ended_lanes)
+
+    def before(self, consumed: int) -> list[int]:
+        """Return the stored numbers of the first `consumed` batches, in order of arrival.
+
+        Raises:
+            StateError: Later numbers have replaced them.
+        """
+        if consumed < self._forgotten:
+            back = self._forgotten + len(self._latest) - consumed
+            raise StateError(
+                f"That is {back} batches back; for generators only the last {_KEPT} positions are "
+                "kept."
+            )
+        return [*self._latest][: consumed - self._forgotten]
+
+    def lane_places(self, consumed: int) -> LanePlaces | None:
+        """Return the places of the lanes after `consumed` batches, or None at an epoch's start.
+
+        Raises:
+            StateError: As `before`.
+        """
+        counts = list(self._lanes)
+        for number in self.before(consumed):
+            counts[number % len(counts)] += 1
+        over = frozenset(lane for lane, end in self._ended.items() if counts[lane] == end)
+        return LanePlaces(tuple(counts), over) if any(counts) else None
+
+
 class PassLog:
     """Record of the delivered batches of one pass.
 
@@ -39,24 +100,20 @@ class PassLog:
         delivered: Number of batches that the engine has delivered.
         omitted: Delivered batches that were left out, because no row of them was left. Ascending
             indices in the pass, from 0.
-        keeps_places: True if the numbers of delivered batches are stored, and not only their count.
+        numbers: Numbers of the delivered batches; None: their count is sufficient.
         given_before: Number of batches that earlier passes of the same iterator gave.
     """
 
     def __init__(self, place: Position, plan: Plan, in_order: bool) -> None:
         self.place, self.epoch, self.plan = place, place.epoch, plan.after(place.start)
         self.first = first_number(plan, place)
-        self.keeps_places = bool(plan.lanes) or not in_order
-        # numbers of delivered batches relative to `first`, in order of arrival
-        self._numbers: collections.deque[int] = collections.deque()
-        # number of batches delivered before these; only for generators, which may never end
-        self._forgotten = 0
-        before = place.lanes or LanePlaces((0,) * plan.lanes)
-        self._lanes = list(before.taken)  # batches of each lane delivered before `_numbers`
-        self._ended: Mapping[int, int] = {lane: before.taken[lane] for lane in before.over}
+        self.numbers: DeliveredNumbers | None = None
+        if plan.lanes or not in_order:
+            self.numbers = DeliveredNumbers(self.first, place, plan.lanes)
         self.batches = self.plan.batches_per_epoch - len(place.taken)
         if plan.stated_batches is not None:
-            self.batches = plan.stated_batches - sum(before.taken)
+            before = 0 if place.lanes is None else sum(place.lanes.taken)
+            self.batches = plan.stated_batches - before
         self.delivered = self.given_before = 0
         self.omitted: list[int] = []
 
@@ -64,20 +121,6 @@ class PassLog:
     def given(self) -> int:
         """Number of delivered batches that the consumer gets, without those left out."""
         return self.delivered - len(self.omitted)
-
-    def note_places(self, delivery: Delivery, run: Run | None) -> None:
-        """Store the numbers of delivered batches.
-
-        Args:
-            delivery: The batches.
-            run: The run that made them; None if the run was ended since then.
-        """
-        self._numbers.extend(number - self.first for number in delivery.numbers())
-        while self._lanes and len(self._numbers) > _KEPT:
-            self._lanes[self._numbers.popleft() % len(self._lanes)] += 1
-            self._forgotten += 1
-        if run is not None and len(run.ended_lanes) > len(self._ended):
-            self._ended = dict(run.ended_lanes)
 
     def past(self, given: int) -> int:
         """Return how many of the plan's batches precede a consumer, including those left out.
@@ -102,27 +145,16 @@ class PassLog:
         """
         if consumed >= self.batches:
             return Position(self.epoch + 1)
-        if not self.keeps_places:
+        if self.numbers is None:
             return Position(self.epoch, self.plan.start_after(self.epoch, consumed))
-        if consumed < self._forgotten:
-            back = self.delivered - consumed
-            raise StateError(
-                f"That is {back} batches back; for generators only the last {_KEPT} positions are "
-                "kept."
-            )
-        taken = [*self._numbers][: consumed - self._forgotten]
-        if not self._lanes:
-            had = self.place.taken.union(taken)  # the numbers of these batches may have gaps
-            first = next(number for number in itertools.count() if number not in had)
-            start = self.plan.start_after(self.epoch, first)
-            return Position(
-                self.epoch, start, frozenset(number - first for number in had if number > first)
-            )
-        counts = list(self._lanes)
-        for number in taken:
-            counts[number % len(counts)] += 1
-        over = frozenset(lane for lane, end in self._ended.items() if counts[lane] == end)
-        return Position(self.epoch, lanes=LanePlaces(tuple(counts), over) if any(counts) else None)
+        if self.plan.lanes:
+            return Position(self.epoch, lanes=self.numbers.lane_places(consumed))
+        had = self.place.taken.union(self.numbers.before(consumed))  # may have gaps
+        first = next(number for number in itertools.count() if number not in had)
+        start = self.plan.start_after(self.epoch, first)
+        return Position(
+            self.epoch, start, frozenset(number - first for number in had if number > first)
+        )
 
 
 class IterationLog:

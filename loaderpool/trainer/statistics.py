@@ -9,7 +9,7 @@ from loaderpool.cache.setting import FULL, NO_COUNTS, Count
 from loaderpool.engine.engine_statistics import EngineStatistics
 from loaderpool.memory.call_times import SlowItem
 from loaderpool.system import clock, ranks
-from loaderpool.trainer.counters import Counters
+from loaderpool.trainer.counters import StepTimes
 from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.explain.window import Decision, Snapshot
 from loaderpool.trainer.observer import Observer
@@ -90,7 +90,7 @@ def take_statistics(tracker: EpochTracker, engine: Engine | None, observer: Obse
     `engine` is None if the loader makes no batches in this process.
     """
     counters, repeated = tracker.counters, tracker.plan.repeated_rows
-    elapsed_s = (counters.last_ns - counters.first_ns) / 1e9
+    elapsed_s = (counters.steps.last_ns - counters.steps.first_ns) / 1e9
     told = EngineStatistics() if engine is None else engine.statistics()
     cached = NO_COUNTS if engine is None or engine.cache is None else engine.cache.counts()
     of_shards = (
@@ -113,14 +113,14 @@ def take_statistics(tracker: EpochTracker, engine: Engine | None, observer: Obse
         },
         iterations=counters.passes,
         epoch=tracker.epoch,
-        batches=counters.batches,
-        samples=counters.samples,
-        bytes=counters.nbytes,
+        batches=counters.taken.batches,
+        samples=counters.taken.samples,
+        bytes=counters.taken.nbytes,
         elapsed_s=elapsed_s,
-        samples_per_s=(counters.samples - counters.first_samples) / elapsed_s
+        samples_per_s=(counters.taken.samples - counters.first_samples) / elapsed_s
         if elapsed_s > 0
         else 0.0,
-        steps=_steps(counters),
+        steps=_steps(counters.steps),
         calls=_calls(observer),
         cpu_s_per_sample=observer.cpu_s_per_sample,
         decisions=observer.autotuned().decisions,
@@ -132,14 +132,14 @@ def take_statistics(tracker: EpochTracker, engine: Engine | None, observer: Obse
             bytes=cached[Count.BYTES],
             is_full=any(cached[each] for each in FULL),
         ),
-        skipped_indices=tuple(counters.skipped),
-        replaced_indices=tuple(counters.replaced),
-        errors=counters.errors,
+        skipped_indices=tuple(counters.failed.skipped),
+        replaced_indices=tuple(counters.failed.replaced),
+        errors=counters.failed.count,
     )
 
 
-def _steps(counters: Counters) -> StepStatistics:
-    now = Snapshot(**counters.sums(clock.monotonic_ns()))
+def _steps(times: StepTimes) -> StepStatistics:
+    now = Snapshot(**times.sums(clock.monotonic_ns()))
     steps, ready, seconds = now.steps, now.ready_steps, now.seconds
     waited_s = min(seconds, now.wait_s)
     return StepStatistics(
@@ -150,7 +150,7 @@ def _steps(counters: Counters) -> StepStatistics:
         wait_share=waited_s / seconds if seconds else None,
         ready_share=ready / steps if steps else None,
         ready_mean_s=now.ready_steps_s / ready if ready else None,
-        first_batch_s=now.start_s if counters.first_ns else None,
+        first_batch_s=now.start_s if times.first_ns else None,
     )
 
 

@@ -91,6 +91,60 @@ class Trace(NamedTuple):
     notes: tuple[str, ...]  # gaps of the trace, one sentence each
 
 
+class _Waits:
+    """Waits of the training, and the calls that may explain them."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+        self.waits: list[_Wait] = []
+
+    def longest(self, since_ns: int) -> Iterator[str]:
+        """Yield a text for each of the longest waits, the longest first."""
+        waits = [each for each in self.waits if each.ended_ns >= since_ns]
+        for wait in sorted(waits, key=lambda each: each.begun_ns - each.ended_ns)[:_LONGEST]:
+            # Runs of two pools may have the same number. So use only calls that ended during the
+            # wait.
+            during = [
+                each.span
+                for each in self.calls
+                if each.run == wait.run
+                and wait.batch in each.batches
+                and wait.begun_ns < each.span.ended_ns <= wait.ended_ns
+            ]
+            text = f"{_took(wait)} for batch {wait.batch} of epoch {wait.run[2]}"
+            if during:
+                longest = max(during, key=lambda span: span.ended_ns - span.begun_ns)
+                text += f"; {longest.name} took {_took(longest)} in it"
+            yield text
+
+
+class _Gaps:
+    """Reasons for which a trace is incomplete, each named once."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, None] = {}
+        # By kind of record: time from which a full ring is complete.
+        self._complete_from_ns: dict[str, int] = {}
+
+    def add(self, reason: str) -> None:
+        """Add a reason that holds for the whole trace."""
+        self._reasons[reason] = None
+
+    def add_overwritten(self, what: str, from_ns: int) -> None:
+        """Note that records before a time were overwritten."""
+        self._complete_from_ns[what] = max(from_ns, self._complete_from_ns.get(what, 0))
+
+    def texts(self, since_ns: int, now_ns: int) -> tuple[str, ...]:
+        """Return a sentence for each gap of a trace between two times."""
+        overwritten = (
+            f"{what} cover only the last {(now_ns - from_ns) / 1e9:.1f} s: "
+            "older ones were overwritten"
+            for what, from_ns in self._complete_from_ns.items()
+            if from_ns > since_ns
+        )
+        return (*self._reasons, *overwritten)
+
+
 class Tracing:
     """The recorded activities of a training: those of its pools and of its loaders.
 
@@ -112,12 +166,8 @@ class Tracing:
         self.workers: dict[int, int] = {}
         # Start of the ticket in progress (0: none), by pid of living workers.
         self.running: dict[int, int] = {}
-        self._made_for: set[int] = set()  # loaders whose tasks are recorded
-        self._calls: list[_Call] = []
-        self._waits: list[_Wait] = []
-        # Time from which a full ring is complete, by kind of record.
-        self._complete_from_ns: dict[str, int] = {}
-        self._notes: dict[str, None] = {}
+        self._waits = _Waits()
+        self._gaps = _Gaps()
 
     def add_pool(self, read: ReadBytes, arena_bytes: int) -> None:
         """Add the records of an arena, and the present activity of its workers.
@@ -149,7 +199,6 @@ class Tracing:
             self._add(
                 SpanKind.TASK, row["pid"], "tasks", name, row["began_ns"], row["ended_ns"], **told
             )
-        self._made_for |= {row["loader"] for row in tickets}
         of_task = {(row["pid"], row["ticket"]): row for row in tickets}
         for row in calls:
             is_named = row["kind"] in _CALL_NAMES
@@ -160,15 +209,17 @@ class Tracing:
             )
             task = of_task.get((row["pid"], row["ticket"]))
             if task is not None and not is_named:
-                self._calls.append(_Call(_run_of(task["loader"], task), _range_of(task), span))
-        first_calls: dict[tuple[int, int], int] = {}  # start of the first call, by pid and ticket
+                self._waits.calls.append(
+                    _Call(_run_of(task["loader"], task), _range_of(task), span)
+                )
+        first_calls: dict[tuple[int, int], int] = {}  # by pid and ticket: start of the first call
         for row in calls:
             first_calls.setdefault((row["pid"], row["ticket"]), row["began_ns"])
         for _, pid, cell in board.workers():
             if pid and cell >= len(rings):
-                self._notes[
+                self._gaps.add(
                     "some workers are not recorded: the memory for their records is used up"
-                ] = None
+                )
             ticket, started_ns = board.read(cell, Field.TICKET), board.read(cell, Field.STARTED_NS)
             begins = [first_calls[pid, ticket]] if ticket and (pid, ticket) in first_calls else []
             if index := board.read(cell, Field.INDEX):
@@ -197,21 +248,21 @@ class Tracing:
         self.deliveries += rows
         number = told["loader"]
         if number is None:
-            self._notes[
+            self._gaps.add(
                 "workers=0: the main process makes the batches, and single calls are not recorded"
-            ] = None
-        elif rows and number not in self._made_for:
-            self._notes[
+            )
+        elif rows and all(row["loader"] != number for row in self.tickets):
+            self._gaps.add(
                 f"the tasks{of} could not be read: workers on other nodes are not recorded, and "
                 "spawned ones only by Loader.trace() in the training"
-            ] = None
+            )
         begin: Record | None = None
         for row, following in zip(rows, [*rows[1:], None], strict=False):
             begin, is_last = begin or row, following is not None and bool(following["begins_pass"])
             until_ns = following["began_ns"] if following else asked_ns or self.now_ns
             self._add_delivery(f"steps{of}", row, until_ns, is_last)
             if row["waited_ns"] >= _LONG_NS and number is not None:
-                self._waits.append(
+                self._waits.waits.append(
                     _Wait(_run_of(number, row), row["batch"], row["began_ns"], row["ended_ns"])
                 )
             if following is None or is_last:
@@ -232,9 +283,7 @@ class Tracing:
     def _read(self, read: ReadBytes, at: int, kind: RecordKind, what: str) -> list[Record]:
         rows = read_ring(read, at, kind)
         if rows and rows[0]["number"] > 1:
-            self._complete_from_ns[what] = max(
-                rows[0]["ended_ns"], self._complete_from_ns.get(what, 0)
-            )
+            self._gaps.add_overwritten(what, rows[0]["ended_ns"])
         return rows
 
     def _add(
@@ -284,8 +333,8 @@ class Tracing:
         now_ns = self.now_ns
         since_ns = 0 if seconds is None else now_ns - int(seconds * 1e9)
         waits, notes = (
-            tuple(self._longest_waits(since_ns)),
-            (*self._notes, *self._incomplete(since_ns)),
+            tuple(self._waits.longest(since_ns)),
+            self._gaps.texts(since_ns, now_ns),
         )
         spans = [each for each in self._spans if each.ended_ns >= since_ns]
         spans.sort(key=lambda each: (each.begun_ns, -each.ended_ns))
@@ -314,33 +363,6 @@ class Tracing:
         }
         text = json.dumps(about, separators=(",", ":"))
         return Trace(text, (now_ns - since_ns) / 1e9, len(events), waits, notes)
-
-    def _longest_waits(self, since_ns: int) -> Iterator[str]:
-        """Yield a text for each of the longest waits, the longest first."""
-        waits = [each for each in self._waits if each.ended_ns >= since_ns]
-        for wait in sorted(waits, key=lambda each: each.begun_ns - each.ended_ns)[:_LONGEST]:
-            # Runs of two pools may have the same number. So use only calls that ended during the
-            # wait.
-            during = [
-                each.span
-                for each in self._calls
-                if each.run == wait.run
-                and wait.batch in each.batches
-                and wait.begun_ns < each.span.ended_ns <= wait.ended_ns
-            ]
-            text = f"{_took(wait)} for batch {wait.batch} of epoch {wait.run[2]}"
-            if during:
-                longest = max(during, key=lambda span: span.ended_ns - span.begun_ns)
-                text += f"; {longest.name} took {_took(longest)} in it"
-            yield text
-
-    def _incomplete(self, since_ns: int) -> Iterator[str]:
-        for what, from_ns in self._complete_from_ns.items():
-            if from_ns > since_ns:
-                yield (
-                    f"{what} cover only the last {(self.now_ns - from_ns) / 1e9:.1f} s: "
-                    "older ones were overwritten"
-                )
 
 
 def _run_of(loader: int, record: Record) -> tuple[int, int, int]:

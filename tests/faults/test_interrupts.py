@@ -151,19 +151,19 @@ def test_a_second_interrupt_while_the_first_is_handled_loses_nothing() -> None:
     with lp.Loader(range(64), float, batch_size=4, workers=0) as loader:
         batches = iter(loader)
         next(batches)
-        one_pass: Any = batches._pass  # type: ignore[attr-defined]
-        whole = one_pass._convert
+        current: Any = batches._pass.current  # type: ignore[attr-defined]
+        whole = current.convert
 
         def broken_off() -> Iterator[Any]:
-            one_pass._convert = interrupted
+            current.convert = interrupted
             raise KeyboardInterrupt
             yield
 
         def interrupted(_: Any) -> Any:
-            one_pass._convert = whole
+            current.convert = whole
             raise KeyboardInterrupt
 
-        one_pass._convert = lambda delivery: (broken_off(), whole(delivery)[1])
+        current.convert = lambda delivery: (broken_off(), whole(delivery)[1])
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 next(batches)

@@ -39,7 +39,8 @@ def log_of(lanes: int) -> PassLog:
 def note(log: PassLog, number: int, ended: Any) -> None:
     delivery: Any = SimpleNamespace(numbers=lambda: [number])
     log.delivered += 1
-    log.note_places(delivery, cast(Any, SimpleNamespace(ended_lanes=ended)))
+    assert log.numbers is not None
+    log.numbers.note(delivery, cast(Any, SimpleNamespace(ended_lanes=ended)))
 
 
 @settings(max_examples=150)

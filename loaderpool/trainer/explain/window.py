@@ -213,7 +213,7 @@ class Snapshot(Sums):
     by_tf_data: bool = False  # True: the consumer reads batches through `as_dataset`
     room_bytes: int = 0  # free memory for `items_to_cache`
 
-    short_batches: str = ""  # sentences on batches with few rows, as in `Counters`
+    short_batches: str = ""  # sentences on batches with few rows, as in `ShortBatches`
 
     # Settings that do not change.
     threads: int = 1  # threads of each worker

@@ -1,0 +1,23 @@
+"""An engine whose pool has workers on other nodes keeps the contract of engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import loaderpool as lp
+from tests.support.engine_contract import PoolEngineContract
+from tests.support.ray_cluster import RayCluster
+
+
+@pytest.fixture(autouse=True)
+def _actors_of_earlier_tests_are_gone() -> None:
+    """The tests of this file share one pool, whose actors stay."""
+
+
+class TestRayEngine(PoolEngineContract):
+    @pytest.fixture(scope="class")
+    def workers(self, cluster: RayCluster) -> Iterator[lp.Pool]:
+        with lp.RayPool(cluster.address) as pool:
+            yield pool
