@@ -86,7 +86,7 @@ class LocalEngine:
         )
         self.work = Work(payload, Progress(board, 0, None, Exception), watch=self._globals)
         if self._stream is not None:
-            self._stream.captured = self.work.calls.captured
+            self._stream.captured = self.work.calls.seeding.captured
         self._form: BatchForm | None = None
         # objects of the first sample, if it was made before the first pass
         self._glance: Glance | None = None
@@ -192,14 +192,14 @@ class LocalEngine:
         """Seed the random generators by their present keys."""
         self.work.seed_captured(self.generators.pairs)
         if self._stream is not None:
-            self._stream.captured = self.work.calls.captured
+            self._stream.captured = self.work.calls.seeding.captured
             if self._stream.is_one_shot:
                 return
         self._first_reading = None
 
     def captured_kept(self) -> contextlib.AbstractContextManager[None]:
         """Return a block that restores the random generators of the user's objects on exit."""
-        captured = self.work.calls.captured
+        captured = self.work.calls.seeding.captured
         return _NOTHING if captured is None else _restored(captured)
 
     def forget(self, epoch: int) -> None:
@@ -219,12 +219,12 @@ class LocalEngine:
         Args:
             is_whole: Drop these results without a comparison.
         """
-        self.work.calls.look_up()
+        self.work.calls.reader.look_up()
         source = self._payload.source
         if self._length is not None and length_of(source) != self._length_seen:
             self._length_seen = length_of(source)
             check_length(source, self._length)
-        if self.generators.look_again(self.work.calls.made):
+        if self.generators.look_again(self.work.calls.seeding.made):
             self.reseed()
         glance, self._glance, self._begins = self._glance, None, True
         if is_whole or (glance is not None and glance.changes()):

@@ -151,7 +151,7 @@ class Coroutines:
             if not call.is_canceled:
                 self._running += 1
                 # The task gets a copy of the context in which it is created.
-                context = self._calls.context or self._context
+                context = self._calls.hook_context.context or self._context
                 call.task = context.run(self._loop.create_task, call.make_async(self._end))
 
     def _end(self, call: Call) -> None:
@@ -202,8 +202,9 @@ class ConcurrentCalls:
 
     def begin(self, opened: Opened) -> None:
         """Submit the calls of a ticket, after those of earlier tickets. Pairs with `end`."""
-        if not self.begun and self._calls.is_watched:
-            self._calls.watch.seen = self._calls.watch.look()
+        draws = self._calls.draws
+        if not self.begun and draws.is_on:
+            draws.globals_watch.seen = draws.globals_watch.look()
         opened.calls = {}
         self.begun[opened.ticket] = opened
         rows = len(opened.indices)

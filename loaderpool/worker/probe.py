@@ -152,21 +152,21 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
     excluded = progress.excluded(epoch, indices)
     if excluded is not None:
         raise WorkFailed(excluded, RuntimeError(excluded.text))
-    calls.keep_only(epoch)
-    opened = Opened(Ticket(epoch=epoch), positions, indices, calls.reader(epoch))
+    calls.kept.keep_only(epoch)
+    opened = Opened(Ticket(epoch=epoch), positions, indices, calls.reader.of_epoch(epoch))
     started = clock.monotonic_ns()
     progress.note_thread(0, started, indices[0])
     try:
         result = calls.watched(calls.unit, opened, 0, len(indices))
         elapsed = clock.monotonic_ns() - started
         if inspect.isawaitable(result):
-            _refuse_awaitable(result, calls.origin)
-        spec = sample_spec(result, work.given_spec, calls.origin)
+            _refuse_awaitable(result, calls.chain.origin)
+        spec = sample_spec(result, work.given_spec, calls.chain.origin)
         leaves = zip(spec.structure.flatten(result), spec.structure.paths, strict=True)
         kept = [_kept(leaf, path) for leaf, path in leaves]
     except progress.catches as error:
         failed = progress.failed(error, epoch, indices, int(positions[0]))
-        if calls.takes_out and "None" in failed.failure.text:
+        if calls.chain.takes_out and "None" in failed.failure.text:
             failure = failed.failure._replace(text=f"{failed.failure.text} ({_WITHOUT_OUT})")
             raise WorkFailed(failure, error) from None
         raise failed from None
@@ -211,7 +211,7 @@ def _refuse_elements_for_items(
     calls, rows, indices = work.calls, len(positions), work.plan.order.indices(epoch, positions)
     kept = calls.kept.pop(indices[0], None)
     try:
-        opened = Opened(Ticket(epoch=epoch), positions, indices, calls.reader(epoch))
+        opened = Opened(Ticket(epoch=epoch), positions, indices, calls.reader.of_epoch(epoch))
         fewer = Structure.of(calls.watched(calls.unit, opened, 0, rows - 1))
     except work.progress.catches:
         # If it matters, it fails again in its own ticket.

@@ -57,9 +57,8 @@ class Opened:
     ticket: Ticket
     positions: npt.NDArray[np.int64]  # in the plan's order
     indices: list[int]  # source index of each position
-    # Returns the item of a source index, even after later tickets were opened. None: the source
-    # itself is read.
-    read: Callable[[int], Any] | None = None
+    # Returns the item of a source index, even after later tickets were opened.
+    read: Callable[[int], Any]
     batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, if they vary
     # the slot's arrays, if each row is written before the next one is made
     arrays: Sequence[npt.NDArray[Any]] | None = None

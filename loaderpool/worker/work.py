@@ -24,7 +24,7 @@ from loaderpool.transport.messages import Ticket
 from loaderpool.transport.payload.generators import with_imports
 from loaderpool.transport.payload.record import Pair, WorkerPayload
 from loaderpool.transport.reports import RowFailure
-from loaderpool.worker.calls import Calls
+from loaderpool.worker.calls import Calls, TimeLimit
 from loaderpool.worker.concurrent_calls import ConcurrentCalls, Coroutines, Threads
 from loaderpool.worker.contracts import Items, Runner
 from loaderpool.worker.event_loop import EventLoop
@@ -91,16 +91,18 @@ class Work:
         self.calls = calls = Calls(
             payload, progress.cell // Board.base(1), threads, watch, self.event_loop
         )
-        if progress.worker is not None:
-            calls.limit_s, calls.note_step = config.limits.timeout_s, progress.note_step
+        if progress.worker is not None and config.limits.timeout_s is not None:
+            calls.limit = TimeLimit(config.limits.timeout_s, progress.note_step)
         self.items: Items
         if self.plan.lanes:
             self.items = source
-            source.attend(progress, config.limits.timeout_s is not None, self.calls.captured)
+            source.attend(
+                progress, config.limits.timeout_s is not None, self.calls.seeding.captured
+            )
         elif isinstance(source, StreamedItems):
             self.items, source.shared, source.loader = source, shared, loader
         else:
-            self.items = IndexedItems(self.plan, self.calls, looks_ahead=progress.worker is None)
+            self.items = IndexedItems(self.plan, calls.reader, looks_ahead=progress.worker is None)
         self._concurrent: ConcurrentCalls | None = None
         if threads > 1:
             executor = (
@@ -119,9 +121,9 @@ class Work:
 
     def seed_captured(self, pairs: list[Pair]) -> None:
         """Seed these random generators by these keys from now on."""
-        self.calls.seed_captured(pairs)
+        self.calls.seeding.use(pairs)
         self.calls.kept.clear()
-        self.items.seed(self.calls.captured)
+        self.items.seed(self.calls.seeding.captured)
 
     def ensure_setup(self) -> None:
         """Call the user's `setup` hook, once in each process.
@@ -136,8 +138,8 @@ class Work:
             with self.progress.setup():
                 self.calls.set_up(setup)
                 self.check()
-            self.calls.find_what_setup_made()
-            self.items.add_generators(self.calls.captured)
+            self.calls.seeding.find_what_setup_made()
+            self.items.add_generators(self.calls.seeding.captured)
         except self._catches as error:
             self.setup = setup
             failed = self.progress.failed(error, epoch=0)
@@ -146,14 +148,14 @@ class Work:
     def set_form(self, form: BatchForm, is_given: bool) -> None:
         """Set the form of the batches, which the main process has decided."""
         self.form = form
-        self.calls.unflatten = form.spec.structure.unflatten
+        self.calls.chain.unflatten = form.spec.structure.unflatten
         self._converter = Converter(form, is_given, self.config.pad, self.config.ragged)
         # The last batch of a generator is shorter, so its batches vary in size. But no row of them
         # is ever left out.
         may_write_rows = form.fixed is not None or (form.has_plain_rows and self.plan.lanes > 0)
         self._writes_rows = may_write_rows and self.config.on_error.action == "raise"
         is_small = max(form.row_bytes, default=0) < _SINGLE_ROW_BYTES
-        is_plain = not self.calls.takes_out and not self.calls.is_async
+        is_plain = not self.calls.chain.takes_out and not self.calls.is_async
         in_blocks = is_small and is_plain and self.config.limits.timeout_s is None
         self._block_rows = _BLOCK_ROWS if in_blocks else 1
 
@@ -166,10 +168,11 @@ class Work:
 
         Called by `replay`. Raises the exceptions of the function.
         """
-        self.calls.keep_only(epoch)
-        opened = Opened(Ticket(epoch=epoch), np.array(positions), indices, self.calls.reader(epoch))
+        self.calls.kept.keep_only(epoch)
+        read = self.calls.reader.of_epoch(epoch)
+        opened = Opened(Ticket(epoch=epoch), np.array(positions), indices, read)
         fixed = None if self.form is None else self.form.fixed
-        if self.calls.takes_out and fixed is not None:
+        if self.calls.chain.takes_out and fixed is not None:
             shapes = zip(fixed.row_shapes, fixed.dtypes, strict=True)
             opened.arrays = [np.empty((1, *shape), dtype) for shape, dtype in shapes]
         return self.calls.unit(opened, 0, len(indices))
@@ -253,7 +256,7 @@ class Work:
     def _open(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> Opened:
         """Return the rows of a ticket. Their items can be read by index from now on."""
         if self.calls.kept:
-            self.calls.keep_only(ticket.epoch)
+            self.calls.kept.keep_only(ticket.epoch)
         try:
             opened = self.items.open(ticket)
         except self._catches as error:
