@@ -122,7 +122,7 @@ class LaneItems:
                 states of them.
         """
         self.progress, self._times_items, self.captured = progress, times_items, captured
-        progress.shards = self._shards
+        progress.failures.shards = self._shards
 
     # ---- tickets ----
 
@@ -312,7 +312,7 @@ class Lane:
             self.close()  # a generator that raised has ended; the next call restarts it
             if isinstance(error, Abandoned) or not isinstance(error, Exception):
                 raise
-            raise owner.progress.failed(error, self._epoch, [position], position) from None
+            raise owner.progress.failures.of(error, self._epoch, [position], position) from None
         finally:
             owner.progress.end_generator()
             if owner.captured is not None and self._made is not None:

@@ -192,7 +192,7 @@ class Worker:
                 work.ensure_setup()
             work.suspect(ticket.deaths > 0)
             for index, hung_s, exit_code in ticket.left_out:
-                work.progress.exclude(ticket.epoch, index, hung_s, exit_code)
+                work.failures.exclude(ticket.epoch, index, hung_s, exit_code)
             if ticket.offset < 0:
                 answer = self._look(work, ticket)
             else:

@@ -43,6 +43,25 @@ _BLOCK_ROWS = 128
 _Leaves = list[npt.NDArray[Any]]
 
 
+class RowTimes:
+    """Durations of a row in the two latest tickets. Two, because one may have been interrupted.
+
+    At first they are so long that rows are made one by one.
+    """
+
+    def __init__(self) -> None:
+        self._latest_ns = self._earlier_ns = _SINGLE_ROW_NS
+
+    def note(self, row_ns: int) -> None:
+        """Add the duration of a row in a ticket."""
+        self._earlier_ns, self._latest_ns = self._latest_ns, row_ns
+
+    @property
+    def are_quick(self) -> bool:
+        """True if rows are quick enough to be made in blocks."""
+        return min(self._latest_ns, self._earlier_ns) < _SINGLE_ROW_NS
+
+
 class Work:
     """Calls the user's function for positions of the plan.
 
@@ -71,15 +90,16 @@ class Work:
         event_loop: EventLoop | None = None,
     ) -> None:
         config = payload.config
-        self.config, self.progress, self._catches = config, progress, progress.catches
+        self.config, self.progress = config, progress
+        self.failures = failures = progress.failures
         self.plan = payload.plan
         self.unit = payload.unit
         self.setup = with_imports(payload.imports, payload.setup)
         self.check: Callable[[], None] = end_stray
         self.given_spec = payload.given_spec
-        progress.timeout_s = config.limits.timeout_s or 0.0
+        failures.timeout_s = config.limits.timeout_s or 0.0
         source = payload.source
-        progress.columns = source.paths if isinstance(source, Columns) else ()
+        failures.columns = source.paths if isinstance(source, Columns) else ()
         if self.plan.lanes:
             # If no function is called for an item that a generator yields, the generator's time
             # counts.
@@ -111,9 +131,7 @@ class Work:
             self._concurrent = ConcurrentCalls(calls, executor, self.unit != "sample", progress)
         self.look_ahead: Callable[[], bool] | None = None
         self._handing_over = HandingOver()
-        # Duration of a row in each of the latest two tickets. Two, because one may have been
-        # interrupted. At first they are set so that rows are made one by one.
-        self._row_ns = self._earlier_row_ns = _SINGLE_ROW_NS
+        self._row_times = RowTimes()
         self.form: BatchForm | None = None
         self._converter: Converter
         self._block_rows = 1
@@ -140,9 +158,9 @@ class Work:
                 self.check()
             self.calls.seeding.find_what_setup_made()
             self.items.add_generators(self.calls.seeding.captured)
-        except self._catches as error:
+        except self.failures.catches as error:
             self.setup = setup
-            failed = self.progress.failed(error, epoch=0)
+            failed = self.failures.of(error, epoch=0)
             raise WorkFailed(failed.failure._replace(is_setup=True), error) from None
 
     def set_form(self, form: BatchForm, is_given: bool) -> None:
@@ -202,7 +220,7 @@ class Work:
             return False
         try:
             concurrent.begin(self._open(ticket, buffer, base, capacity))
-        except self._catches:
+        except self.failures.catches:
             # v The error is reported when `fill` gets the ticket.
             return False
         return True
@@ -242,14 +260,14 @@ class Work:
                 filled = calls.watched(fill, calls, opened)
             else:
                 filled = concurrent.run(opened, fill, self.look_ahead)
-        except self._catches as error:
-            raise progress.failed(
+        except self.failures.catches as error:
+            raise self.failures.of(
                 error, ticket.epoch, opened.indices, int(opened.positions[0])
             ) from None
         now = clock.monotonic_ns()
         if progress.worker is not None:
             progress.end_ticket(now)
-        self._earlier_row_ns, self._row_ns = self._row_ns, (now - started) // len(opened.indices)
+        self._row_times.note((now - started) // len(opened.indices))
         self._handing_over.calls_ns = now - opened_ns
         return filled
 
@@ -259,9 +277,9 @@ class Work:
             self.calls.kept.keep_only(ticket.epoch)
         try:
             opened = self.items.open(ticket)
-        except self._catches as error:
+        except self.failures.catches as error:
             # The items of a stream cannot be unpickled here, or a generator raised.
-            raise self.progress.failed(error, ticket.epoch) from None
+            raise self.failures.of(error, ticket.epoch) from None
         opened.slot = buffer, base, capacity
         if self._writes_rows:
             assert self.form is not None
@@ -285,12 +303,9 @@ class Work:
         arrays = opened.arrays
         assert arrays is not None
         rows, is_noted = len(indices), progress.worker is not None
-        is_quick = min(self._row_ns, self._earlier_row_ns) < _SINGLE_ROW_NS
-        block = (
-            self._block_rows
-            if rows > 1 and is_quick and not ticket.deaths and calls is self.calls
-            else 1
-        )
+        block = 1
+        if rows > 1 and not ticket.deaths and calls is self.calls and self._row_times.are_quick:
+            block = self._block_rows
         if block > 1 and is_noted:
             progress.begin_blocks(block)
         start = 0
@@ -311,12 +326,12 @@ class Work:
                     if not converter.write_block(arrays, row, results):
                         raise SpecMismatchError  # single calls find the wrong row
                 start = stop
-            except self._catches as error:
+            except self.failures.catches as error:
                 if block == 1 or not isinstance(error, SpecMismatchError):
                     # A signal handler may raise after the last row.
                     failing = min(start + len(results), stop - 1)
                     where = [indices[failing]], int(opened.positions[failing])
-                    raise progress.failed(error, ticket.epoch, *where) from None
+                    raise self.failures.of(error, ticket.epoch, *where) from None
                 # From now on each row is written before the next one is made.
                 block = self._block_rows = 1
                 progress.begin_blocks(0)
@@ -428,7 +443,7 @@ class Work:
             WorkFailed: the call failed, or ended workers before.
         """
         ticket, indices = opened.ticket, opened.indices[start:stop]
-        excluded = self.progress.excluded(ticket.epoch, indices)
+        excluded = self.failures.excluded(ticket.epoch, indices)
         if excluded is not None:
             raise WorkFailed(excluded, RuntimeError(excluded.text))
         self.progress.note(indices[0])
@@ -439,7 +454,7 @@ class Work:
                 if self.unit == "sample" or ticket.batches > 1
                 else leaves
             )
-        except self._catches as error:
+        except self.failures.catches as error:
             full_rows = 0 if self.plan.rows_vary else self.plan.most_rows
             if (
                 isinstance(error, SpecMismatchError)
@@ -450,6 +465,6 @@ class Work:
                     f"{error}. This batch is shorter, with {len(indices)} of {full_rows} items. "
                     "Set drop_remainder=True to drop it"
                 )
-            raise self.progress.failed(
+            raise self.failures.of(
                 error, ticket.epoch, indices, int(opened.positions[start])
             ) from None
