@@ -87,36 +87,6 @@ class DrawWatch:
         self.is_on, self._seeding.seeds_globals = False, True
 
 
-class HookContext:
-    """Runs coroutines of one loader in the context that its `setup` hook has left.
-
-    Args:
-        event_loop: runs the coroutines.
-
-    Attributes:
-        context: copied for each coroutine. None: no hook has run in the event loop.
-    """
-
-    def __init__(self, event_loop: EventLoop) -> None:
-        self._event_loop = event_loop
-        self.context: contextvars.Context | None = None
-
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Return the result of a coroutine, as `EventLoop.run` does."""
-        return self._event_loop.run(coroutine, self.context)
-
-    def set_up(self, setup: Callable[[], Any]) -> None:
-        """Call the `setup` hook in the event loop, and keep its context."""
-        self._event_loop.run(self._set_up(setup), None)
-
-    async def _set_up(self, setup: Callable[[], Any]) -> None:
-        done = setup()
-        if inspect.isawaitable(done):
-            await done
-        # `numpy.errstate` and the like belong to the context, not to the process.
-        self.context = contextvars.copy_context()
-
-
 class TimeLimit(NamedTuple):
     """Cancels each coroutine that takes too long, and notes which one runs."""
 
@@ -149,7 +119,7 @@ class Calls:
         chain: the functions.
         draws: watches the global generators.
         kept: results of the probe.
-        hook_context: runs the coroutines.
+        context: copied for each coroutine, once the `setup` hook has run in the event loop.
         limit: time limit of each coroutine; None: there is none.
         after_call: called after each call.
     """
@@ -169,7 +139,8 @@ class Calls:
         self.chain = Chain(payload, self.seeding, self.reader.cached is not None)
         self.draws = DrawWatch(payload, threads, self.seeding, watch)
         self.kept = KeptResults()
-        self.hook_context = HookContext(event_loop or EventLoop())
+        self._event_loop = event_loop or EventLoop()
+        self.context: contextvars.Context | None = None
         self.limit: TimeLimit | None = None
         self.after_call: Callable[[], None] = end_stray
 
@@ -212,9 +183,16 @@ class Calls:
     def set_up(self, setup: Callable[[], Any]) -> None:
         """Call the `setup` hook. If it or a function is async, the hook runs in the event loop."""
         if self._is_set_up_async:
-            self.hook_context.set_up(setup)
+            self._event_loop.run(self._set_up(setup), None)
         else:
             setup()
+
+    async def _set_up(self, setup: Callable[[], Any]) -> None:
+        done = setup()
+        if inspect.isawaitable(done):
+            await done
+        # `numpy.errstate` and the like belong to the context, not to the process.
+        self.context = contextvars.copy_context()
 
     def unit(self, opened: Opened, start: int, stop: int) -> Any:
         """Return the result of one call.
@@ -224,7 +202,7 @@ class Calls:
         if self.kept and (value := self.kept.pop(opened.indices[start], None)) is not None:
             return value
         if self.is_async:
-            return self.hook_context.run(self.unit_async(opened, start, stop))
+            return self._event_loop.run(self.unit_async(opened, start, stop), self.context)
         chain = self.chain
         if chain.batch_fn is None:
             value = chain.sample(opened, start, int(opened.positions[start]))

@@ -151,7 +151,7 @@ class Coroutines:
             if not call.is_canceled:
                 self._running += 1
                 # The task gets a copy of the context in which it is created.
-                context = self._calls.hook_context.context or self._context
+                context = self._calls.context or self._context
                 call.task = context.run(self._loop.create_task, call.make_async(self._end))
 
     def _end(self, call: Call) -> None:

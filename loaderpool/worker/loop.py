@@ -95,8 +95,6 @@ class Works:
     ) -> None:
         self._payloads, self._forms, self._make = payloads, dict(forms), make
         self.known: dict[int, Work] = {}
-        # Number of the first version of each loader that has a `Work`.
-        self._counted_as: dict[int, int] = {}
         self._lanes: dict[int, tuple[int, int]] = {}  # (loader, epoch) of each run of generators
 
     def take_form(self, message: Found) -> None:
@@ -107,16 +105,14 @@ class Works:
         """Return the `Work` of a loader, with the form of its batches if it is known."""
         work = self.known.get(loader)
         if work is None:
-            payload = self._payloads[loader]
-            self._counted_as[loader] = payload.loader
-            work = self.known[loader] = self._make(loader, payload)
+            work = self.known[loader] = self._make(loader, self._payloads[loader])
         if work.form is None and loader in self._forms:
             work.set_form(*receive(self._forms[loader], own=loader))
         return work
 
     def counted_as(self, loader: int) -> int:
         """Return the number under which all versions of a loader are counted: its first one's."""
-        return self._counted_as.get(loader, loader)
+        return self._payloads[loader].loader if loader in self.known else loader
 
     def note_lane(self, ticket: Ticket) -> None:
         """Note that generators run here for the ticket's run."""
