@@ -81,7 +81,7 @@ class Gauge:
     """
 
     def __init__(self, workers: int, now_s: float) -> None:
-        self._workers, self._begun_s, self._answers, self._idle_s = workers, now_s, 0, 0.0
+        self._workers, self._begun_s, self._idle_s = workers, now_s, 0.0
         self._first_s: dict[int, float] = {}  # time of the first answer, by worker
         self._last_s: dict[int, float] = {}  # time of the latest answer, by worker
         self._log: list[tuple[float, int]] = []  # (time, rows) of all answers
@@ -96,7 +96,6 @@ class Gauge:
         self._first_s.setdefault(worker, now_s)
         self._last_s[worker] = now_s
         self._log.append((now_s, rows))
-        self._answers += 1
 
     def note_idle(self, seconds: float) -> None:
         """Add time in which workers had no ticket, summed over them."""
@@ -108,7 +107,7 @@ class Gauge:
 
     def is_enough(self, now_s: float) -> bool:
         """Return True if time and answers are enough for a rate."""
-        return self.seconds(now_s) >= _LEAST_S and self._answers >= max(
+        return self.seconds(now_s) >= _LEAST_S and len(self._log) >= max(
             _LEAST_ANSWERS, _ANSWERS_EACH * self._workers
         )
 

@@ -32,9 +32,7 @@ class KeptResults(dict[int, Any]):
     Each is used once, instead of a second call.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._epoch = 0
+    _epoch = 0
 
     def keep_only(self, epoch: int) -> None:
         """Drop the results of other epochs. Samples of this epoch are made now."""
