@@ -263,7 +263,7 @@ class LocalEngine:
                 return
             with InterruptsAllowed(), SavedGlobals(), self.captured_kept():
                 self.work.items.close()
-                self.work.event_loop.close()
+                self.work.calls.event_loop.close()
                 for reading in list(self._readings):
                     reading.close()
         finally:

@@ -117,6 +117,7 @@ class Calls:
         chain: the functions.
         draws: watches the global generators.
         kept: results of the probe.
+        event_loop: runs the coroutines.
         context: copied for each coroutine, once the `setup` hook has run in the event loop.
         limit: time limit of each coroutine; None: there is none.
         after_call: called after each call.
@@ -137,7 +138,7 @@ class Calls:
         self.chain = Chain(payload, self.seeding, self.reader.cached is not None)
         self.draws = DrawWatch(payload, threads, self.seeding, watch)
         self.kept = KeptResults()
-        self._event_loop = event_loop or EventLoop()
+        self.event_loop = event_loop or EventLoop()
         self.context: contextvars.Context | None = None
         self.limit: TimeLimit | None = None
         self.after_call: Callable[[], None] = end_stray
@@ -181,7 +182,7 @@ class Calls:
     def set_up(self, setup: Callable[[], Any]) -> None:
         """Call the `setup` hook. If it or a function is async, the hook runs in the event loop."""
         if self._is_set_up_async:
-            self._event_loop.run(self._set_up(setup), None)
+            self.event_loop.run(self._set_up(setup), None)
         else:
             setup()
 
@@ -200,7 +201,7 @@ class Calls:
         if self.kept and (value := self.kept.pop(opened.indices[start], None)) is not None:
             return value
         if self.is_async:
-            return self._event_loop.run(self.unit_async(opened, start, stop), self.context)
+            return self.event_loop.run(self.unit_async(opened, start, stop), self.context)
         chain = self.chain
         if chain.batch_fn is None:
             value = chain.sample(opened, start, int(opened.positions[start]))
@@ -221,8 +222,9 @@ class Calls:
 
         If a call raises, `len(results)` shows which one.
         """
-        chain, seeding, indices = self.chain, self.seeding, opened.indices[start:stop]
-        are_kept = bool(self.kept) and not self.kept.keys().isdisjoint(indices)
+        chain, seeding, kept = self.chain, self.seeding, self.kept
+        indices = opened.indices[start:stop]
+        are_kept = bool(kept) and not kept.keys().isdisjoint(indices)
         if are_kept or chain.plain is None or seeding.seeds_globals or seeding.captured is not None:
             for at, position in enumerate(opened.positions[start:stop].tolist(), start):
                 value = (

@@ -46,20 +46,18 @@ _Leaves = list[npt.NDArray[Any]]
 class RowTimes:
     """Durations of a row in the two latest tickets. Two, because one may have been interrupted.
 
-    At first they are so long that rows are made one by one.
+    Attributes:
+        are_quick: True if the shorter one is so short that rows are made in blocks. At first False.
     """
 
     def __init__(self) -> None:
-        self._latest_ns = self._earlier_ns = _SINGLE_ROW_NS
+        self.are_quick = False
+        self._latest_ns = _SINGLE_ROW_NS
 
     def note(self, row_ns: int) -> None:
         """Add the duration of a row in a ticket."""
-        self._earlier_ns, self._latest_ns = self._latest_ns, row_ns
-
-    @property
-    def are_quick(self) -> bool:
-        """True if rows are quick enough to be made in blocks."""
-        return min(self._latest_ns, self._earlier_ns) < _SINGLE_ROW_NS
+        self.are_quick = min(row_ns, self._latest_ns) < _SINGLE_ROW_NS
+        self._latest_ns = row_ns
 
 
 class Work:
@@ -107,9 +105,8 @@ class Work:
             watch = None  # generators would draw before the watch in `Calls` is read
         # The main process gets no threads, because a debugger may be attached to it.
         threads = 1 if progress.worker is None else config.threads
-        self.event_loop = event_loop or EventLoop()
         self.calls = calls = Calls(
-            payload, progress.cell // Board.base(1), threads, watch, self.event_loop
+            payload, progress.cell // Board.base(1), threads, watch, event_loop
         )
         if progress.worker is not None and config.limits.timeout_s is not None:
             calls.limit = TimeLimit(config.limits.timeout_s, progress.note_step)
@@ -126,7 +123,7 @@ class Work:
         self._concurrent: ConcurrentCalls | None = None
         if threads > 1:
             executor = (
-                Coroutines(self.event_loop, threads, calls) if calls.is_async else Threads(threads)
+                Coroutines(calls.event_loop, threads, calls) if calls.is_async else Threads(threads)
             )
             self._concurrent = ConcurrentCalls(calls, executor, self.unit != "sample", progress)
         self.look_ahead: Callable[[], bool] | None = None
