@@ -42,13 +42,13 @@ class KeptResults(dict[int, Any]):
 
 
 class DrawWatch:
-    """Watches if calls draw from the global generators. It ends once these are seeded for each call.
+    """Watches the global generators for draws, until they are seeded for each call.
 
     Args:
         payload: the loader's settings.
         threads: number of calls at the same time.
         seeding: seeds the generators, once calls have drawn.
-        globals_watch: compares the generators. None: an own one.
+        globals_watch: compares the generators. None: its own one.
 
     Attributes:
         is_on: True while calls are watched.
