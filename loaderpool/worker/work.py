@@ -47,16 +47,15 @@ class RowTimes:
     """Durations of a row in the two latest tickets. Two, because one may have been interrupted.
 
     Attributes:
-        are_quick: True if the shorter one is so short that rows are made in blocks. At first False.
+        shorter_ns: the shorter one. At first so long that rows are made one by one.
     """
 
     def __init__(self) -> None:
-        self.are_quick = False
-        self._latest_ns = _SINGLE_ROW_NS
+        self.shorter_ns = self._latest_ns = _SINGLE_ROW_NS
 
     def note(self, row_ns: int) -> None:
         """Add the duration of a row in a ticket."""
-        self.are_quick = min(row_ns, self._latest_ns) < _SINGLE_ROW_NS
+        self.shorter_ns = min(row_ns, self._latest_ns)
         self._latest_ns = row_ns
 
 
@@ -300,9 +299,12 @@ class Work:
         arrays = opened.arrays
         assert arrays is not None
         rows, is_noted = len(indices), progress.worker is not None
-        block = 1
-        if rows > 1 and not ticket.deaths and calls is self.calls and self._row_times.are_quick:
-            block = self._block_rows
+        is_quick = self._row_times.shorter_ns < _SINGLE_ROW_NS
+        block = (
+            self._block_rows
+            if rows > 1 and is_quick and not ticket.deaths and calls is self.calls
+            else 1
+        )
         if block > 1 and is_noted:
             progress.begin_blocks(block)
         start = 0
