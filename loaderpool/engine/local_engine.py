@@ -123,7 +123,7 @@ class LocalEngine:
         self.work = Work(payload, Progress(board, 0, None, Exception), watch=self._globals)
         if checked.stream is not None:
             self._readings = StreamReadings(checked.stream, checked.config, checked.plan)
-            checked.stream.captured = self.work.calls.captured
+            checked.stream.captured = self.work.calls.seeding.captured
         self._first = FirstSample()
         # Objects that determine cached results. A call may change its own objects, so this is
         # renewed after each batch.
@@ -199,12 +199,12 @@ class LocalEngine:
         """Seed the random generators by their present keys."""
         self.work.seed_captured(self.generators.pairs)
         if self._readings is not None:
-            self._readings.stream.captured = self.work.calls.captured
+            self._readings.stream.captured = self.work.calls.seeding.captured
             self._readings.forget_first()
 
     def captured_kept(self) -> contextlib.AbstractContextManager[None]:
         """Return a context manager that restores the generators of the user's objects on exit."""
-        captured = self.work.calls.captured
+        captured = self.work.calls.seeding.captured
         return _NOTHING if captured is None else _restored(captured)
 
     def forget(self, epoch: int) -> None:
@@ -224,7 +224,7 @@ class LocalEngine:
         Args:
             is_whole: Drop these results without a comparison.
         """
-        self.work.calls.look_up()
+        self.work.calls.reader.look_up()
         source = self._payload.source
         # Lost items are an error at each pass. Additional ones are a warning, once.
         if self._length is not None and (
@@ -232,7 +232,7 @@ class LocalEngine:
         ):
             self._length_seen = length
             check_length(source, self._length)
-        if self.generators.look_again(self.work.calls.made):
+        if self.generators.look_again(self.work.calls.seeding.made):
             self.reseed()
         glance = self._first.start_pass()
         if is_whole or (glance is not None and glance.changes()):
@@ -274,7 +274,7 @@ class LocalEngine:
                 return
             with InterruptsAllowed(), SavedGlobals(), self.captured_kept():
                 self.work.items.close()
-                self.work.event_loop.close()
+                self.work.calls.event_loop.close()
                 if self._readings is not None:
                     self._readings.close()
         finally:

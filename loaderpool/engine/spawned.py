@@ -158,7 +158,7 @@ class SpawnedSupervisor(Supervisor):
         return 4096  # queues hold any number of messages; this only limits the slots
 
     def _make_workers(self, start: Mapping[str, Any]) -> Any:
-        self._tick_ms = min(self._tick_ms, int(_LOOK_S * 1000))
+        self._ticks.every_ms = min(self._ticks.every_ms, int(_LOOK_S * 1000))
         self._has_told_of_exec = True  # the missing fork needs no warning
         return SpawnedWorkers(self._arena, self._slots, self._payloads, self._forms, start, list)
 

@@ -101,7 +101,6 @@ class Cluster:
     ) -> None:
         self._settings, self._post, self._is_first = settings, post, is_first
         self._on_beat = on_beat
-        self._environment = settings.actor_options.get("runtime_env")
         self._options = {
             name: value for name, value in settings.actor_options.items() if name != "runtime_env"
         }
@@ -190,7 +189,7 @@ class Cluster:
 
                 ray.init(
                     address,
-                    runtime_env=self._environment,
+                    runtime_env=self._settings.actor_options.get("runtime_env"),
                     logging_level=logging.ERROR,
                     log_to_driver=True,
                 )

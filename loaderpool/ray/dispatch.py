@@ -19,7 +19,7 @@ import queue
 import select
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +33,7 @@ from loaderpool.memory.board import Board, Field
 from loaderpool.ray.cluster import BEAT_S, Cluster, Node
 from loaderpool.ray.node import Made, Request
 from loaderpool.supervisor.records import Abandon, Death, Instruction, Job, Start, Stop, ToWorker
-from loaderpool.supervisor.supervisor import Supervisor, serve
+from loaderpool.supervisor.supervisor import Supervisor, Ticks, serve
 from loaderpool.system import clock, machine
 from loaderpool.transport import reports
 from loaderpool.transport.channel import Received
@@ -61,6 +61,29 @@ _NO_MEMORY = (
 )
 
 
+class Mailbox:
+    """Calls that other threads post for the loop. While there are any, `woken` is readable."""
+
+    def __init__(self) -> None:
+        self._posts: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
+        self.woken, self._wake = os.pipe()
+        for end in (self.woken, self._wake):
+            os.set_blocking(end, False)
+
+    def post(self, method: str, *arguments: Any) -> None:
+        """Add a call of a method. Called in any thread."""
+        self._posts.put((method, arguments))
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake, b"\0")
+
+    def read(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Yield all calls: the method's name and its arguments. Never blocks."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.woken, 4096)
+        while not self._posts.empty():
+            yield self._posts.get()
+
+
 class Dispatcher(Supervisor):
     """The dispatcher's event loop.
 
@@ -76,8 +99,7 @@ class Dispatcher(Supervisor):
         self._is_first, self._timeout_s = start["is_first"], settings.node_timeout_s
         super().__init__({**start, "workers": 0})
         self._size = settings.nodes
-        # half of the time between two heartbeats
-        self._tick_ms = self._longest_tick_ms = int(BEAT_S * 500)
+        self._ticks = Ticks(int(BEAT_S * 500))  # half of a heartbeat
         # Modules that this process has imported, for the nodes to import.
         self._modules = ModuleStore(start["modules"])
         # Payload of each loader, as a reference into the cluster's stores.
@@ -87,12 +109,9 @@ class Dispatcher(Supervisor):
         self._losses: collections.deque[tuple[str, str]] = collections.deque(maxlen=_KEPT)
         # Latest state of each node that has not been sent to the main process.
         self._untold: dict[int, NodeIs] = {}
-        self._posts: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
-        self._woken, self._wake = os.pipe()
-        for end in (self._woken, self._wake):
-            os.set_blocking(end, False)
-        self._listen(self._woken, self._read_posts)
-        self._cluster = Cluster(settings, self._post, self._on_beat, self._is_first)
+        self._mailbox = Mailbox()
+        self._listen(self._mailbox.woken, self._read_posts)
+        self._cluster = Cluster(settings, self._mailbox.post, self._on_beat, self._is_first)
         self._nodes = self._cluster.nodes
 
     def _open(self, start: Mapping[str, Any]) -> int:
@@ -283,17 +302,8 @@ class Dispatcher(Supervisor):
 
     # ---- answers of nodes, and the nodes' lifetime ----
 
-    def _post(self, method: str, *arguments: Any) -> None:
-        """Make the loop call a method. Called in any thread."""
-        self._posts.put((method, arguments))
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake, b"\0")
-
     def _read_posts(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._woken, 4096)
-        while not self._posts.empty():
-            method, arguments = self._posts.get()
+        for method, arguments in self._mailbox.read():
             getattr(self, method)(*arguments)
 
     def resize(self, nodes: int) -> None:

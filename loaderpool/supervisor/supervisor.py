@@ -49,6 +49,51 @@ _SIGKILL = -9  # exit code of a process that was killed by SIGKILL
 _DEATHS_WITH_THREADS = 3
 
 
+class Ticks:
+    """Times of the loop's ticks: one every `every_ms`, which is at most `longest_ms`."""
+
+    def __init__(self, longest_ms: int) -> None:
+        self.every_ms = self.longest_ms = longest_ms
+        self.due_ns = 0  # time of the next tick
+
+    def is_due(self) -> bool:
+        """Return True if it is time for a tick. The next one is due after `every_ms`."""
+        if (now_ns := clock.monotonic_ns()) < self.due_ns:
+            return False
+        self.due_ns = now_ns + self.every_ms * 1_000_000
+        return True
+
+
+class LoadedCode:
+    """What forked workers inherit. Loaded objects are frozen: a collection in a worker would copy
+    the pages of all of them.
+
+    Attributes:
+        check: finds what makes a fork unsafe.
+        has_unloaded: True if a payload was unloaded since the last `freeze`.
+    """
+
+    def __init__(self) -> None:
+        self.check = ForkCheck()
+        self._has_loaded = self.has_unloaded = False
+
+    def freeze(self, private: Sequence[int]) -> None:
+        """Freeze the objects of a payload that was loaded.
+
+        Args:
+            private: Descriptors that workers close.
+        """
+        # The first payload leaves only cycles from its imports, which are not worth a collection.
+        if self._has_loaded:
+            # Unloaded functions are in cycles with their globals. Frozen objects are not collected.
+            if self.has_unloaded:
+                gc.unfreeze()
+            gc.collect()
+        self._has_loaded, self.has_unloaded = True, False
+        self.check.handles.note_load(private)
+        gc.freeze()
+
+
 class Supervisor:
     """The loop of the supervisor process.
 
@@ -65,7 +110,7 @@ class Supervisor:
         self._restarts: tuple[int, float] | None = start["max_restarts"]
         self._selector = selectors.DefaultSelector()
         most_messages = self._open(start)
-        self._fork_check = ForkCheck()
+        self._code = LoadedCode()
         self._payloads = Payloads(self._arena, {})
         self._forms: dict[int, bytes] = {}
         space = ExtentMap(PAGE_BYTES, self._slots.nbytes)
@@ -73,13 +118,10 @@ class Supervisor:
         self._state = State(
             start["workers"], space, most_slots, self._restarts, self.of_nodes, self.sends_files
         )
-        self._tick_ms = (
-            min(StopWatch().look_ms, _LOOK_MS) if self._main_pidfd is None else StopWatch().look_ms
-        )
-        self._tick_due_ns = 0
-        self._longest_tick_ms = self._tick_ms
+        tick_ms = StopWatch().look_ms
+        self._ticks = Ticks(min(tick_ms, _LOOK_MS) if self._main_pidfd is None else tick_ms)
         self._oom_watch = capacity.OomWatch()
-        self._has_loaded = self._has_unloaded = self._has_told_of_exec = self._is_over = False
+        self._has_told_of_exec = self._is_over = False
         self._dead: list[WorkerProcess] = []
         self._trial: Trial | None = None
         self._trials: int = self._arena.board.trials
@@ -135,7 +177,8 @@ class Supervisor:
 
     @property
     def _wait_s(self) -> float:
-        return (self._tick_ms if self._trial is None else min(self._tick_ms, _TRIAL_LOOK_MS)) / 1000
+        tick_ms = self._ticks.every_ms
+        return (tick_ms if self._trial is None else min(tick_ms, _TRIAL_LOOK_MS)) / 1000
 
     def _listen(self, descriptor: int, handler: Callable[[], None]) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, handler)
@@ -152,8 +195,7 @@ class Supervisor:
 
     def _look_at_clock(self) -> None:
         """Run `_on_tick` if its time has come."""
-        if (now_ns := clock.monotonic_ns()) >= self._tick_due_ns:
-            self._tick_due_ns = now_ns + self._tick_ms * 1_000_000
+        if self._ticks.is_due():
             self._on_tick()
 
     def _on_tick(self) -> None:
@@ -189,7 +231,7 @@ class Supervisor:
         given = [loader.timeout_s for loader in self._state.loaders.values()]
         timeouts_ns = [int(timeout_s * 1e9) for timeout_s in given if timeout_s is not None]
         looks_ms = [look_ns(each) // 1_000_000 for each in (*timeouts_ns, *watched_ns)]
-        self._tick_ms = min(self._longest_tick_ms, *looks_ms) if looks_ms else self._longest_tick_ms
+        self._ticks.every_ms = min([self._ticks.longest_ms, *looks_ms])
 
     def _leave(self) -> None:
         self._is_over = True
@@ -279,7 +321,7 @@ class Supervisor:
             return
         finally:
             self._arena.board.loading = 0
-        self._freeze()
+        self._code.freeze(self._workers.private())
         self._on_loaded(number)
 
     def _on_loaded(self, number: int) -> None:
@@ -299,7 +341,7 @@ class Supervisor:
         self._state.load(
             number, Numbering(settings.plan), leaves_out, most_deaths, settings.loader, timeout_s
         )
-        self._tick_due_ns = 0  # so that the next tick uses this loader's timeout
+        self._ticks.due_ns = 0  # for the timeout
 
     def _refusal(self, error: BaseException) -> bytes:
         failure = describe_failure(error, epoch=0, worker=None)
@@ -307,22 +349,11 @@ class Supervisor:
         what = f"{place} could not load the function and the source"
         return reports.of_setup(failure, what, describe_load_error(error, place), place)
 
-    def _freeze(self) -> None:
-        # The first payload leaves only cycles from its imports, which are not worth a collection.
-        if self._has_loaded:
-            # Unloaded functions are in cycles with their globals. Frozen objects are not collected.
-            if self._has_unloaded:
-                gc.unfreeze()
-            gc.collect()
-        self._has_loaded, self._has_unloaded = True, False
-        self._fork_check.handles.note_load(self._workers.private())
-        gc.freeze()  # otherwise a collection in a worker would copy the pages of all these objects
-
     def _unload(self, number: int) -> None:
         self._state.unload(number)
         self._main.send(messages.Ended(number))
         self._payloads.unload(number)
-        self._has_unloaded = True
+        self._code.has_unloaded = True
         self._forms.pop(number, None)
         self._carry_out()
 
@@ -487,7 +518,7 @@ class Supervisor:
 
     def _obstacles(self) -> Sequence[str]:
         """Return the reasons not to fork workers. Empty if they are forked."""
-        return self._fork_check.obstacles(self._workers.private())
+        return self._code.check.obstacles(self._workers.private())
 
     def _start(self, number: int) -> None:
         obstacles = self._obstacles()
@@ -499,7 +530,7 @@ class Supervisor:
             )
         try:
             worker = self._workers.start(
-                number, None if obstacles else self._fork_check.handles.files
+                number, None if obstacles else self._code.check.handles.files
             )
         except (OSError, PoolBrokenError) as error:
             failure = describe_failure(error, epoch=0, worker=number)

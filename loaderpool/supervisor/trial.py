@@ -81,7 +81,7 @@ class Gauge:
     """
 
     def __init__(self, workers: int, now_s: float) -> None:
-        self._workers, self._begun_s, self._answers, self._idle_s = workers, now_s, 0, 0.0
+        self._workers, self._begun_s, self._idle_s = workers, now_s, 0.0
         self._first_s: dict[int, float] = {}  # time of the first answer, by worker
         self._last_s: dict[int, float] = {}  # time of the latest answer, by worker
         self._log: list[tuple[float, int]] = []  # (time, rows) of all answers
@@ -96,7 +96,6 @@ class Gauge:
         self._first_s.setdefault(worker, now_s)
         self._last_s[worker] = now_s
         self._log.append((now_s, rows))
-        self._answers += 1
 
     def note_idle(self, seconds: float) -> None:
         """Add time in which workers had no ticket, summed over them."""
@@ -108,7 +107,7 @@ class Gauge:
 
     def is_enough(self, now_s: float) -> bool:
         """Return True if time and answers are enough for a rate."""
-        return self.seconds(now_s) >= _LEAST_S and self._answers >= max(
+        return self.seconds(now_s) >= _LEAST_S and len(self._log) >= max(
             _LEAST_ANSWERS, _ANSWERS_EACH * self._workers
         )
 
@@ -165,6 +164,53 @@ class _Phase(enum.Enum):
     OVER = enum.auto()  # the result is final
 
 
+class Search:
+    """The numbers of workers that a trial has compared with all.
+
+    The fewest that are as fast are more than `too_few`, and at most `enough`.
+
+    Attributes:
+        enough: fewest workers that were as fast; at first all.
+        too_few: most workers that were slower; 0: none were.
+        few: number of workers to compare next.
+
+    Args:
+        workers: number of all workers.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = self.enough = workers
+        self.too_few = 0
+        self.few = workers // 2
+        # True once the measurement is repeated, because only the rates in all supported its first
+        # result. Slow workers may make the error of these rates too small.
+        self._is_repeated = False
+
+    def note(self, share: float, is_as_fast: bool, is_sure: bool) -> bool:
+        """Note the result for `few` workers. Return True if the new `few` should be compared.
+
+        Args:
+            share: Rate of the few workers as a share of the rate of all.
+            is_as_fast: True if the few are as fast as all.
+            is_sure: True if the rates by cycles show it.
+        """
+        few, is_first = self.few, self.enough == self._workers
+        if is_as_fast and not is_sure and is_first and not self._is_repeated:
+            self._is_repeated = True
+        elif is_as_fast and share < _JUST_AS_FAST and not is_first:
+            self.too_few = few  # the limit is known, and `enough` workers lose nothing
+            return False
+        elif is_as_fast:
+            self.enough = few
+            few = few // 2 if not self.too_few and few > 1 else few
+        else:
+            self.too_few = max(few, self.too_few)
+            # The number at which the rate would be that of all, if each worker adds its part.
+            few = max(math.ceil(few / max(share, 0.01) - 0.1), few + 1)
+        self.few = few
+        return few < self.enough and few <= _FEWER * self._workers
+
+
 class Trial:
     """A search for the fewest workers that are as fast as all.
 
@@ -181,16 +227,12 @@ class Trial:
     def __init__(self, state: State, most_s: float, now_s: float) -> None:
         self._state, self._most_s, self._looked_s = state, most_s - _LATE_S, now_s
         self._workers = self._staying()
-        self._enough, self._too_few = len(self._workers), 0
-        self._few = len(self._workers) // 2  # number of workers that the next pause leaves
+        self._search = Search(len(self._workers))
         self._rates: Rates | None = None  # rates of all workers
         # Rates of fewer workers that seem to be as fast. They are compared again with the rates of
         # all workers after the pause.
         self._few_rates: Rates | None = None
-        # True once the measurement is repeated, because only the rates in all supported its first
-        # result. Slow workers may make the error of these rates too small.
-        self._is_repeated = False
-        self._loader: int | None = None  # loader whose answers are counted
+        self._loader: int | None = None  # loader of the answers
         self.paused_s = self.idle_s = 0.0
         self._phase, self._gauge = _Phase.ALL, Gauge(len(self._workers), now_s)
         if len(self._workers) < 2:
@@ -209,9 +251,10 @@ class Trial:
     @property
     def result(self) -> TrialResult:
         """Result of the trial so far."""
-        has_found = self._too_few or self._enough < len(self._workers)
+        search = self._search
+        has_found = search.too_few or search.enough < len(self._workers)
         rate = self._rates.in_all.per_s if has_found and self._rates is not None else 0.0
-        return TrialResult(len(self._workers), self._enough, self._too_few, rate, self.paused_s)
+        return TrialResult(len(self._workers), search.enough, search.too_few, rate, self.paused_s)
 
     def note(self, worker: int, loader: int | None, rows: int, now_s: float) -> None:
         """Count an answer of a worker. Called by the supervisor for each `Done`.
@@ -244,7 +287,7 @@ class Trial:
         idle = self._count_idle(is_paused=True)
         self.idle_s += passed_s * idle
         if self._phase is _Phase.DRAIN and idle == len(self._paused()):
-            self._phase, self._gauge = _Phase.FEW, Gauge(self._few, now_s)
+            self._phase, self._gauge = _Phase.FEW, Gauge(self._search.few, now_s)
         elif self._phase is _Phase.FEW and self._gauge.is_enough(now_s):
             return self._look_at_few(now_s)
         return self.paused_s >= self._most_s and self._end()
@@ -262,7 +305,7 @@ class Trial:
             if error > (_MOST_ERROR if gauge.seconds(now_s) > _GOOD_S else _GOOD_ERROR):
                 return is_late and self._end()
             self._rates = now
-            return self._pause(self._few, now_s)
+            return self._pause(self._search.few, now_s)
         rates = now.in_all.per_s, before.in_all.per_s
         has_changed = max(rates) - min(rates) > _SAME * max(rates)
         both = max(now, before, key=lambda each: each.in_all) if has_changed else _mean(before, now)
@@ -274,7 +317,7 @@ class Trial:
             self._rates = both
             return self._decide(share, is_as_fast, is_sure, now_s)
         self._rates = now
-        return self._pause(self._few, now_s) if self._has_time else self._end()
+        return self._pause(self._search.few, now_s) if self._has_time else self._end()
 
     def _look_at_few(self, now_s: float) -> bool:
         gauge, all_ = self._gauge, self._rates
@@ -306,7 +349,7 @@ class Trial:
             True if the few are as fast (None: not clear); their share of the rate; and True if the
             rates by cycles show it, not only the rates in all.
         """
-        part, found, share = self._few / len(self._workers), None, 0.0
+        part, found, share = self._search.few / len(self._workers), None, 0.0
         for one, other in list(zip(few, all_, strict=True))[: 2 if self._are_many else 1]:
             share = one.per_s / other.per_s
             clear = _CLEAR * share * math.hypot(one.error, other.error)
@@ -318,34 +361,13 @@ class Trial:
     @property
     def _are_many(self) -> bool:
         """True if the rates in all are evidence. With few workers, one slow one distorts them."""
-        return len(self._workers) >= _MANY and self._few <= len(self._workers) / 2
+        return len(self._workers) >= _MANY and self._search.few <= len(self._workers) / 2
 
     def _decide(self, share: float, is_as_fast: bool, is_sure: bool, now_s: float) -> bool:
-        """Store the result for the few workers, and pause for another number of them, or end.
-
-        Args:
-            share: Rate of the few workers as a share of the rate of all.
-            is_as_fast: True if the few are as fast as all.
-            is_sure: True if the rates by cycles show it.
-            now_s: Time in seconds.
-        """
-        few, is_first = self._few, self._enough == len(self._workers)
-        if is_as_fast and not is_sure and is_first and not self._is_repeated:
-            self._is_repeated = True
-        elif is_as_fast and share < _JUST_AS_FAST and not is_first:
-            self._too_few = few  # the limit is known, and `_enough` workers lose nothing
-            return self._end()
-        elif is_as_fast:
-            self._enough = few
-            few = few // 2 if not self._too_few and few > 1 else few
-        else:
-            self._too_few = max(few, self._too_few)
-            # The number at which the rate would be that of all, if each worker adds its part.
-            few = max(math.ceil(few / max(share, 0.01) - 0.1), few + 1)
-        if few >= self._enough or few > _FEWER * len(self._workers) or not self._has_time:
-            return self._end()
-        self._few = few
-        return self._pause(few, now_s)
+        """Note the result for the few workers, and pause for another number of them, or end."""
+        if self._search.note(share, is_as_fast, is_sure) and self._has_time:
+            return self._pause(self._search.few, now_s)
+        return self._end()
 
     def _pause(self, staying: int, now_s: float) -> bool:
         self._state.pause(staying)

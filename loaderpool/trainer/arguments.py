@@ -252,7 +252,7 @@ def _generators(
     Raises:
         ArgumentError: Workers cannot read the source, or no batch is left of its stated items.
     """
-    from loaderpool.worker.lanes import LaneItems, stated_batches
+    from loaderpool.worker.lanes import Generators, LaneItems, stated_batches
 
     is_chosen = pool is None and not isinstance(config.workers, Auto)
     workers = pool.workers if pool is not None else max(1, first_workers(config.workers))
@@ -275,11 +275,8 @@ def _generators(
             )
     shuffle = source.shards is not None and (config.shuffle or window > 0)
     made = source.make_generator, source.takes, source.shards
-    return (
-        config,
-        plan,
-        LaneItems(*made, plan, shuffle, window, config.seed_globals, source.shard_lengths),
-    )
+    generators = Generators(*made, plan, shuffle, window, source.shard_lengths)
+    return config, plan, LaneItems(generators, config.seed_globals)
 
 
 def _plan_settings(config: LoaderConfig) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class FewerWorkers:
         """
         now = latest[-1]
         now_s = now.now_ns / 1e9
-        if pool.has_nodes or now.workers < 2:
+        if pool.workers.are_nodes or now.workers < 2:
             return
         if self._trials is None and has_logs():
             self._trials = log_of(self._function_and_source())

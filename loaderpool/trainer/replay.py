@@ -138,7 +138,9 @@ class Replay:
         Raises:
             SpecMismatchError: No batch can be made of the result.
         """
-        return sample_spec(result, self._engine.checked.given_spec, self._engine.work.calls.origin)
+        return sample_spec(
+            result, self._engine.checked.given_spec, self._engine.work.calls.chain.origin
+        )
 
 
 def _why_not(plan: Plan, epoch: int, index: int) -> str:

@@ -202,15 +202,16 @@ class ConcurrentCalls:
 
     def begin(self, opened: Opened) -> None:
         """Submit the calls of a ticket, after those of earlier tickets. Pairs with `end`."""
-        if not self.begun and self._calls.is_watched:
-            self._calls.watch.seen = self._calls.watch.look()
+        draws = self._calls.draws
+        if not self.begun and draws.is_on:
+            draws.globals_watch.seen = draws.globals_watch.look()
         opened.calls = {}
         self.begun[opened.ticket] = opened
-        rows = len(opened.indices)
+        rows, excluded = len(opened.indices), self._progress.failures.excluded
         for start, stop in (
             opened.bounds() if self._makes_units else zip(range(rows), itertools.count(1))
         ):
-            if self._progress.excluded(opened.ticket.epoch, opened.indices[start:stop]) is not None:
+            if excluded(opened.ticket.epoch, opened.indices[start:stop]) is not None:
                 continue
             call = opened.calls[start] = Call(self._calls, opened, start, stop)
             # Taken now, because the next submitted ticket may be of another epoch.

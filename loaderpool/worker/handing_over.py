@@ -40,7 +40,6 @@ class HandingOver:
         is_worth_it = self.calls_ns >= max(_LEAST_NS, _TIMES * self._packing_ns)
         if not (self._can_be_pickled and is_worth_it):
             return None
-        assert opened.read is not None
         items = [opened.read(index) for index in opened.indices]
         begun_ns = clock.monotonic_ns()
         try:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from loaderpool.plan.batches import Plan, Start, kept
 from loaderpool.plan.generators import CapturedGenerators
 from loaderpool.transport.messages import Ticket
-from loaderpool.worker.calls import Calls
+from loaderpool.worker.item_reader import ItemReader
 from loaderpool.worker.tickets import Opened
 
 _Positions = npt.NDArray[np.int64]
@@ -27,13 +27,13 @@ class IndexedItems:
 
     Args:
         plan: Order of the items.
-        calls: Reads an item.
+        reader: Reads an item.
         looks_ahead: Positions and indices of several batches are computed at once, if all batches
             have the same rows.
     """
 
-    def __init__(self, plan: Plan, calls: Calls, looks_ahead: bool) -> None:
-        self._plan, self._calls = plan, calls
+    def __init__(self, plan: Plan, reader: ItemReader, looks_ahead: bool) -> None:
+        self._plan, self._reader = plan, reader
         self._at_once = max(1, _ROWS // plan.most_rows) if looks_ahead and not plan.rows_vary else 0
         self._latest: dict[tuple[int, int, Start], tuple[_Positions, list[int]]] = {}
 
@@ -44,7 +44,7 @@ class IndexedItems:
 
     def open(self, ticket: Ticket) -> Opened:
         """Return the rows of a ticket."""
-        read = self._calls.reader(ticket.epoch)
+        read = self._reader.of_epoch(ticket.epoch)
         if self._at_once and ticket.stop < 0:
             return Opened(ticket, *self._looked_up(ticket), read)
         plan, epoch = self._plan.after(ticket.rest), ticket.epoch

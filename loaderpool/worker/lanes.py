@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,53 +42,88 @@ _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _Pairs = Iterator[tuple[int, Any]]  # positions and items
 
 
+class Generators(NamedTuple):
+    """The user's generators of each lane. The epoch and the lane determine them, and their order."""
+
+    make_generator: Callable[..., Any]  # the user's function
+    takes: frozenset[str]  # "rng" and "worker", if the function accepts them
+    shards: list[Any] | None  # arguments of the generators, one for each; None: there are none
+    plan: Plan  # plan of the batches
+    shuffle: bool  # True if each epoch has another order of shards
+    window: int  # items that are shuffled among each other in each lane; 0: none
+    lengths: tuple[int, ...] | None = None  # number of items of each shard; None: unknown
+
+    def infos(self, epoch: int, lane: int) -> Iterator[WorkerInfo]:
+        """Yield the `WorkerInfo` of each generator of a lane, in order."""
+        plan, shards = self.plan, self.shards
+        if shards is None:
+            index, count = plan.shard_index * plan.lanes + lane, plan.num_shards * plan.lanes
+            yield WorkerInfo(index, count, self._seed("copy", index, epoch), epoch)
+            return
+        places = shards_of(plan, lane, len(shards))
+        if self.shuffle and self.lengths is None:
+            places = Permutation(len(shards), stream_key("shards", plan.order.seed, epoch)).take(
+                places
+            )
+        elif self.shuffle:
+            # Shards of a lane stay together, so that each epoch has the same number of batches. The
+            # order of lanes changes, and the order of shards within each lane.
+            (lane,) = (
+                Permutation(plan.lanes, stream_key("lanes", plan.order.seed, epoch))
+                .take(np.array([lane]))
+                .tolist()
+            )
+            places = shards_of(plan, lane, len(shards))
+            order = Permutation(len(places), stream_key(f"shards-{lane}", plan.order.seed, epoch))
+            places = places[order.take(np.arange(len(places)))]
+        for index in places.tolist():
+            yield WorkerInfo(
+                index, len(shards), self._seed("shard", index, epoch), epoch, shards[index]
+            )
+
+    def _seed(self, kind: str, index: int, epoch: int) -> int:
+        return stream_key(f"{kind}-{index}", self.plan.order.seed, epoch) & _SEED_BITS
+
+    def make(self, info: WorkerInfo) -> Any:
+        """Call the user's function and return its iterable."""
+        arguments = () if self.shards is None else (info.shard,)
+        keywords: dict[str, Any] = {"worker": info} if "worker" in self.takes else {}
+        if "rng" in self.takes:
+            keywords["rng"] = np.random.Generator(np.random.Philox(key=info.seed))
+        return self.make_generator(*arguments, **keywords)
+
+    def length(self, info: WorkerInfo) -> int | None:
+        """Return the stated number of items of a shard, or None if unknown."""
+        return None if self.lengths is None else self.lengths[info.index]
+
+    def mixed(self, pairs: _Pairs, epoch: int, lane: int) -> _Pairs:
+        """Return a lane's items in shuffled order; `pairs` itself if there is no window."""
+        if not self.window:
+            return pairs
+        number = self.plan.shard_index * self.plan.lanes + lane
+        return shuffled(
+            pairs, self.window, stream_key(f"lane-{number}", self.plan.order.seed, 0), epoch
+        )
+
+
 class LaneItems:
     """Items of one ticket at a time, from the lanes that run in this process.
 
     It is pickled to the workers as the loader's source.
 
     Args:
-        make_generator: the user's function.
-        takes: "rng" and "worker", if the function accepts them.
-        shards: arguments of the generators, one for each; None: there are no shards.
-        plan: plan of the batches.
-        shuffle: True if each epoch has another order of shards.
-        window: number of items that are shuffled among each other in each lane; 0: none.
+        generators: the generators of each lane.
         seed_globals: True if each lane has its own state of `random` and `numpy.random`, which
             takes about 0.2 ms per batch. "auto": only after a generator drew from them.
-        lengths: number of items of each shard; None: unknown.
     """
 
-    def __init__(
-        self,
-        make_generator: Callable[..., Any],
-        takes: frozenset[str],
-        shards: list[Any] | None,
-        plan: Plan,
-        shuffle: bool,
-        window: int,
-        seed_globals: bool | Literal["auto"],
-        lengths: tuple[int, ...] | None = None,
-    ) -> None:
-        self._arguments = (
-            make_generator,
-            takes,
-            shards,
-            plan,
-            shuffle,
-            window,
-            seed_globals,
-            lengths,
-        )
-        self._lengths = lengths
-        self._make, self._takes, self._shards, self._plan = make_generator, takes, shards, plan
-        self._shuffle, self._window = shuffle, window
-        self._watch = GlobalsWatch()
+    def __init__(self, generators: Generators, seed_globals: bool | Literal["auto"]) -> None:
+        self.generators, self._seed_globals = generators, seed_globals
         self.keeps_globals = seed_globals is True  # each lane has its own state
-        self._is_watched = seed_globals == "auto"
+        self._watch = GlobalsWatch() if seed_globals == "auto" else None
         # Items are copied at once, because all may share one buffer. Items that wait in the window
         # outlive their batch, and sharing could only be detected within a batch.
-        self.copies = window > 0
+        self.copies = generators.window > 0
         self._lanes: dict[tuple[int, int], Lane] = {}  # keyed by epoch and number
         self._latest: Lane | None = None  # lane of the current ticket's batch
         # items of the next ticket, by position, if another worker has read them
@@ -100,12 +135,12 @@ class LaneItems:
         self.run = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LaneItems, self._arguments
+        return LaneItems, (self.generators, self._seed_globals)
 
     @property
     def payload_parts(self) -> dict[str, Any]:
         """The user's objects in it, by the names of their arguments."""
-        return {"make_generator": self._make, "shards": self._shards}
+        return {"make_generator": self.generators.make_generator, "shards": self.generators.shards}
 
     def attend(
         self, progress: Progress, times_items: bool, captured: CapturedGenerators | None = None
@@ -122,7 +157,7 @@ class LaneItems:
                 states of them.
         """
         self.progress, self._times_items, self.captured = progress, times_items, captured
-        progress.shards = self._shards
+        progress.failures.shards = self.generators.shards
 
     # ---- tickets ----
 
@@ -133,7 +168,7 @@ class LaneItems:
     @property
     def first_batches(self) -> int:
         """One batch for each lane: its first one."""
-        return self._plan.lanes
+        return self.generators.plan.lanes
 
     def put(self, positions: Sequence[int], items: Sequence[Any]) -> None:
         """Store the items of the next ticket, which another worker has read."""
@@ -144,11 +179,12 @@ class LaneItems:
         if ticket.items:
             given, self._given = self._given, {}
             return Opened(ticket, np.array([*given], np.int64), [*given], given.__getitem__)
-        round_number, number = divmod(ticket.batch, self._plan.lanes)
-        rows = self._plan.most_rows
+        plan = self.generators.plan
+        round_number, number = divmod(ticket.batch, plan.lanes)
+        rows = plan.most_rows
         self.run, self.is_timed = ticket.run, self._times_items or ticket.deaths > 0
         positions = self._take((ticket.epoch, number), round_number * rows, rows)
-        if self._plan.drop_remainder and len(positions) < rows:
+        if plan.drop_remainder and len(positions) < rows:
             positions = []
         assert self._latest is not None
         return Opened(ticket, np.array(positions, np.int64), positions, self._latest.give)
@@ -186,7 +222,7 @@ class LaneItems:
             if key not in self._lanes:
                 self._lanes[key] = Lane(self, *key)
             lane = self._latest = self._lanes[key]
-            if self.keeps_globals or not self._is_watched:
+            if self.keeps_globals or self._watch is None:
                 return lane.take(start, count)
             positions, drew = self._watch.run(lane.take, start, count)
             if not drew:
@@ -196,64 +232,22 @@ class LaneItems:
             self.keeps_globals = True
             self.close()
 
-    # ---- generators of a lane ----
-
-    def infos(self, epoch: int, lane: int) -> Iterator[WorkerInfo]:
-        """Yield the `WorkerInfo` of each generator of a lane, in order."""
-        plan, shards = self._plan, self._shards
-        if shards is None:
-            index, count = plan.shard_index * plan.lanes + lane, plan.num_shards * plan.lanes
-            yield WorkerInfo(index, count, self._seed("copy", index, epoch), epoch)
-            return
-        places = shards_of(plan, lane, len(shards))
-        if self._shuffle and self._lengths is None:
-            places = Permutation(len(shards), stream_key("shards", plan.order.seed, epoch)).take(
-                places
-            )
-        elif self._shuffle:
-            # Shards of a lane stay together, so that each epoch has the same number of batches. The
-            # order of lanes changes, and the order of shards within each lane.
-            (lane,) = (
-                Permutation(plan.lanes, stream_key("lanes", plan.order.seed, epoch))
-                .take(np.array([lane]))
-                .tolist()
-            )
-            places = shards_of(plan, lane, len(shards))
-            order = Permutation(len(places), stream_key(f"shards-{lane}", plan.order.seed, epoch))
-            places = places[order.take(np.arange(len(places)))]
-        for index in places.tolist():
-            yield WorkerInfo(
-                index, len(shards), self._seed("shard", index, epoch), epoch, shards[index]
-            )
-
-    def _seed(self, kind: str, index: int, epoch: int) -> int:
-        return stream_key(f"{kind}-{index}", self._plan.order.seed, epoch) & _SEED_BITS
-
     def make(self, info: WorkerInfo) -> Any:
-        """Call the user's `make_generator` and return its iterable."""
+        """Call the user's `make_generator` with the generators seeded. Return its iterable."""
         if self.captured is not None:
             self.captured.begin(LANE, info.epoch, info.index)
         if self.keeps_globals:
             random.seed(info.seed)
             np.random.seed([info.seed & 0xFFFFFFFF, info.seed >> 32])
-        arguments = () if self._shards is None else (info.shard,)
-        keywords: dict[str, Any] = {"worker": info} if "worker" in self._takes else {}
-        if "rng" in self._takes:
-            keywords["rng"] = np.random.Generator(np.random.Philox(key=info.seed))
-        return self._make(*arguments, **keywords)
+        return self.generators.make(info)
 
-    def length(self, info: WorkerInfo) -> int | None:
-        """Return the stated number of items of a shard, or None if unknown."""
-        return None if self._lengths is None else self._lengths[info.index]
 
-    def mixed(self, pairs: _Pairs, epoch: int, lane: int) -> _Pairs:
-        """Return a lane's items in shuffled order; `pairs` itself if there is no window."""
-        if not self._window:
-            return pairs
-        number = self._plan.shard_index * self._plan.lanes + lane
-        return shuffled(
-            pairs, self._window, stream_key(f"lane-{number}", self._plan.order.seed, 0), epoch
-        )
+class _LaneBatch(NamedTuple):
+    """The latest batch of a lane. Its positions may be fewer than `wanted`, at the lane's end."""
+
+    start: int  # first item
+    wanted: int  # size of the batch
+    positions: list[int]
 
 
 class Lane:
@@ -280,8 +274,7 @@ class Lane:
         self._at = 0  # items read so far
         # items still needed for the batch, the limit of a block; others are read one by one
         self._needed = 0
-        self._start, self._wanted = 0, -1  # first item and size of the latest batch
-        self._positions: list[int] = []
+        self._latest = _LaneBatch(0, -1, [])
         # items of the latest batch by position, except those returned by `give`
         self._batch: dict[int, Any] = {}
 
@@ -294,8 +287,8 @@ class Lane:
         Raises:
             WorkFailed: a generator or `make_generator` raised. The lane is then back at its start.
         """
-        if (start, count) == (self._start, self._wanted):
-            return self._positions
+        if (start, count) == self._latest[:2]:
+            return self._latest.positions
         owner = self._owner
         if start < self._at:
             self.close()
@@ -312,7 +305,7 @@ class Lane:
             self.close()  # a generator that raised has ended; the next call restarts it
             if isinstance(error, Abandoned) or not isinstance(error, Exception):
                 raise
-            raise owner.progress.failed(error, self._epoch, [position], position) from None
+            raise owner.progress.failures.of(error, self._epoch, [position], position) from None
         finally:
             owner.progress.end_generator()
             if owner.captured is not None and self._made is not None:
@@ -327,16 +320,16 @@ class Lane:
             owner.copies = True
             self.close()
             return self.take(start, count)
-        self._start, self._wanted = start, count
-        self._positions, self._batch = [position for position, _ in pairs], dict(pairs)
-        return self._positions
+        self._latest = _LaneBatch(start, count, [position for position, _ in pairs])
+        self._batch = dict(pairs)
+        return self._latest.positions
 
     def give(self, position: int) -> Any:
         """Return an item of the latest batch. The caller may change it, so a second call makes the
         item again.
         """
         if position not in self._batch:
-            start, wanted = self._start, self._wanted
+            start, wanted, _ = self._latest
             self.close()
             self.take(start, wanted)
             if position not in self._batch:
@@ -356,7 +349,7 @@ class Lane:
     def _read(self, start: int, count: int) -> list[tuple[int, Any]]:
         if self._made is None:
             self._made = self._make()
-            self._mixed = self._owner.mixed(self._made, self._epoch, self._number)
+            self._mixed = self._owner.generators.mixed(self._made, self._epoch, self._number)
         self._needed = start + count - self._at
         # All lanes skip about as many items, so only lane 0 reports it.
         skip(
@@ -369,9 +362,9 @@ class Lane:
     def _make(self) -> Generator[tuple[int, Any], None, None]:
         """Yield each item with its position, generator after generator. User code runs here."""
         owner, progress, at_once = self._owner, self._owner.progress, 1
-        for info in owner.infos(self._epoch, self._number):
+        for info in owner.generators.infos(self._epoch, self._number):
             self._position = begin = first_position(info.index)
-            length = owner.length(info)
+            length = owner.generators.length(info)
             progress.note_generator(owner.run, self._position)
             made = owner.make(info)
             if not isinstance(made, Iterable):

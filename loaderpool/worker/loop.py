@@ -12,7 +12,7 @@ import mmap
 import os
 import pickle
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loaderpool.memory.arena import Arena, SlotFile, map_memory_file
@@ -32,6 +32,102 @@ from loaderpool.worker.own_process import end_stray
 from loaderpool.worker.probe import probe
 from loaderpool.worker.tickets import Abandoned, MadeRows, Progress, WorkFailed
 from loaderpool.worker.work import Work
+
+
+class TicketQueue:
+    """Tickets that have arrived and are not answered, with the files of those that have items."""
+
+    def __init__(self) -> None:
+        self.waiting: collections.deque[Ticket] = collections.deque()
+        self._files: dict[int, int] = {}  # by ticket: descriptor of the file with its items
+        self._begun = 0  # number of the last ticket whose calls were started ahead
+
+    def add(self, ticket: Ticket, descriptors: Sequence[int]) -> None:
+        """Add a ticket that has arrived."""
+        self.waiting.append(ticket)
+        if ticket.items:
+            (self._files[ticket.number],) = descriptors
+
+    def begin_ahead(self, begin: Callable[[Ticket], bool]) -> bool:
+        """Start the calls of waiting tickets by `begin`, each once.
+
+        Return False at the first ticket that must wait for its turn.
+        """
+        for ticket in self.waiting:
+            if ticket.deaths:  # this ticket must be made alone
+                return False
+            if ticket.number <= self._begun:
+                continue
+            if not begin(ticket):
+                return False
+            self._begun = ticket.number
+        return True
+
+    def items_of(self, ticket: Ticket) -> tuple[list[int], list[Any]]:
+        """Return the items that another worker has read, and their positions."""
+        nbytes, buffers = ticket.items
+        with memoryview(map_memory_file(self._files[ticket.number], nbytes)).cast("B") as content:
+            found: tuple[list[int], list[Any]] = unpacked(
+                content, Bundle(0, nbytes, buffers, 0), ticket.loader
+            )
+        return found
+
+    def drop_file(self, ticket: Ticket) -> None:
+        """Close the file of a ticket that was answered."""
+        if (file := self._files.pop(ticket.number, None)) is not None:
+            os.close(file)
+
+
+class Works:
+    """The `Work` of each loader, which its first ticket creates, with the form of its batches.
+
+    Args:
+        payloads: Loaders, by number of their version.
+        forms: Pickled form of the batches, by loader (`Found.content`).
+        make: Creates a `Work` for a number and its payload.
+    """
+
+    def __init__(
+        self,
+        payloads: Mapping[int, WorkerPayload],
+        forms: Mapping[int, bytes],
+        make: Callable[[int, WorkerPayload], Work],
+    ) -> None:
+        self._payloads, self._forms, self._make = payloads, dict(forms), make
+        self.known: dict[int, Work] = {}
+        self._lanes: dict[int, tuple[int, int]] = {}  # (loader, epoch) of each run of generators
+
+    def take_form(self, message: Found) -> None:
+        """Store the form of a loader's batches."""
+        self._forms[message.loader] = message.content
+
+    def of(self, loader: int) -> Work:
+        """Return the `Work` of a loader, with the form of its batches if it is known."""
+        work = self.known.get(loader)
+        if work is None:
+            work = self.known[loader] = self._make(loader, self._payloads[loader])
+        if work.form is None and loader in self._forms:
+            work.set_form(*receive(self._forms[loader], own=loader))
+        return work
+
+    def counted_as(self, loader: int) -> int:
+        """Return the number under which all versions of a loader are counted: its first one's."""
+        return self._payloads[loader].loader if loader in self.known else loader
+
+    def note_lane(self, ticket: Ticket) -> None:
+        """Note that generators run here for the ticket's run."""
+        self._lanes[ticket.run] = ticket.loader, ticket.epoch
+
+    def forget(self, run: int) -> None:
+        """Close the generators of an ended run, unless another run continues with them."""
+        place = self._lanes.pop(run, None)
+        if place is not None and place not in self._lanes.values():
+            self.known[place[0]].items.forget(place[1])
+
+    def close(self) -> None:
+        """Close the generators of all loaders."""
+        for work in self.known.values():
+            work.close()
 
 
 class Worker:
@@ -66,16 +162,10 @@ class Worker:
             arena,
             slots,
         )
-        self._payloads, self._forms = payloads, dict(forms)
         self._numbers, self._base = arena.board.numbers, Board.base(cell)
         self._recorder = arena.recorder(cell, number)
-        self._works: dict[int, Work] = {}
-        # Number of the first version of each loader that has a `Work`.
-        self._counted_as: dict[int, int] = {}
-        self._lanes: dict[int, tuple[int, int]] = {}  # (loader, epoch) of each run of generators
-        self._tickets: collections.deque[Ticket] = collections.deque()  # tickets still to make
-        self._files: dict[int, int] = {}  # descriptor of the file with a ticket's items, by ticket
-        self._begun = 0  # number of the last ticket whose calls were started ahead
+        self._works = Works(payloads, forms, self._make_work)
+        self._queue = TicketQueue()
         self._event_loop = EventLoop()
         self._identity = machine.file_identity(channel.fileno())
 
@@ -89,7 +179,7 @@ class Worker:
 
     def _serve(self) -> None:
         while True:
-            while not self._tickets:
+            while not self._queue.waiting:
                 fault_points.reach("worker.idle")
                 begun_ns = clock.monotonic_ns()
                 self._wait()
@@ -97,10 +187,9 @@ class Worker:
                 try:
                     self._read()
                 except ChannelClosed:
-                    for work in self._works.values():
-                        work.close()
+                    self._works.close()
                     return
-            self._answer(self._tickets.popleft())
+            self._answer(self._queue.waiting.popleft())
 
     def _wait(self) -> None:
         """Wait for a message. The coroutines that the user's functions have left run meanwhile."""
@@ -114,13 +203,11 @@ class Worker:
         while (received := self._channel.receive()) is not None:
             message = received.message
             if isinstance(message, Ticket):
-                self._tickets.append(message)
-                if message.items:
-                    (self._files[message.number],) = received.descriptors
+                self._queue.add(message, received.descriptors)
             elif isinstance(message, Found):
-                self._forms[message.loader] = message.content
+                self._works.take_form(message)
             elif isinstance(message, Ended):
-                self._forget(message.number)
+                self._works.forget(message.number)
 
     def _look_ahead(self) -> bool:
         """Start the calls of waiting tickets. Return True if more may follow.
@@ -139,39 +226,24 @@ class Worker:
         except BaseException:
             traceback.print_exc()
             os._exit(1)
-        for ticket in self._tickets:
-            if ticket.deaths:  # this ticket must be made alone
-                return False
-            if ticket.number <= self._begun:
-                continue
-            work = self._works.get(ticket.loader)
-            if ticket.offset < 0 or work is None or not self._begin(work, ticket):
-                return False
-            self._begun = ticket.number
-        return True
+        return self._queue.begin_ahead(self._begin)
 
-    def _begin(self, work: Work, ticket: Ticket) -> bool:
+    def _begin(self, ticket: Ticket) -> bool:
+        work = self._works.known.get(ticket.loader)
+        if ticket.offset < 0 or work is None:
+            return False
         try:
             self._slots.prepare(ticket.offset, ticket.slot_bytes, ticket.is_fresh)
         except (MemoryError, OSError):  # `_answer` will report the error
             return False
         return work.begin(ticket, self._slots.map, ticket.offset, ticket.slot_bytes)
 
-    def _work(self, loader: int) -> Work:
-        """Return the `Work` of a loader, with the form of its batches if it is known."""
-        work = self._works.get(loader)
-        if work is None:
-            payload = self._payloads[loader]
-            # All versions of a loader are counted under the number of the first one.
-            of = self._counted_as[loader] = payload.loader
-            calls = CallClock(self._arena.call_times, self._cell, of, self._recorder)
-            progress = Progress(self._numbers, self._base, self._number, BaseException, calls)
-            work = self._works[loader] = Work(
-                payload, progress, self._arena.map, loader=loader, event_loop=self._event_loop
-            )
-            work.look_ahead, work.check = self._look_ahead, self._check_channel
-        if work.form is None and loader in self._forms:
-            work.set_form(*receive(self._forms[loader], own=loader))
+    def _make_work(self, loader: int, payload: WorkerPayload) -> Work:
+        # All versions of a loader are counted under the number of the first one.
+        calls = CallClock(self._arena.call_times, self._cell, payload.loader, self._recorder)
+        progress = Progress(self._numbers, self._base, self._number, BaseException, calls)
+        work = Work(payload, progress, self._arena.map, loader=loader, event_loop=self._event_loop)
+        work.look_ahead, work.check = self._look_ahead, self._check_channel
         return work
 
     def _answer(self, ticket: Ticket) -> None:
@@ -187,20 +259,20 @@ class Worker:
             if ticket.run and self._numbers[Board.mark(ticket.run)] == ticket.run:
                 # This check comes first: after the run's end, the loader's memory may be reused.
                 raise Abandoned
-            work = self._work(ticket.loader)
+            work = self._works.of(ticket.loader)
             if work.setup is not None:
                 work.ensure_setup()
             work.suspect(ticket.deaths > 0)
             for index, hung_s, exit_code in ticket.left_out:
-                work.progress.exclude(ticket.epoch, index, hung_s, exit_code)
+                work.failures.exclude(ticket.epoch, index, hung_s, exit_code)
             if ticket.offset < 0:
                 answer = self._look(work, ticket)
             else:
                 self._slots.prepare(ticket.offset, ticket.slot_bytes, ticket.is_fresh)
                 if ticket.items:
-                    work.items.put(*self._items_of(ticket))
+                    work.items.put(*self._queue.items_of(ticket))
                 elif work.plan.lanes:
-                    self._lanes[ticket.run] = ticket.loader, ticket.epoch
+                    self._works.note_lane(ticket)
                 filled = work.fill(ticket, self._slots.map, ticket.offset, ticket.slot_bytes)
                 rows = filled.rows
                 # The worker that makes the first row counts the batch.
@@ -209,10 +281,10 @@ class Worker:
                 failed = pickle.dumps(filled.row_failures, 5) if filled.row_failures else b""
                 answer = Done(ticket.number, filled.items, failures=failed)
         except Abandoned:
-            self._forget(ticket.run)
+            self._works.forget(ticket.run)
             # Another ticket will get this slot, so no call may write into it any more.
-            if ticket.loader in self._works:
-                self._works[ticket.loader].drop(ticket)
+            if ticket.loader in self._works.known:
+                self._works.known[ticket.loader].drop(ticket)
             answer = Done(ticket.number)
         except WorkFailed as error:
             answer = Done(ticket.number, error=reports.of_sample(error.failure))
@@ -233,8 +305,7 @@ class Worker:
             self._send_file(answer, filled, ticket.epoch)
         else:
             self._channel.send(answer)
-        if (file := self._files.pop(ticket.number, None)) is not None:
-            os.close(file)
+        self._queue.drop_file(ticket)
         # Cleared after the send: if the answer cannot be sent, this process ends, and the
         # supervisor blames the ticket.
         board[base + Field.TICKET] = 0
@@ -244,7 +315,7 @@ class Worker:
             return
         has_failed = isinstance(answer, Done) and bool(answer.error)
         of = (
-            self._counted_as.get(ticket.loader, ticket.loader),
+            self._works.counted_as(ticket.loader),
             ticket.run,
             ticket.epoch,
             ticket.batch,
@@ -260,15 +331,6 @@ class Worker:
         found = probe(work, ticket.epoch, ticket.feed)
         content = dumps(found)
         return Found(ticket.number, ticket.loader, content, found.elapsed_ns / 1e9)
-
-    def _items_of(self, ticket: Ticket) -> tuple[list[int], list[Any]]:
-        """Return the items that another worker has read, and their positions."""
-        nbytes, buffers = ticket.items
-        with memoryview(map_memory_file(self._files[ticket.number], nbytes)).cast("B") as content:
-            found: tuple[list[int], list[Any]] = unpacked(
-                content, Bundle(0, nbytes, buffers, 0), ticket.loader
-            )
-        return found
 
     def _send_file(self, answer: Done, filled: MadeRows, epoch: int) -> None:
         """Send an answer with a file: a batch that did not fit its slot, or items for another
@@ -296,12 +358,6 @@ class Worker:
         end_stray()
         if machine.file_identity(self._channel.fileno()) != self._identity:
             os._exit(LOST_PIPES_STATUS)
-
-    def _forget(self, run: int) -> None:
-        """Close the generators of an ended run, unless another run continues with them."""
-        place = self._lanes.pop(run, None)
-        if place is not None and place not in self._lanes.values():
-            self._works[place[0]].items.forget(place[1])
 
 
 def _write(read: Frame, file: mmap.mmap) -> None:

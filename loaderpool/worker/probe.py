@@ -80,7 +80,7 @@ def probe(work: Work, epoch: int, feed: int = 0) -> Probe:
         raise first_error
     from loaderpool.sources.stream import nothing_there  # imported here: empty sources are rare
 
-    raise work.progress.failed(SourceError(nothing_there(work.plan)), epoch)
+    raise work.failures.of(SourceError(nothing_there(work.plan)), epoch)
 
 
 def _look_at_more(work: Work, epoch: int, first: Probe, positions: npt.NDArray[np.int64]) -> Probe:
@@ -129,16 +129,16 @@ def _starts(work: Work, epoch: int, feed: int) -> Iterator[tuple[npt.NDArray[np.
 
     The first batches of generators are those of all lanes. A stream has only one, from the feed.
     """
-    plan, progress = work.plan, work.progress
+    plan, failures = work.plan, work.failures
     for batch in range(work.items.first_batches):
         try:
             ticket = Ticket(epoch=epoch, batch=batch, stop=plan.most_rows, feed=feed)
             positions = work.items.open(ticket).positions
         except Abandoned:
             # Reply with an error, because the main process waits for the probe's result.
-            raise progress.failed(SourceError("the stream's first items are gone"), epoch) from None
-        except progress.catches as error:  # raised by a stream's items or by a generator
-            raise progress.failed(error, epoch) from None
+            raise failures.of(SourceError("the stream's first items are gone"), epoch) from None
+        except failures.catches as error:  # raised by a stream's items or by a generator
+            raise failures.of(error, epoch) from None
         for start in range(min(1, len(positions)) if work.unit == "batch" else len(positions)):
             yield positions, start
 
@@ -148,25 +148,25 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
 
     They are part of a batch of `batch_rows` rows.
     """
-    calls, progress, indices = work.calls, work.progress, work.plan.order.indices(epoch, positions)
-    excluded = progress.excluded(epoch, indices)
+    calls, failures, indices = work.calls, work.failures, work.plan.order.indices(epoch, positions)
+    excluded = failures.excluded(epoch, indices)
     if excluded is not None:
         raise WorkFailed(excluded, RuntimeError(excluded.text))
-    calls.keep_only(epoch)
-    opened = Opened(Ticket(epoch=epoch), positions, indices, calls.reader(epoch))
+    calls.kept.keep_only(epoch)
+    opened = Opened(Ticket(epoch=epoch), positions, indices, calls.reader.of_epoch(epoch))
     started = clock.monotonic_ns()
-    progress.note_thread(0, started, indices[0])
+    work.progress.note_thread(0, started, indices[0])
     try:
         result = calls.watched(calls.unit, opened, 0, len(indices))
         elapsed = clock.monotonic_ns() - started
         if inspect.isawaitable(result):
-            _refuse_awaitable(result, calls.origin)
-        spec = sample_spec(result, work.given_spec, calls.origin)
+            _refuse_awaitable(result, calls.chain.origin)
+        spec = sample_spec(result, work.given_spec, calls.chain.origin)
         leaves = zip(spec.structure.flatten(result), spec.structure.paths, strict=True)
         kept = [_kept(leaf, path) for leaf, path in leaves]
-    except progress.catches as error:
-        failed = progress.failed(error, epoch, indices, int(positions[0]))
-        if calls.takes_out and "None" in failed.failure.text:
+    except failures.catches as error:
+        failed = failures.of(error, epoch, indices, int(positions[0]))
+        if calls.chain.takes_out and "None" in failed.failure.text:
             failure = failed.failure._replace(text=f"{failed.failure.text} ({_WITHOUT_OUT})")
             raise WorkFailed(failure, error) from None
         raise failed from None
@@ -211,9 +211,9 @@ def _refuse_elements_for_items(
     calls, rows, indices = work.calls, len(positions), work.plan.order.indices(epoch, positions)
     kept = calls.kept.pop(indices[0], None)
     try:
-        opened = Opened(Ticket(epoch=epoch), positions, indices, calls.reader(epoch))
+        opened = Opened(Ticket(epoch=epoch), positions, indices, calls.reader.of_epoch(epoch))
         fewer = Structure.of(calls.watched(calls.unit, opened, 0, rows - 1))
-    except work.progress.catches:
+    except work.failures.catches:
         # If it matters, it fails again in its own ticket.
         return
     finally:
@@ -229,7 +229,7 @@ def _refuse_elements_for_items(
         "    batch_size=None, no batch_fn: load single samples, and collate them in the training "
         "loop"
     )
-    raise work.progress.failed(error, epoch, indices, int(positions[0]))
+    raise work.failures.of(error, epoch, indices, int(positions[0]))
 
 
 def _classes_of(result: Any) -> bytes:

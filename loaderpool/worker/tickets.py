@@ -57,9 +57,8 @@ class Opened:
     ticket: Ticket
     positions: npt.NDArray[np.int64]  # positions of the rows, in the plan's order
     indices: list[int]  # source index of each position
-    # Returns the item of a source index, even after later tickets were opened. None: the source
-    # itself is read.
-    read: Callable[[int], Any] | None = None
+    # Returns the item of a source index, even after later tickets were opened.
+    read: Callable[[int], Any]
     batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, if they vary
     # the slot's arrays, if each row is written before the next one is made
     arrays: Sequence[npt.NDArray[Any]] | None = None
@@ -181,19 +180,129 @@ class StreamedItems:
         return positions if ticket.batches > 1 else positions[ticket.start : ticket.stop]
 
 
+# ---- failures ----
+
+
+class Failures:
+    """Failures of a process's samples. Each names its sample.
+
+    Args:
+        worker: the worker's number. None in the main process.
+        catches: exceptions that count as errors of the user's code. BaseException in a worker,
+            because workers ignore Ctrl-C.
+
+    Attributes:
+        timeout_s: time limit of a sample in seconds; 0: none.
+        shards: arguments of the generators, for messages; None: there are no shards.
+        columns: paths of the source's columns, for messages.
+    """
+
+    def __init__(self, worker: int | None, catches: type[BaseException]) -> None:
+        self._worker, self.catches = worker, catches
+        self.timeout_s = 0.0
+        self.shards: Sequence[Any] | None = None
+        self.columns: tuple[str, ...] = ()
+        # Failures of calls that must not run again, by epoch and source index. The key of a batch
+        # is its first index.
+        self._excluded: dict[tuple[int, int], Failure] = {}
+
+    def of(
+        self,
+        error: BaseException,
+        epoch: int,
+        indices: Sequence[int] = (),
+        position: int | None = None,
+    ) -> WorkFailed:
+        """Return the error as a `WorkFailed` about these items. The first item has this position.
+
+        Raises:
+            Exception: the error itself, if it was reported before or the handler of a signal raised
+                it.
+        """
+        if isinstance(error, (Abandoned, WorkFailed)) or is_of_a_handler(error):
+            raise error
+        end_stray(error)
+        if isinstance(error, CallTimeoutError):
+            return WorkFailed(
+                describe_timeout(
+                    index=indices[0],
+                    epoch=epoch,
+                    worker=self._worker,
+                    ran_s=error.ran_s,
+                    timeout_s=self.timeout_s,
+                    canceled=error.__cause__,
+                ),
+                error,
+            )
+        is_of_one = len(indices) == 1
+        failure = describe_failure(
+            error,
+            epoch=epoch,
+            worker=self._worker,
+            index=indices[0] if is_of_one else None,
+            indices=() if is_of_one else tuple(indices),
+            position=position,
+        )
+        if isinstance(error, KeyError) and self.columns and error.args:
+            step = f"[{brief(error.args[0])}]"
+            if not any(path.startswith(step) for path in self.columns):
+                shown = ", ".join(self.columns[:_SHOWN_COLUMNS])
+                more = ", ..." * (len(self.columns) > _SHOWN_COLUMNS)
+                failure = failure._replace(text=f"{failure.text}. The source has {shown}{more}")
+        generated = generated_item(indices[0]) if indices and self.shards is not None else None
+        if generated is not None and self.shards is not None:
+            failure = failure._replace(shard=brief(self.shards[generated[0]]))
+        return WorkFailed(failure, error)
+
+    def exclude(self, epoch: int, index: int, ran_s: float, exit_code: int) -> None:
+        """Count a sample as failed. It hung a worker for `ran_s`; if that is 0, it ended a worker
+        with this exit code.
+        """
+        if ran_s:
+            failure = describe_timeout(
+                index=index,
+                epoch=epoch,
+                worker=self._worker,
+                ran_s=ran_s,
+                timeout_s=self.timeout_s,
+                stacks="",
+            )
+        else:
+            text = f"the sample crashed its worker again and again: {how_it_ended(exit_code)}"
+            failure = Failure(
+                "loaderpool.WorkerLostError",
+                text,
+                epoch,
+                self._worker,
+                index=index,
+                node=process.node(),
+            )
+        self._excluded[epoch, index] = failure
+
+    def excluded(self, epoch: int, indices: Sequence[int]) -> Failure | None:
+        """Return the failure of the call for these items, or None if the call may run."""
+        failure = self._excluded.get((epoch, indices[0])) if self._excluded else None
+        if failure is None or len(indices) == 1:
+            return failure
+        return failure._replace(index=None, indices=tuple(indices[:1000]))
+
+
 # ---- notes on progress ----
 
 
 class Progress:
-    """Notes on the board what a process is doing, and names the sample in errors.
+    """Notes on the board what a process is doing.
 
     Args:
         numbers: the board, or a substitute.
         cell: first field of the worker's cell.
         worker: the worker's number. None in the main process.
-        catches: exceptions that count as errors of the user's code. BaseException in a worker,
-            because workers ignore Ctrl-C.
+        catches: exceptions that count as errors of the user's code, as in `Failures`.
         calls: measures the duration of calls. None: durations are not measured.
+
+    Attributes:
+        failures: failures of the process's samples.
+        counts_generated: True if a generator's item counts as a call.
     """
 
     def __init__(
@@ -204,20 +313,15 @@ class Progress:
         catches: type[BaseException],
         calls: CallClock | None = None,
     ) -> None:
-        self._numbers, self.worker, self.catches, self.cell = numbers, worker, catches, cell
-        self._calls, self.timeout_s = calls, 0.0  # time limit of a sample in seconds; 0: none
-        # clock for the calls of this ticket, if they are made one after the other; otherwise None
+        self._numbers, self.worker, self.cell = numbers, worker, cell
+        self.failures = Failures(worker, catches)
+        self._calls = calls
+        # the clock, while calls of this ticket follow one another
         self._counted: CallClock | None = None
         # the ticket's run, and the field that marks it as abandoned
         self._run, self._mark = 1, Board.mark(1)
-        self.counts_generated = False  # True if a generator's item counts as a call
-        # arguments of the generators, for messages; None: there are no shards
-        self.shards: Sequence[Any] | None = None
-        self.columns: tuple[str, ...] = ()  # paths of the source's columns, for messages
+        self.counts_generated = False
         self._index_field, self._started_field = cell + Field.INDEX, cell + Field.STARTED_NS
-        # Failures of calls that must not run again, by epoch and source index. The key of a batch
-        # is its first index.
-        self._excluded: dict[tuple[int, int], Failure] = {}
 
     def note(self, index: int) -> None:
         """Note that the sample of this source index starts now.
@@ -327,85 +431,3 @@ class Progress:
             self._numbers[self.cell + Field.IN_SETUP] = 0
             if self._calls is not None:
                 self._calls.recorder.note_call(begun_ns, clock.monotonic_ns(), 0, CallKind.SETUP)
-
-    # ---- failures ----
-
-    def failed(
-        self,
-        error: BaseException,
-        epoch: int,
-        indices: Sequence[int] = (),
-        position: int | None = None,
-    ) -> WorkFailed:
-        """Return the error as a `WorkFailed` about these items. The first item has this position.
-
-        Raises:
-            Exception: the error itself, if it was reported before or the handler of a signal raised
-                it.
-        """
-        if isinstance(error, (Abandoned, WorkFailed)) or is_of_a_handler(error):
-            raise error
-        end_stray(error)
-        if isinstance(error, CallTimeoutError):
-            return WorkFailed(
-                describe_timeout(
-                    index=indices[0],
-                    epoch=epoch,
-                    worker=self.worker,
-                    ran_s=error.ran_s,
-                    timeout_s=self.timeout_s,
-                    canceled=error.__cause__,
-                ),
-                error,
-            )
-        is_of_one = len(indices) == 1
-        failure = describe_failure(
-            error,
-            epoch=epoch,
-            worker=self.worker,
-            index=indices[0] if is_of_one else None,
-            indices=() if is_of_one else tuple(indices),
-            position=position,
-        )
-        if isinstance(error, KeyError) and self.columns and error.args:
-            step = f"[{brief(error.args[0])}]"
-            if not any(path.startswith(step) for path in self.columns):
-                shown = ", ".join(self.columns[:_SHOWN_COLUMNS])
-                more = ", ..." * (len(self.columns) > _SHOWN_COLUMNS)
-                failure = failure._replace(text=f"{failure.text}. The source has {shown}{more}")
-        generated = generated_item(indices[0]) if indices and self.shards is not None else None
-        if generated is not None and self.shards is not None:
-            failure = failure._replace(shard=brief(self.shards[generated[0]]))
-        return WorkFailed(failure, error)
-
-    def exclude(self, epoch: int, index: int, ran_s: float, exit_code: int) -> None:
-        """Count a sample as failed. It hung a worker for `ran_s`; if that is 0, it ended a worker
-        with this exit code.
-        """
-        if ran_s:
-            failure = describe_timeout(
-                index=index,
-                epoch=epoch,
-                worker=self.worker,
-                ran_s=ran_s,
-                timeout_s=self.timeout_s,
-                stacks="",
-            )
-        else:
-            text = f"the sample crashed its worker again and again: {how_it_ended(exit_code)}"
-            failure = Failure(
-                "loaderpool.WorkerLostError",
-                text,
-                epoch,
-                self.worker,
-                index=index,
-                node=process.node(),
-            )
-        self._excluded[epoch, index] = failure
-
-    def excluded(self, epoch: int, indices: Sequence[int]) -> Failure | None:
-        """Return the failure of the call for these items, or None if the call may run."""
-        failure = self._excluded.get((epoch, indices[0])) if self._excluded else None
-        if failure is None or len(indices) == 1:
-            return failure
-        return failure._replace(index=None, indices=tuple(indices[:1000]))

@@ -24,7 +24,7 @@ from loaderpool.transport.messages import Ticket
 from loaderpool.transport.payload.generators import with_imports
 from loaderpool.transport.payload.record import Pair, WorkerPayload
 from loaderpool.transport.reports import RowFailure
-from loaderpool.worker.calls import Calls
+from loaderpool.worker.calls import Calls, TimeLimit
 from loaderpool.worker.concurrent_calls import ConcurrentCalls, Coroutines, Threads
 from loaderpool.worker.contracts import Items, Runner
 from loaderpool.worker.event_loop import EventLoop
@@ -41,6 +41,22 @@ _SINGLE_ROW_NS = 20_000
 _BLOCK_ROWS = 128
 
 _Leaves = list[npt.NDArray[Any]]
+
+
+class RowTimes:
+    """Durations of a row in the two latest tickets. Two, because one may have been interrupted.
+
+    Attributes:
+        shorter_ns: the shorter one. At first so long that rows are made one by one.
+    """
+
+    def __init__(self) -> None:
+        self.shorter_ns = self._latest_ns = _SINGLE_ROW_NS
+
+    def note(self, row_ns: int) -> None:
+        """Add the duration of a row in a ticket."""
+        self.shorter_ns = min(row_ns, self._latest_ns)
+        self._latest_ns = row_ns
 
 
 class Work:
@@ -71,15 +87,16 @@ class Work:
         event_loop: EventLoop | None = None,
     ) -> None:
         config = payload.config
-        self.config, self.progress, self._catches = config, progress, progress.catches
+        self.config, self.progress = config, progress
+        self.failures = failures = progress.failures
         self.plan = payload.plan
         self.unit = payload.unit
         self.setup = with_imports(payload.imports, payload.setup)
         self.check: Callable[[], None] = end_stray
         self.given_spec = payload.given_spec
-        progress.timeout_s = config.limits.timeout_s or 0.0
+        failures.timeout_s = config.limits.timeout_s or 0.0
         source = payload.source
-        progress.columns = source.paths if isinstance(source, Columns) else ()
+        failures.columns = source.paths if isinstance(source, Columns) else ()
         if self.plan.lanes:
             # If no function is called for an item that a generator yields, the generator's time
             # counts.
@@ -88,31 +105,30 @@ class Work:
             watch = None
         # The main process gets no threads, because a debugger may be attached to it.
         threads = 1 if progress.worker is None else config.threads
-        self.event_loop = event_loop or EventLoop()
         self.calls = calls = Calls(
-            payload, progress.cell // Board.base(1), threads, watch, self.event_loop
+            payload, progress.cell // Board.base(1), threads, watch, event_loop
         )
-        if progress.worker is not None:
-            calls.limit_s, calls.note_step = config.limits.timeout_s, progress.note_step
+        if progress.worker is not None and config.limits.timeout_s is not None:
+            calls.limit = TimeLimit(config.limits.timeout_s, progress.note_step)
         self.items: Items
         if self.plan.lanes:
             self.items = source
-            source.attend(progress, config.limits.timeout_s is not None, self.calls.captured)
+            source.attend(
+                progress, config.limits.timeout_s is not None, self.calls.seeding.captured
+            )
         elif isinstance(source, StreamedItems):
             self.items, source.shared, source.loader = source, shared, loader
         else:
-            self.items = IndexedItems(self.plan, self.calls, looks_ahead=progress.worker is None)
+            self.items = IndexedItems(self.plan, calls.reader, looks_ahead=progress.worker is None)
         self._concurrent: ConcurrentCalls | None = None
         if threads > 1:
             executor = (
-                Coroutines(self.event_loop, threads, calls) if calls.is_async else Threads(threads)
+                Coroutines(calls.event_loop, threads, calls) if calls.is_async else Threads(threads)
             )
             self._concurrent = ConcurrentCalls(calls, executor, self.unit != "sample", progress)
         self.look_ahead: Callable[[], bool] | None = None
         self._handing_over = HandingOver()
-        # Duration of a row in each of the latest two tickets. Two, because one may have been
-        # interrupted. At first they are set so that rows are made one by one.
-        self._row_ns = self._earlier_row_ns = _SINGLE_ROW_NS
+        self._row_times = RowTimes()
         self.form: BatchForm | None = None
         self._converter: Converter
         self._block_rows = 1
@@ -120,9 +136,9 @@ class Work:
 
     def seed_captured(self, pairs: list[Pair]) -> None:
         """Seed these random generators by these keys from now on."""
-        self.calls.seed_captured(pairs)
+        self.calls.seeding.use(pairs)
         self.calls.kept.clear()
-        self.items.seed(self.calls.captured)
+        self.items.seed(self.calls.seeding.captured)
 
     def ensure_setup(self) -> None:
         """Call the user's `setup` hook, once in each process.
@@ -137,24 +153,24 @@ class Work:
             with self.progress.setup():
                 self.calls.set_up(setup)
                 self.check()
-            self.calls.find_what_setup_made()
-            self.items.add_generators(self.calls.captured)
-        except self._catches as error:
+            self.calls.seeding.find_what_setup_made()
+            self.items.add_generators(self.calls.seeding.captured)
+        except self.failures.catches as error:
             self.setup = setup
-            failed = self.progress.failed(error, epoch=0)
+            failed = self.failures.of(error, epoch=0)
             raise WorkFailed(failed.failure._replace(is_setup=True), error) from None
 
     def set_form(self, form: BatchForm, is_given: bool) -> None:
         """Set the form of the batches, which the main process has decided."""
         self.form = form
-        self.calls.unflatten = form.spec.structure.unflatten
+        self.calls.chain.unflatten = form.spec.structure.unflatten
         self._converter = Converter(form, is_given, self.config.pad, self.config.ragged)
         # The last batch of a generator is shorter, so its batches vary in size. But no row of them
         # is ever left out.
         may_write_rows = form.fixed is not None or (form.has_plain_rows and self.plan.lanes > 0)
         self._writes_rows = may_write_rows and self.config.on_error.action == "raise"
         is_small = max(form.row_bytes, default=0) < _SINGLE_ROW_BYTES
-        is_plain = not self.calls.takes_out and not self.calls.is_async
+        is_plain = not self.calls.chain.takes_out and not self.calls.is_async
         in_blocks = is_small and is_plain and self.config.limits.timeout_s is None
         self._block_rows = _BLOCK_ROWS if in_blocks else 1
 
@@ -167,10 +183,11 @@ class Work:
 
         Called by `replay`. Raises the exceptions of the function.
         """
-        self.calls.keep_only(epoch)
-        opened = Opened(Ticket(epoch=epoch), np.array(positions), indices, self.calls.reader(epoch))
+        self.calls.kept.keep_only(epoch)
+        read = self.calls.reader.of_epoch(epoch)
+        opened = Opened(Ticket(epoch=epoch), np.array(positions), indices, read)
         fixed = None if self.form is None else self.form.fixed
-        if self.calls.takes_out and fixed is not None:
+        if self.calls.chain.takes_out and fixed is not None:
             shapes = zip(fixed.row_shapes, fixed.dtypes, strict=True)
             opened.arrays = [np.empty((1, *shape), dtype) for shape, dtype in shapes]
         return self.calls.unit(opened, 0, len(indices))
@@ -200,8 +217,8 @@ class Work:
             return False
         try:
             concurrent.begin(self._open(ticket, buffer, base, capacity))
-        except self._catches:
-            # The error is reported when `fill` gets the ticket.
+        except self.failures.catches:
+            # v The error is reported when `fill` gets the ticket.
             return False
         return True
 
@@ -240,26 +257,26 @@ class Work:
                 filled = calls.watched(fill, calls, opened)
             else:
                 filled = concurrent.run(opened, fill, self.look_ahead)
-        except self._catches as error:
-            raise progress.failed(
+        except self.failures.catches as error:
+            raise self.failures.of(
                 error, ticket.epoch, opened.indices, int(opened.positions[0])
             ) from None
         now = clock.monotonic_ns()
         if progress.worker is not None:
             progress.end_ticket(now)
-        self._earlier_row_ns, self._row_ns = self._row_ns, (now - started) // len(opened.indices)
+        self._row_times.note((now - started) // len(opened.indices))
         self._handing_over.calls_ns = now - opened_ns
         return filled
 
     def _open(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> Opened:
         """Return the rows of a ticket. Their items can be read by index from now on."""
         if self.calls.kept:
-            self.calls.keep_only(ticket.epoch)
+            self.calls.kept.keep_only(ticket.epoch)
         try:
             opened = self.items.open(ticket)
-        except self._catches as error:
+        except self.failures.catches as error:
             # The items of a stream cannot be unpickled here, or a generator raised.
-            raise self.progress.failed(error, ticket.epoch) from None
+            raise self.failures.of(error, ticket.epoch) from None
         opened.slot = buffer, base, capacity
         if self._writes_rows:
             assert self.form is not None
@@ -283,7 +300,7 @@ class Work:
         arrays = opened.arrays
         assert arrays is not None
         rows, is_noted = len(indices), progress.worker is not None
-        is_quick = min(self._row_ns, self._earlier_row_ns) < _SINGLE_ROW_NS
+        is_quick = self._row_times.shorter_ns < _SINGLE_ROW_NS
         block = (
             self._block_rows
             if rows > 1 and is_quick and not ticket.deaths and calls is self.calls
@@ -309,12 +326,12 @@ class Work:
                     if not converter.write_block(arrays, row, results):
                         raise SpecMismatchError  # single calls find the wrong row
                 start = stop
-            except self._catches as error:
+            except self.failures.catches as error:
                 if block == 1 or not isinstance(error, SpecMismatchError):
                     # A signal handler may raise after the last row. That row is named then.
                     failing = min(start + len(results), stop - 1)
                     where = [indices[failing]], int(opened.positions[failing])
-                    raise progress.failed(error, ticket.epoch, *where) from None
+                    raise self.failures.of(error, ticket.epoch, *where) from None
                 # From now on each row is written before the next one is made.
                 block = self._block_rows = 1
                 progress.begin_blocks(0)
@@ -426,7 +443,7 @@ class Work:
             WorkFailed: the call failed, or ended workers before.
         """
         ticket, indices = opened.ticket, opened.indices[start:stop]
-        excluded = self.progress.excluded(ticket.epoch, indices)
+        excluded = self.failures.excluded(ticket.epoch, indices)
         if excluded is not None:
             raise WorkFailed(excluded, RuntimeError(excluded.text))
         self.progress.note(indices[0])
@@ -437,7 +454,7 @@ class Work:
                 if self.unit == "sample" or ticket.batches > 1
                 else leaves
             )
-        except self._catches as error:
+        except self.failures.catches as error:
             full_rows = 0 if self.plan.rows_vary else self.plan.most_rows
             if (
                 isinstance(error, SpecMismatchError)
@@ -448,6 +465,6 @@ class Work:
                     f"{error}. This batch is shorter, with {len(indices)} of {full_rows} items. "
                     "Set drop_remainder=True to drop it"
                 )
-            raise self.progress.failed(
+            raise self.failures.of(
                 error, ticket.epoch, indices, int(opened.positions[start])
             ) from None

@@ -15,7 +15,7 @@ from loaderpool.memory.board import BOARD_BYTES, Board
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.order import Order
 from loaderpool.transport.messages import Ticket
-from loaderpool.worker.lanes import LaneItems
+from loaderpool.worker.lanes import Generators, LaneItems
 from loaderpool.worker.tickets import Abandoned, Progress
 
 ROWS = 3
@@ -68,7 +68,8 @@ def items_of(
 ) -> LaneItems:
     plan = Plan(Order(1 << 62), ROWS, lanes=lanes, is_open=True)
     takes = frozenset({"rng"} if make is with_rng else ())
-    items = LaneItems(make, takes, list(lengths), plan, window > 0, window, seed_globals)
+    generators = Generators(make, takes, list(lengths), plan, window > 0, window)
+    items = LaneItems(generators, seed_globals)
     items.attend(
         Progress(memoryview(bytearray(BOARD_BYTES)).cast("Q"), 0, 0, BaseException),
         times_items=False,

@@ -313,5 +313,6 @@ def test_the_end_of_a_run_that_had_no_slot_is_answered() -> None:
     supervisor._main = SimpleNamespace(send=pool.told.append)  # type: ignore[assignment]
     supervisor._slots = SimpleNamespace(return_pages=lambda *_: None)  # type: ignore[assignment]
     supervisor._payloads = SimpleNamespace(unload=lambda _: None)  # type: ignore[assignment]
+    supervisor._code = SimpleNamespace()  # type: ignore[assignment]
     supervisor._on_main(Received(End(RUN)))
     assert pool.of(Ended) == [Ended(RUN)]

@@ -83,4 +83,4 @@ def bench_of_threads(fn: Any, **settings: Any) -> Iterator[Bench]:
     finally:
         if made.work._concurrent is not None:
             made.work._concurrent.executor.close()
-        made.work.event_loop.close()
+        made.work.calls.event_loop.close()

@@ -22,8 +22,8 @@ def calls_of(fn: Any, **settings: Any) -> Calls:
     return Calls(check_arguments(loader._core.arguments).payload)
 
 
-def rows(indices: Any) -> Opened:
-    return Opened(Ticket(), np.arange(len(indices)), list(indices))
+def rows(calls: Calls, indices: Any) -> Opened:
+    return Opened(Ticket(), np.arange(len(indices)), list(indices), calls.reader.of_epoch(0))
 
 
 def stopping(times: int) -> Callable[[int], int]:
@@ -44,8 +44,9 @@ def test_stop_iteration_is_an_error_of_its_own_sample(
     times: int, error: type[Exception], last: int
 ) -> None:
     results: list[Any] = []
+    calls = calls_of(stopping(times))
     with pytest.raises(error):
-        calls_of(stopping(times)).block(rows(range(last + 1)), 0, last + 1, results, None)
+        calls.block(rows(calls, range(last + 1)), 0, last + 1, results, None)
     assert results == [0, 1]  # their number tells which sample it was
 
 
@@ -86,5 +87,5 @@ def test_an_error_after_a_draw_is_met_again_with_seeds() -> None:
 def test_a_range_gives_what_its_index_has(source: Any, fn: Any) -> None:
     calls = Calls(check_arguments(lp.Loader(source, fn, workers=0)._core.arguments).payload)
     results: list[Any] = []
-    calls.block(rows([5, 0, 19, 7]), 0, 4, results, None)
+    calls.block(rows(calls, [5, 0, 19, 7]), 0, 4, results, None)
     assert results == [(fn or int)(source[index]) for index in (5, 0, 19, 7)]

@@ -1,0 +1,219 @@
+"""`ItemReader`: reads the items of a source, or the results of `fn` that a cache stores."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from loaderpool.errors import CacheError
+from loaderpool.sources.varying import varying
+from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.transport.payload.record import WorkerPayload
+from loaderpool.worker.event_loop import by_steps
+from loaderpool.worker.own_process import GlobalsWatch, end_stray
+from loaderpool.worker.seeding import Seeding
+
+if TYPE_CHECKING:
+    from loaderpool.cache.store import SharedCache, Store
+
+
+class ItemReader:
+    """Reads what the first function of the chain is called with, by source index.
+
+    All calls for one epoch read by the function that `of_epoch` returns for it.
+
+    Args:
+        payload: the loader's source, and its cache.
+        cell: number of this worker's cell.
+        seeding: the random generators of the calls.
+
+    Attributes:
+        cached: reads the results of `fn`. None: there is no cache, and items are read.
+        are_indices: True for `range(n)`: looking up each item would take a tenth of the time of a
+            batch of tiny samples.
+    """
+
+    def __init__(self, payload: WorkerPayload, cell: int, seeding: Seeding) -> None:
+        source = self._source = payload.source
+        self._varying = varying(source)
+        self.cached: CachedFunction | None = None
+        self._read: Callable[[int], Any] = source.__getitem__
+        self._of_epoch: Callable[[int, int], Any] | None = None
+        if payload.cache is not None and payload.fn is not None:
+            cached = self.cached = CachedFunction(source, payload.fn, payload.cache, cell, seeding)
+            self._read = cached.call_async if payload.is_async else cached
+            self._of_epoch = cached.of_epoch_async if payload.is_async else cached.of_epoch
+        self.are_indices = (
+            self.cached is None and type(source) is range and source == range(len(source))
+        )
+
+    def look_up(self) -> None:
+        """Read items by the current method of the source's class. Called in the main process."""
+        if self.cached is None:
+            self._read = self._source.__getitem__
+
+    def of_epoch(self, epoch: int) -> Callable[[int], Any]:
+        """Return the function that reads the items of an epoch, for `Opened.read`."""
+        if self._varying is None:
+            return self._read
+        return functools.partial(self._of_epoch or self._varying.item, epoch)
+
+
+# ---- items with a cache ----
+
+
+_DREW = (
+    "fn used {} for source index {}. With cache=, it is called only once per item, so all epochs "
+    "would have the same random numbers. Move the random part to augment=, which gets the result "
+    "of fn in every epoch, or remove cache="
+)
+
+
+class CachedFunction:
+    """Returns the result of `fn` for a source index, as a separate object.
+
+    The result is always unpickled from the entry's bytes, even if `fn` was called just now or the
+    result could not be stored. So a sample does not depend on whether a worker has met the item
+    before.
+
+    Attributes:
+        refusal: the reason why the function cannot be cached, once it is known. It applies to all
+            samples.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        fn: Callable[[Any], Any],
+        shared: SharedCache,
+        cell: int,
+        seeding: Seeding,
+    ) -> None:
+        from loaderpool.cache.setting import Count  # imported here: most loaders have no cache
+
+        self._count = Count
+        self._source, self._fn, self._shared = source, fn, shared
+        self._counts, self._watch = shared.counts_of(cell), GlobalsWatch()
+        self._seeding = seeding  # the function must not draw from the generators that it holds
+        self.refusal: CacheError | None = None
+
+    def __call__(self, index: int) -> Any:
+        """Return the result of `fn` for this source index.
+
+        Raises:
+            CacheError: the result is random, or cannot be pickled.
+        """
+        return self._kept(index, index, self._source.__getitem__)
+
+    def of_epoch(self, epoch: int, index: int) -> Any:
+        """Return the result of `fn` for an index in one epoch of a `VaryingSource`. Each record has
+        one entry.
+        """
+        get = functools.partial(self._source.item, epoch)
+        return self._kept(self._source.record(epoch, index), index, get)
+
+    async def call_async(self, index: int) -> Any:
+        """Return the result of an async `fn`, as `__call__` does."""
+        return await self._kept_async(index, index, self._source.__getitem__)
+
+    async def of_epoch_async(self, epoch: int, index: int) -> Any:
+        """Return the result of an async `fn`, as `of_epoch` does."""
+        get = functools.partial(self._source.item, epoch)
+        return await self._kept_async(self._source.record(epoch, index), index, get)
+
+    def _kept(self, entry: int, index: int, get: Callable[[int], Any]) -> Any:
+        is_found, found, store = self._look_up(entry)
+        if is_found:
+            return found
+        # The first call may have imported a module that draws on import, or another thread may have
+        # drawn.
+        for _ in range(2):
+            before = self._states()
+            value = self._fn(get(index))
+            if not self._drew(before, index):
+                break
+        else:
+            self._refuse(_DREW.format("random or numpy.random", index))
+        return self._put(store, entry, index, value)
+
+    async def _kept_async(self, entry: int, index: int, get: Callable[[int], Any]) -> Any:
+        is_found, found, store = self._look_up(entry)
+        if is_found:
+            return found
+        draws: list[bool] = []
+
+        async def call() -> Any:
+            value = self._fn(get(index))
+            return await value if inspect.isawaitable(value) else value
+
+        def note(before: tuple[Any, Any]) -> None:
+            draws.append(self._drew(before, index))
+
+        for _ in range(2):
+            draws.clear()
+            value = await by_steps(call(), self._states, note)
+            if not any(draws):
+                break
+        else:
+            self._refuse(_DREW.format("random or numpy.random", index))
+        return self._put(store, entry, index, value)
+
+    def _look_up(self, entry: int) -> tuple[bool, Any, Store | None]:
+        """Return True and the stored result; or False. Also the store, if it is available."""
+        store: Store | None = None
+        try:
+            store = self._shared.store()
+            pickled = store.get(entry)
+            if pickled is not None:
+                found = pickle.loads(pickled)
+                self._counts[self._count.HITS] += 1
+                return True, found, store
+        except Exception as error:
+            if is_of_a_handler(error):
+                raise
+            # The entry is unavailable or damaged. Make it again, and overwrite it.
+            self._counts[self._count.NO_ROOM if store is None else self._count.DAMAGED] += 1
+        return False, None, store
+
+    def _states(self) -> tuple[Any, Any]:
+        """Return the states of the global generators, and of those that the function holds."""
+        captured = self._seeding.captured
+        return self._watch.look(), None if captured is None else captured.states()
+
+    def _drew(self, before: tuple[Any, Any], index: int) -> bool:
+        """Return True if `fn` has drawn from the global generators.
+
+        Raises:
+            CacheError: it has drawn from a generator that it holds.
+        """
+        end_stray()  # a child that the function has forked must not write
+        of_globals, of_held = self._states()
+        if of_held != before[1]:
+            self._refuse(_DREW.format("a random number generator that it holds", index))
+        return bool(of_globals != before[0])
+
+    def _put(self, store: Store | None, entry: int, index: int, value: Any) -> Any:
+        """Store a result. Return it as a separate object."""
+        self._counts[self._count.MISSES] += 1
+        try:
+            made = pickle.dumps(value, 5)
+            value = pickle.loads(made)
+        except Exception as error:
+            if is_of_a_handler(error):
+                raise
+            self._refuse(
+                f"The result of fn for source index {index}, a {type(value).__name__}, cannot be "
+                f"cached: {error}. A cache stores pickles: return arrays, numbers, strings, or "
+                "objects of a module, from fn, or remove cache="
+            )
+        not_kept = None if store is None else store.put(entry, made)
+        if not_kept is not None:
+            self._counts[not_kept] += 1
+        return value
+
+    def _refuse(self, text: str) -> None:
+        self.refusal = CacheError(text)
+        raise self.refusal
