@@ -30,7 +30,9 @@ def bounds() -> dict[str, tuple[str, str]]:
     for names, way, most in _BOUND.findall(messages.__doc__ or ""):
         for name in re.findall(r"\w+", names):
             if name in found:
-                raise ValueError(f"{name} stands twice in the table of loaderpool/transport/messages.py")
+                raise ValueError(
+                    f"{name} stands twice in the table of loaderpool/transport/messages.py"
+                )
             found[name] = way.replace("->", "→"), most
     return found
 

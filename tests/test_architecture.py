@@ -48,9 +48,9 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 241_000,
+    "loaderpool": 243_500,
     "scripts": 50_500,
-    "tests": 359_000,
+    "tests": 363_000,
 }
 MOST_NAMES = 18  # beside `__init__.py` and `py.typed`, directly in the package
 
@@ -326,7 +326,12 @@ BREAKERS = [
     (handlers_dropped, "loaderpool.engine.run", "try: f()\nexcept (OSError, Exception): g()", 1),
     (handlers_dropped, "loaderpool.engine.run", "with contextlib.suppress(Exception): f()", 1),
     (handlers_dropped, "loaderpool.engine.run", "with contextlib.suppress(OSError): f()", 0),
-    (handlers_dropped, "loaderpool.engine.run", "try: f()\nexcept Exception:\n    if g(): raise", 0),
+    (
+        handlers_dropped,
+        "loaderpool.engine.run",
+        "try: f()\nexcept Exception:\n    if g(): raise",
+        0,
+    ),
     (handlers_dropped, "loaderpool.tools.top", "try: f()\nexcept Exception: pass", 0),
     (unassigned, "loaderpool.novelty", "", 1),
     (unassigned, "loaderpool.memory.anything", "", 0),

@@ -150,16 +150,12 @@ class LocalEngine:
     def form(self) -> BatchForm:
         """Return the form of the batches. The first call makes the first sample."""
         with InterruptsAllowed(), _alone:
-            if self._form is None:
+            if self._first.form is None:
                 if self.is_closed:
                     raise closed_error()
-                self._form = self._find_form()
-                if not self._begins:
-                    # Imported here, because the form is seldom requested before a pass.
-                    from loaderpool.transport.payload.glance import Glance
-
-                    self._glance = Glance(self._payload.roots(self._stream), frozenset())
-            return self._form
+                self._first.note(self._find_form(), self.checked)
+            assert self._first.form is not None
+            return self._first.form
 
     def _find_form(self) -> BatchForm:
         with SavedGlobals(), self.captured_kept(), self._cache_watched():
@@ -181,11 +177,10 @@ class LocalEngine:
         self.form()
         if self.is_closed:
             raise closed_error()
-        self._begins = False
-        plan = self.plan.after(place.start)
-        reading = (
-            None if self._stream is None else self._reading_for(self._stream, place.epoch, plan)
-        )
+        self._first.end_start()
+        reading = None
+        if self._readings is not None:
+            reading = self._readings.for_pass(place.epoch, self.plan.after(place.start))
         return LocalRun(self, place, limit, reading)
 
     def _put(self, batch: tuple[int, list[Any]] | None) -> None:
@@ -203,7 +198,7 @@ class LocalEngine:
             self._readings.forget_first()
 
     def captured_kept(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context manager that restores the generators of the user's objects on exit."""
+        """Return a block that restores the random generators of the user's objects on exit."""
         captured = self.work.calls.seeding.captured
         return _NOTHING if captured is None else _restored(captured)
 
@@ -225,13 +220,11 @@ class LocalEngine:
             is_whole: Drop these results without a comparison.
         """
         self.work.calls.reader.look_up()
-        source = self._payload.source
+        source, length = self.checked.payload.source, self.checked.length
         # Lost items are an error at each pass. Additional ones are a warning, once.
-        if self._length is not None and (
-            (length := length_of(source)) != self._length_seen or length < self._length
-        ):
-            self._length_seen = length
-            check_length(source, self._length)
+        if length is not None and ((now := length_of(source)) != self._length_seen or now < length):
+            self._length_seen = now
+            check_length(source, length)
         if self.generators.look_again(self.work.calls.seeding.made):
             self.reseed()
         glance = self._first.start_pass()
@@ -242,12 +235,10 @@ class LocalEngine:
                 self._readings.forget_first()
 
     def _cache_watched(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context manager for calls whose results are cached.
-
-        A call may change its own objects.
+        """Return a block for calls whose results are cached. A call may change its own objects.
 
         Raises:
-            CacheError: On entry, if functions or source have changed since the last such call.
+            CacheError: On entry, if functions or source have changed since the last such block.
         """
         if self.cache is None or self._cached_of is None:
             return _NOTHING
@@ -269,8 +260,7 @@ class LocalEngine:
         if not _alone.acquire(timeout=_LOCK_TIMEOUT_S):
             return
         try:
-            # On this thread, because the lock is reentrant: the user's function closes its loader.
-            if self._is_making:
+            if self._is_making:  # by this thread: the user's function closes its own loader
                 return
             with InterruptsAllowed(), SavedGlobals(), self.captured_kept():
                 self.work.items.close()
@@ -369,9 +359,7 @@ def _restored(captured: CapturedGenerators) -> Iterator[None]:
 
 
 class StreamReading:
-    """Pass over a stream, batch by batch.
-
-    Each batch is a pair: the position of its first item, and its items.
+    """One pass over a stream, batch by batch. A batch is the position of its first item, and items.
 
     Args:
         batches: The batches, as `read_batches` yields them.
@@ -492,7 +480,7 @@ class LocalRun:
         self._places = place.lanes or LanePlaces((0,) * plan.lanes)
         self.ended_lanes = {lane: self._places.taken[lane] for lane in self._places.over}
         self._next = self._places.begin_at if plan.lanes else 0
-        # The end is known only when it is reached, and `limit` has no effect.
+        # The end shows only when it is reached, and `limit` has no effect.
         self._tells_end = reading is not None or plan.lanes > 0
         self.is_over = False
 

@@ -16,8 +16,11 @@ def _actors_of_earlier_tests_are_gone() -> None:
     """The tests of this file share one pool, whose actors stay."""
 
 
+@pytest.fixture(scope="module")
+def workers(cluster: RayCluster) -> Iterator[lp.Pool]:
+    with lp.RayPool(cluster.address) as pool:
+        yield pool
+
+
 class TestRayEngine(PoolEngineContract):
-    @pytest.fixture(scope="class")
-    def workers(self, cluster: RayCluster) -> Iterator[lp.Pool]:
-        with lp.RayPool(cluster.address) as pool:
-            yield pool
+    """All of these tests use the module's pool."""
