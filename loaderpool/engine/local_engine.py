@@ -198,7 +198,7 @@ class LocalEngine:
             self._readings.forget_first()
 
     def captured_kept(self) -> contextlib.AbstractContextManager[None]:
-        """Return a block that restores the random generators of the user's objects on exit."""
+        """Return a context manager that restores the generators of the user's objects on exit."""
         captured = self.work.calls.seeding.captured
         return _NOTHING if captured is None else _restored(captured)
 
@@ -220,11 +220,13 @@ class LocalEngine:
             is_whole: Drop these results without a comparison.
         """
         self.work.calls.reader.look_up()
-        source, length = self.checked.payload.source, self.checked.length
+        source, promised = self.checked.payload.source, self.checked.length
         # Lost items are an error at each pass. Additional ones are a warning, once.
-        if length is not None and ((now := length_of(source)) != self._length_seen or now < length):
-            self._length_seen = now
-            check_length(source, length)
+        if promised is not None and (
+            (length := length_of(source)) != self._length_seen or length < promised
+        ):
+            self._length_seen = length
+            check_length(source, promised)
         if self.generators.look_again(self.work.calls.seeding.made):
             self.reseed()
         glance = self._first.start_pass()
@@ -235,10 +237,12 @@ class LocalEngine:
                 self._readings.forget_first()
 
     def _cache_watched(self) -> contextlib.AbstractContextManager[None]:
-        """Return a block for calls whose results are cached. A call may change its own objects.
+        """Return the context manager for calls whose results are cached.
+
+        A call may change its own objects.
 
         Raises:
-            CacheError: On entry, if functions or source have changed since the last such block.
+            CacheError: On entry, if functions or source have changed since the last such call.
         """
         if self.cache is None or self._cached_of is None:
             return _NOTHING
@@ -260,7 +264,8 @@ class LocalEngine:
         if not _alone.acquire(timeout=_LOCK_TIMEOUT_S):
             return
         try:
-            if self._is_making:  # by this thread: the user's function closes its own loader
+            # On this thread, because the lock is reentrant: the user's function closes its loader.
+            if self._is_making:
                 return
             with InterruptsAllowed(), SavedGlobals(), self.captured_kept():
                 self.work.items.close()
@@ -359,7 +364,9 @@ def _restored(captured: CapturedGenerators) -> Iterator[None]:
 
 
 class StreamReading:
-    """One pass over a stream, batch by batch. A batch is the position of its first item, and items.
+    """Pass over a stream, batch by batch.
+
+    Each batch is a pair: the position of its first item, and its items.
 
     Args:
         batches: The batches, as `read_batches` yields them.
@@ -480,7 +487,7 @@ class LocalRun:
         self._places = place.lanes or LanePlaces((0,) * plan.lanes)
         self.ended_lanes = {lane: self._places.taken[lane] for lane in self._places.over}
         self._next = self._places.begin_at if plan.lanes else 0
-        # The end shows only when it is reached, and `limit` has no effect.
+        # The end is known only when it is reached, and `limit` has no effect.
         self._tells_end = reading is not None or plan.lanes > 0
         self.is_over = False
 
