@@ -99,7 +99,8 @@ class Dispatcher(Supervisor):
         self._is_first, self._timeout_s = start["is_first"], settings.node_timeout_s
         super().__init__({**start, "workers": 0})
         self._size = settings.nodes
-        self._ticks = Ticks(int(BEAT_S * 500))  # half of a heartbeat
+        # half of the time between two heartbeats
+        self._ticks = Ticks(int(BEAT_S * 500))
         # Modules that this process has imported, for the nodes to import.
         self._modules = ModuleStore(start["modules"])
         # Payload of each loader, as a reference into the cluster's stores.

@@ -341,7 +341,7 @@ class Supervisor:
         self._state.load(
             number, Numbering(settings.plan), leaves_out, most_deaths, settings.loader, timeout_s
         )
-        self._ticks.due_ns = 0  # for the timeout
+        self._ticks.due_ns = 0  # so that the next tick uses this loader's timeout
 
     def _refusal(self, error: BaseException) -> bytes:
         failure = describe_failure(error, epoch=0, worker=None)

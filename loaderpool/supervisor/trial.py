@@ -232,7 +232,7 @@ class Trial:
         # Rates of fewer workers that seem to be as fast. They are compared again with the rates of
         # all workers after the pause.
         self._few_rates: Rates | None = None
-        self._loader: int | None = None  # loader of the answers
+        self._loader: int | None = None  # loader whose answers are counted
         self.paused_s = self.idle_s = 0.0
         self._phase, self._gauge = _Phase.ALL, Gauge(len(self._workers), now_s)
         if len(self._workers) < 2:

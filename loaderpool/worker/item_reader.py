@@ -76,8 +76,8 @@ class CachedFunction:
     """Returns the result of `fn` for a source index, as a separate object.
 
     The result is always unpickled from the entry's bytes, even if `fn` was called just now or the
-    result could not be stored. So a sample does not depend on whether a worker has met the item
-    before.
+    result could not be stored. So a sample does not depend on whether its result was in the
+    cache.
 
     Attributes:
         refusal: the reason why the function cannot be cached, once it is known. It applies to all
@@ -162,7 +162,7 @@ class CachedFunction:
         return self._put(store, entry, index, value)
 
     def _look_up(self, entry: int) -> tuple[bool, Any, Store | None]:
-        """Return True and the stored result; or False. Also the store, if it is available."""
+        """Return True if a result is stored; the result; and the store, None if unavailable."""
         store: Store | None = None
         try:
             store = self._shared.store()

@@ -39,7 +39,7 @@ class TicketQueue:
 
     def __init__(self) -> None:
         self.waiting: collections.deque[Ticket] = collections.deque()
-        self._files: dict[int, int] = {}  # by ticket: descriptor of the file with its items
+        self._files: dict[int, int] = {}  # descriptor of the file with a ticket's items, by ticket
         self._begun = 0  # number of the last ticket whose calls were started ahead
 
     def add(self, ticket: Ticket, descriptors: Sequence[int]) -> None:

@@ -38,9 +38,7 @@ class Seeding:
         self._free_streams: list[SampleStreams] = []
 
     def use(self, pairs: list[Pair]) -> None:
-        """Seed these random generators by these keys from now on, and those that the `setup` hook
-        has made.
-        """
+        """Seed these random generators by their keys from now on, and those of the `setup` hook."""
         self._known = pairs
         self.captured = seeder([*pairs, *self.made], self._payload.config)
 

@@ -316,7 +316,7 @@ class Progress:
         self._numbers, self.worker, self.cell = numbers, worker, cell
         self.failures = Failures(worker, catches)
         self._calls = calls
-        # the clock, while calls of this ticket follow one another
+        # clock for the calls of this ticket, if they are made one after the other; otherwise None
         self._counted: CallClock | None = None
         # the ticket's run, and the field that marks it as abandoned
         self._run, self._mark = 1, Board.mark(1)

@@ -218,7 +218,7 @@ class Work:
         try:
             concurrent.begin(self._open(ticket, buffer, base, capacity))
         except self.failures.catches:
-            # v The error is reported when `fill` gets the ticket.
+            # The error is reported when `fill` gets the ticket.
             return False
         return True
 
