@@ -9,7 +9,8 @@ the batch. So if a process dies meanwhile, the items are still there, although t
 them only once. A feed holds a bounded number of batches and bytes, and reads only one batch more.
 This limits how far the reader is ahead of the consumer.
 
-FEED-2: The feed's table has every batch below `held.made` that may have to be made, or made again.
+FEED-2: The feed's table has every batch below `HeldBatches.made` that may have to be made, or made
+again.
 
 Called in the main process. "The lock" is the pool's lock.
 """
