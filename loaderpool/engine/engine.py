@@ -229,7 +229,7 @@ class PoolEngine:
         change = self._changes.look(is_whole, self._sent_difference)
         if change is None:
             return
-        check_length(self.checked.payload.source, self.checked.length)
+        check_length(self.checked.payload.source, self._length)
         if self.cache is not None:
             self.cache.check(self.checked.payload.cached_of)
         feeds = self.feeds.present

@@ -138,7 +138,7 @@ class LocalEngine:
             self._cached_of = Glance(
                 {name: parts[name] for name in parts if name != "augment"}, frozenset()
             )
-        self._length_seen = checked.length
+        self._length = self._length_seen = checked.length  # the source may change later
         self._is_making = False
         # epochs whose generators are closed before the next batch is made
         self._forgotten: collections.deque[int] = collections.deque()
@@ -220,7 +220,7 @@ class LocalEngine:
             is_whole: Drop these results without a comparison.
         """
         self.work.calls.reader.look_up()
-        source, promised = self.checked.payload.source, self.checked.length
+        source, promised = self.checked.payload.source, self._length
         # Lost items are an error at each pass. Additional ones are a warning, once.
         if promised is not None and (
             (length := length_of(source)) != self._length_seen or length < promised
