@@ -51,34 +51,6 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
         RayPool()
 
 
-def numbers() -> Iterator[int]:
-    yield from range(100)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (
-            lambda pool: lp.Loader(numbers(), batch_size=4, workers=pool),
-            "needs a source that is read by index",
-        ),
-        (
-            lambda pool: lp.Loader.from_generator(numbers, batch_size=4, workers=pool),
-            "needs a source that is read by index",
-        ),
-        (
-            lambda pool: lp.Loader(range(8), abs, batch_size=4, workers=pool, cache="memory"),
-            "cannot be combined with cache=",
-        ),
-    ],
-    ids=["stream", "generator", "cache"],
-)
-def test_what_cannot_be_made_on_other_machines_is_refused(make: Any, words: str) -> None:
-    """In the line that makes the loader, and before any cluster is looked for."""
-    with RayPool(address="127.0.0.1:1") as pool, pytest.raises(lp.ArgumentError, match=words):
-        make(pool)
-
-
 def frame(kind: int, flags: int, content: bytes, stream: int = 1) -> bytes:
     return (
         len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
