@@ -254,7 +254,7 @@ class Tracing:
         elif rows and all(row["loader"] != number for row in self.tickets):
             self._gaps.add(
                 f"the tasks{of} could not be read: workers on other nodes are not recorded, and "
-                "on other systems than Linux, spawned ones only by Loader.trace() in the training"
+                "spawned ones only by Loader.trace(), except on Linux"
             )
         begin: Record | None = None
         for row, following in zip(rows, [*rows[1:], None], strict=False):
