@@ -23,7 +23,7 @@ from loaderpool.engine.pool import WorkerPool
 from loaderpool.engine.session import Session
 from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.supervisor.processes import Processes, StackFile
-from loaderpool.supervisor.supervisor import Supervisor
+from loaderpool.supervisor.supervisor import Supervisor, Ticks
 from loaderpool.system import interrupts
 from loaderpool.transport import child_process
 from loaderpool.transport.channel import ChannelClosed, Received
@@ -158,7 +158,7 @@ class SpawnedSupervisor(Supervisor):
         return 4096  # queues hold any number of messages; this only limits the slots
 
     def _make_workers(self, start: Mapping[str, Any]) -> Any:
-        self._ticks.every_ms = min(self._ticks.every_ms, int(_LOOK_S * 1000))
+        self._ticks = Ticks(min(self._ticks.longest_ms, int(_LOOK_S * 1000)))
         self._has_told_of_exec = True  # the missing fork needs no warning
         return SpawnedWorkers(self._arena, self._slots, self._payloads, self._forms, start, list)
 

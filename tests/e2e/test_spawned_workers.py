@@ -1,4 +1,4 @@
-"""Workers that are spawned: the same bits as everywhere, whoever dies, and on systems without a fork."""
+"""Spawned workers: the same bits as everywhere, after deaths too, and on systems without a fork."""
 
 from __future__ import annotations
 
@@ -85,6 +85,13 @@ def test_spawned_workers_make_the_same_bits(shapes: ModuleType, tmp_path: Path, 
 
     with spawned(restarts=None) as pool:
         assert_same(made(2 * shape.faults_one_in, workers=pool), made(0, workers=0))
+
+
+def test_the_supervisor_looks_for_deaths_several_times_a_second() -> None:
+    with lp.Pool(1, start="spawn") as pool, lp.Loader(range(8), workers=pool) as loader:
+        list(loader)
+        supervisor: Any = pool.worker_pool.session
+        assert supervisor._supervisor._ticks.every_ms <= 200
 
 
 def test_a_large_array_and_a_captured_one_are_copied_and_writes_stay_private() -> None:
