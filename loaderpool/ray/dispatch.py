@@ -34,7 +34,7 @@ from loaderpool.ray.cluster import BEAT_S, Cluster, Node
 from loaderpool.ray.node import Made, Request
 from loaderpool.supervisor.records import Abandon, Death, Instruction, Job, Start, Stop, ToWorker
 from loaderpool.supervisor.supervisor import Supervisor, Ticks, serve
-from loaderpool.system import clock, machine
+from loaderpool.system import clock
 from loaderpool.transport import reports
 from loaderpool.transport.channel import Received
 from loaderpool.transport.messages import (
@@ -378,10 +378,7 @@ class Dispatcher(Supervisor):
                             nbytes,
                         )
                     else:
-                        if ticket.is_fresh:
-                            machine.reserve(
-                                self._slots.descriptor, ticket.offset, ticket.slot_bytes
-                            )
+                        self._slots.prepare(ticket.offset, ticket.slot_bytes, ticket.is_fresh)
                         self._slots.slot(ticket.offset, nbytes)[:] = content
                     answer = Done(ticket.number, rows, seconds, oversize, failed)
                 except (MemoryError, OSError) as error:  # memory or file descriptors ran out

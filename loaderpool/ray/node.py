@@ -347,20 +347,24 @@ class NodeActor:
             return loader.failed
         try:
             run = self._run_of(ticket, loader)
-            self._put_items(ticket, run)
+            try:
+                self._put_items(ticket, run)
+                if not ticket.run:
+                    return await self._look(ticket, run)
+                return await self._ask(ticket, run, began_s)
+            finally:
+                self._drop_items(ticket, run)
         except MemoryLimitError as error:
             return BatchFailed(ticket.run, ticket.first, -1, reports.of_error(error))
-        if not ticket.run:
-            return await self._look(ticket, run)
+
+    async def _ask(self, ticket: Request, run: _Run, began_s: float) -> Made:
+        """Have the supervisor make the batches of a ticket, which began at `began_s`."""
         self._tickets += 1
         asked = Extend(ticket.run, ticket.first + ticket.batches, ticket.last_rows, ticket.first)
         received: Received | None = await run.ask(ticket.first, asked)
         # The workers' share of the time in which the ticket was in progress.
         seconds = (clock.monotonic_s() - began_s) * min(1.0, self._workers / self._tickets)
         self._tickets -= 1
-        if run.items is not None:
-            for batch in range(ticket.batch, ticket.batch + ticket.batches):
-                run.items.drop(batch)
         return None if received is None else self._made(received, run, seconds)
 
     def _run_of(self, ticket: Request, loader: _Loader) -> _Run:
@@ -390,14 +394,19 @@ class NodeActor:
                 arena[extent.offset : extent.offset + place.nbytes] = content.data
             run.items.enter(batch, extent, place._replace(offset=extent.offset))
 
+    def _drop_items(self, ticket: Request, run: _Run) -> None:
+        """Release the items of a ticket, also those of one that was stored in part."""
+        if run.items is None:
+            return
+        for batch in range(ticket.batch, ticket.batch + ticket.batches):
+            run.items.drop(batch)
+        if not ticket.run:  # the items were for the first sample only
+            run.items.free()
+
     async def _look(self, ticket: Request, run: _Run) -> Made:
         """Make the first sample."""
-        items = run.items
-        answer = await run.loader.ask(
-            _LOOKING, Look(ticket.loader, 0 if items is None else items.offset)
-        )
-        if items is not None:
-            items.free()
+        feed = 0 if run.items is None else run.items.offset
+        answer = await run.loader.ask(_LOOKING, Look(ticket.loader, feed))
         return answer and answer.message  # type: ignore[no-any-return]
 
     def _made(self, received: Received, run: _Run, seconds: float) -> Made:
@@ -461,10 +470,7 @@ class NodeSupervisor(Supervisor):
             os.kill(self._main_pid, signal.SIGKILL)
 
     def _note_free_memory(self) -> None:
-        """Do nothing.
-
-        A run is one ticket here, so this would inspect the machine for each ticket.
-        """
+        """Do nothing, because the dispatcher limits the bytes in progress on all nodes together."""
 
     def _on_found(self, message: Found) -> None:
         """Pass the first sample on. The dispatcher chooses the same form for all nodes."""
