@@ -67,7 +67,7 @@ class PoolEngine:
         self, pool: WorkerPool, checked: CheckedArguments, cache: SharedCache | None = None
     ) -> None:
         self.pool, self.checked, self.plan, self.cache = pool, checked, checked.plan, cache
-        self._length = checked.length  # of the source now, which may change later
+        self._length = checked.length  # the source may change later
         with pool.lock:
             number = pool.take_number()
         self.settings = checked.payload.settings._replace(loader=number)

@@ -133,8 +133,8 @@ class RunStart:
 class RunNumbers(NamedTuple):
     """Numbers of a run's batches, counted through all epochs (`transport.messages`)."""
 
-    first: int  # of the first batch
-    epoch: int  # of the first batch
+    first: int  # number of the first batch
+    epoch: int  # epoch of the first batch
     per_epoch: int  # batches of each epoch
 
     def place(self, number: int) -> tuple[int, int]:

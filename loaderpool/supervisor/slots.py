@@ -253,8 +253,11 @@ class Cutter:
             ranges = min(rows, round(batch_s / _RANGE_S))
         slot = run.making[offset] = Filling(run, offset, batch, count, ranges, may_lend, rows, lane)
         # If some workers have no lane, they make rows of items that others read.
-        homes = {each.home for each in run.lanes if each.batches is None}
-        hands_over = self._hands_over and lane is not None and len(homes) < workers
+        hands_over = (
+            self._hands_over
+            and lane is not None
+            and len({each.home for each in run.lanes if each.batches is None}) < workers
+        )
         place = offset, layout.slot_bytes, is_fresh, run.feed, 0, (), hands_over
         jobs = []
         for number in range(ranges):

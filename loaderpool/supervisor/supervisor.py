@@ -65,8 +65,9 @@ class Ticks:
 
 
 class LoadedCode:
-    """What forked workers inherit. Loaded objects are frozen: a collection in a worker would copy
-    the pages of all of them.
+    """Code and objects that forked workers inherit.
+
+    Loaded objects are frozen. A collection in a worker would copy the pages of all of them.
 
     Attributes:
         check: finds what makes a fork unsafe.

@@ -70,7 +70,7 @@ class Proposal(NamedTuple):
 
 
 class _SteadyWindow:
-    """Window in which the same workers run throughout. It starts anew when it is whole."""
+    """Window throughout which the same workers run. A whole window is followed by a new one."""
 
     def __init__(self) -> None:
         # Start of the window, with all workers running; replaced when the window is whole.

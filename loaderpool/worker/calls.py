@@ -48,7 +48,7 @@ class DrawWatch:
         payload: the loader's settings.
         threads: number of calls at the same time.
         seeding: seeds the generators, once calls have drawn.
-        globals_watch: compares the generators. None: its own one.
+        globals_watch: compares the generators. None: a new one.
 
     Attributes:
         is_on: True while calls are watched.
@@ -206,7 +206,7 @@ class Calls:
         if chain.batch_fn is None:
             value = chain.sample(opened, start, int(opened.positions[start]))
         else:
-            value = chain.batch(chain.batch_fn, opened, start, stop)
+            value = chain.batch(opened, start, stop)
         self.after_call()
         return value
 
@@ -265,7 +265,7 @@ class Calls:
                 position = int(opened.positions[start])
                 call = chain.sample_async(opened, start, position, streams)
             else:
-                call = chain.batch_async(chain.batch_fn, opened, start, stop, streams)
+                call = chain.batch_async(opened, start, stop, streams)
             if self.limit is not None:
                 call = self.limit.limited(call, opened.indices[start])
             value = await call

@@ -86,15 +86,11 @@ class Chain:
         return self.unflatten([array[opened.ticket.start + at, ...] for array in opened.arrays])
 
     def batch(
-        self,
-        batch_fn: Callable[..., Any],
-        opened: Opened,
-        start: int,
-        stop: int,
-        streams: SampleStreams | None = None,
+        self, opened: Opened, start: int, stop: int, streams: SampleStreams | None = None
     ) -> Any:
         """Return the result of `batch_fn` for these rows. `streams` are those of a coroutine."""
-        items, position = [], int(opened.positions[start])
+        batch_fn, items, position = self.batch_fn, [], int(opened.positions[start])
+        assert batch_fn is not None
         generator = self._seeding.begin(opened.ticket.epoch, position, True, streams)
         try:
             for index in opened.indices[start:stop]:

@@ -247,9 +247,11 @@ class Work:
         if not opened.indices:  # the ticket's lane has ended
             VaryingLayout([]).write(buffer, base)
             return MadeRows(0)
-        if ticket.may_hand_over and (read := self._handing_over.frame(opened)):
-            return MadeRows(0, items=len(opened.indices), read=read)
-        opened_ns = clock.monotonic_ns()
+        opened_ns = 0  # only tickets that may be handed over need it
+        if ticket.may_hand_over:
+            if read := self._handing_over.frame(opened):
+                return MadeRows(0, items=len(opened.indices), read=read)
+            opened_ns = clock.monotonic_ns()
         # Not stored in `self`: a reference cycle would keep the files of a dropped loader open.
         fill = self._fill_batches if opened.arrays is None else self._fill_rows
         try:
@@ -265,7 +267,8 @@ class Work:
         if progress.worker is not None:
             progress.end_ticket(now)
         self._row_times.note((now - started) // len(opened.indices))
-        self._handing_over.calls_ns = now - opened_ns
+        if opened_ns:
+            self._handing_over.calls_ns = now - opened_ns
         return filled
 
     def _open(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> Opened:
