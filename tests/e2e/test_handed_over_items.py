@@ -1,4 +1,4 @@
-"""Items of generators that one worker reads and others make: the same bits, nothing lost, nothing left."""
+"""Items of generators that one worker reads for others: the bits stay the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def one_shard(shard: int, rng: np.random.Generator) -> Iterator[Any]:
 
 
 def slow(item: Any, rng: np.random.Generator) -> Any:
-    """It changes its item, which is its own."""
+    """Change the item in place."""
     time.sleep(0.002)
     item["large"] += rng.integers(1000)
     item["noise"] += rng.random()

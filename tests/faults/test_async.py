@@ -16,7 +16,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.child import run_child
-from tests.support.processes import wait_gone
+from tests.support.processes import is_first, wait_gone
 
 ITEMS = 96
 
@@ -35,15 +35,6 @@ def waiting(bad: Callable[[int], Any]) -> Any:
         return await waits(item, rng)
 
     return fn
-
-
-def once(path: Path) -> bool:
-    """Whether nobody asked before, in any process."""
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    return True
 
 
 def rows(loader: lp.Loader) -> list[tuple[float, ...]]:
@@ -66,7 +57,7 @@ all_settings = pytest.mark.parametrize("settings", SETTINGS, ids=["small", "larg
 @all_settings
 def test_a_worker_that_is_killed_changes_no_bit(settings: dict[str, Any], tmp_path: Path) -> None:
     async def bad(item: int) -> None:
-        if item in (41, 77) and once(tmp_path / f"died {item}"):
+        if item in (41, 77) and is_first(tmp_path / f"died {item}"):
             os.kill(os.getpid(), signal.SIGKILL)
 
     with lp.Loader(range(ITEMS), waiting(bad), **settings) as loader:
@@ -92,6 +83,19 @@ def test_the_sample_that_crashes_is_named(settings: dict[str, Any]) -> None:
     assert delivered == list(range(41 // settings["batch_size"] * settings["batch_size"]))
 
 
+def timeout_of(
+    bad: Callable[[int], Any], settings: dict[str, Any], words: str
+) -> tuple[lp.SampleTimeoutError, lp.Statistics]:
+    """Return the error of a sample that takes too long, and the counts after it."""
+    limits = lp.Limits(timeout_s=0.6)
+    with (
+        lp.Loader(range(ITEMS), waiting(bad), limits=limits, **settings) as loader,
+        pytest.raises(lp.SampleTimeoutError, match=words) as caught,
+    ):
+        rows(loader)
+    return caught.value, loader.statistics()
+
+
 @all_settings
 def test_a_coroutine_that_waits_too_long_is_canceled(
     settings: dict[str, Any], tmp_path: Path
@@ -103,15 +107,10 @@ def test_a_coroutine_that_waits_too_long_is_canceled(
             finally:
                 (tmp_path / "ended").touch()
 
-    limits = lp.Limits(timeout_s=0.6)
-    with (
-        lp.Loader(range(ITEMS), waiting(bad), limits=limits, **settings) as loader,
-        pytest.raises(lp.SampleTimeoutError, match="its coroutine was canceled") as caught,
-    ):
-        rows(loader)
-    assert caught.value.index == 41
-    assert "in bad" in caught.value.remote_traceback
-    assert loader.statistics().restarts == 0
+    error, told = timeout_of(bad, settings, "its coroutine was canceled")
+    assert error.index == 41
+    assert "in bad" in error.remote_traceback
+    assert told.restarts == 0
     assert (tmp_path / "ended").exists()
 
 
@@ -121,14 +120,9 @@ def test_the_coroutine_that_blocks_the_loop_is_named(settings: dict[str, Any]) -
         if item == 41:
             time.sleep(60)
 
-    limits = lp.Limits(timeout_s=0.6)
-    with (
-        lp.Loader(range(ITEMS), waiting(bad), limits=limits, **settings) as loader,
-        pytest.raises(lp.SampleTimeoutError, match="its worker was replaced") as caught,
-    ):
-        rows(loader)
-    assert caught.value.index == 41
-    assert "in bad" in caught.value.remote_traceback.split("\n\n")[0]
+    error, _ = timeout_of(bad, settings, "its worker was replaced")
+    assert error.index == 41
+    assert "in bad" in error.remote_traceback.split("\n\n")[0]
 
 
 @all_settings

@@ -15,7 +15,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.child import run_child
-from tests.support.processes import wait_gone
+from tests.support.processes import is_first, wait_gone
 
 ITEMS = 96
 
@@ -33,15 +33,6 @@ def waiting(bad: Callable[[int], None]) -> Callable[[int, np.random.Generator], 
         return waits(index, rng)
 
     return fn
-
-
-def once(path: Path) -> bool:
-    """Whether nobody asked before, in any process."""
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    return True
 
 
 def rows(loader: lp.Loader) -> list[tuple[int, float]]:
@@ -70,7 +61,7 @@ def test_a_worker_that_is_killed_once_changes_no_bit(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
     def bad(index: int) -> None:
-        if index == 41 and once(tmp_path / "died"):
+        if index == 41 and is_first(tmp_path / "died"):
             os.kill(os.getpid(), signal.SIGKILL)
 
     with lp.Loader(range(ITEMS), waiting(bad), **settings) as loader:

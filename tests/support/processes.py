@@ -254,3 +254,12 @@ def status_of_fork(do: Callable[[], object]) -> int:
         finally:
             os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def is_first(path: Path) -> bool:
+    """Return True for the first caller with this path, of all processes."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
