@@ -7,7 +7,7 @@
 | `Load`, `Look` | main -> supervisor | a few for each loader and each epoch with changed objects |
 | `Begin` | main -> supervisor | one for each run |
 | `End` | main -> supervisor | one for each run and each loader |
-| `Extend` | main -> supervisor | one for each epoch; one for each prefetched batch of a stream, or ticket of a node |
+| `Extend` | main -> supervisor | one per epoch, prefetched batch of a stream, or ticket of a node |
 | `Release` | main -> supervisor | one for each slot |
 | `Resize` | main -> supervisor | one: the next one is sent after this one was read |
 | `Filled`, `BatchFailed` | supervisor -> main | one for each slot; one for a run without a slot |
