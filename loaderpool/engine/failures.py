@@ -42,7 +42,7 @@ def may_pass(packed: bytes) -> bool:
     """Return True if a retry may succeed, for example after the failure of a sample.
 
     Args:
-        packed: Pickled error from a `BatchFailed` or `LoaderFailed`.
+        packed: Pickled error from a `Filled` or `Status`.
     """
     return pickle.loads(packed)[0] in ("sample", "lost")
 
@@ -51,7 +51,7 @@ def unpack(packed: bytes) -> LoaderpoolError:
     """Return the exception to raise in the main process, a new one at each call.
 
     Args:
-        packed: Pickled error from a `BatchFailed` or `LoaderFailed`.
+        packed: Pickled error from a `Filled` or `Status`.
     """
     kind, *parts = pickle.loads(packed)
     if kind == "error":

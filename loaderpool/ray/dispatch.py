@@ -38,14 +38,14 @@ from loaderpool.system import clock
 from loaderpool.transport import reports
 from loaderpool.transport.channel import Received
 from loaderpool.transport.messages import (
-    BatchFailed,
     Begin,
     Done,
+    Filled,
     Found,
     Load,
-    LoaderFailed,
     Message,
     NodeIs,
+    Status,
     Ticket,
     Warn,
 )
@@ -205,8 +205,8 @@ class Dispatcher(Supervisor):
 
     def _ordered(self, node: Node, answer: Any) -> None:
         node.is_busy = False
-        if isinstance(answer, LoaderFailed):
-            self._state.fail(answer.loader, answer.error)
+        if isinstance(answer, Status) and answer.error is not None:
+            self._state.fail(answer.number, answer.error)
         self._go_on(node)
 
     def _send_tickets(self, node: Node) -> None:
@@ -360,13 +360,13 @@ class Dispatcher(Supervisor):
         answer: Message = Done(ticket.number)
         descriptors = []
         match made:
-            case LoaderFailed(loader, error):
-                self._state.fail(loader, error)
-                answer = Done(ticket.number, error=error)
-            case BatchFailed(error=error):
+            case Status(number, bytes() as error):
+                self._state.fail(number, error)  # nothing if it is the run that has no slot
                 answer = Done(
                     ticket.number, error=error or reports.of_error(MemoryLimitError(_NO_MEMORY))
                 )
+            case Filled(error=error):
+                answer = Done(ticket.number, error=error)
             case Found():
                 answer = made._replace(ticket=ticket.number)
             case seconds, rows, failed, content:

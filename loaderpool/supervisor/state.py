@@ -48,14 +48,13 @@ from loaderpool.supervisor.records import (
 )
 from loaderpool.supervisor.slots import Cutter, Slots, has_slot, next_batch, tickets_of_node
 from loaderpool.transport.messages import (
-    BatchFailed,
     Begin,
     Done,
     Ended,
     Filled,
     Found,
-    LoaderFailed,
     Look,
+    Status,
     Ticket,
 )
 from loaderpool.transport.reports import GivenUp
@@ -175,12 +174,11 @@ class State:
     def begin(self, asked: Begin, plan: Numbering | None = None) -> None:
         """Start a run, with `plan` if given, otherwise with the loader's plan.
 
-        If the loader is unknown or has failed, the reply is `BatchFailed`.
+        If the loader is unknown or has failed, the reply is `Status`.
         """
         loader, first = self.loaders.get(asked.loader), asked.first
         if loader is None or loader.failure is not None:
-            error = b"" if loader is None else loader.failure or b""
-            self._say(ToMain(BatchFailed(asked.run, first, -1, error)))
+            self._say(ToMain(Status(asked.run, b"" if loader is None else loader.failure)))
             return
         had = {batch for batch in asked.had if batch >= first}
         stop = asked.stop if asked.stop >= 0 else 1 << 1000
@@ -559,21 +557,21 @@ class State:
                 self._drop(slot.file)
                 run.free.append(slot.offset)
                 return
+        if slot.failure is not None and slot.count > 1 and run.demand is None:
+            # Make each batch again by itself, so the batches before the failed one arrive.
+            for batch in range(slot.batch, slot.batch + slot.count):
+                heapq.heappush(run.again, batch)
+            run.free.append(slot.offset)
+            return
+        place = slot.batch, slot.count, slot.rows, slot.offset, job.ticket.slot_bytes
+        slots = run.slots, run.slots_wanted, slot.may_lend
         if slot.failure is not None:
-            if slot.count > 1 and run.demand is None:
-                # Make each batch again by itself, so the batches before the failed one arrive.
-                for batch in range(slot.batch, slot.batch + slot.count):
-                    heapq.heappush(run.again, batch)
-                run.free.append(slot.offset)
-            else:
-                run.filled[slot.offset] = 0
-                self._say(ToMain(BatchFailed(run.number, slot.batch, slot.offset, slot.failure[1])))
+            run.filled[slot.offset] = 0
+            self._say(ToMain(Filled(run.number, *place, *slots, error=slot.failure[1])))
             return
         answer = slot.answer
         assert answer is not None
         run.filled[slot.offset] = answer.ticket
-        place = slot.batch, slot.count, slot.rows, slot.offset, job.ticket.slot_bytes
-        slots = run.slots, run.slots_wanted, slot.may_lend
         told = Filled(
             run.number, *place, *slots, is_last, answer.ticket, answer.oversize, answer.failures
         )
@@ -630,7 +628,7 @@ class State:
 
     def _fail_loader(self, loader: LoaderRecord, error: bytes) -> None:
         loader.failure = error
-        self._say(ToMain(LoaderFailed(loader.number, error)))
+        self._say(ToMain(Status(loader.number, error)))
 
     # ---- workers
 

@@ -318,7 +318,7 @@ class Supervisor:
                 fault_points.reach("supervisor.loading")
                 self._payloads.load(number, message.offset, message.nbytes)
         except BaseException as error:
-            self._main.send(messages.LoaderFailed(number, self._refusal(error)))
+            self._main.send(messages.Status(number, self._refusal(error)))
             return
         finally:
             self._arena.board.loading = 0
@@ -332,7 +332,7 @@ class Supervisor:
             self._workers.end_gently = True
         action = config.on_error.action
         leaves_out = action == "skip" or (action == "replace" and settings.unit == "sample")
-        self._main.send(messages.Loaded(number))
+        self._main.send(messages.Status(number))
         most_deaths = config.limits.restarts_per_item
         # Only calls made one by one show for certain which sample ends its worker.
         if config.threads > 1:
