@@ -13,7 +13,7 @@
 | `Filled` | supervisor -> main | one for each slot |
 | `Status` | supervisor -> main | a few for each loader; one for a run without a slot |
 | `Ended` | supervisor -> main | one for each run and each loader |
-| `NodeIs`, `Warn` | supervisor -> main | a few for each node |
+| `Warn` | supervisor -> main | a few |
 | `Found` | worker -> supervisor -> main, workers; main -> supervisor | one per `Look` or `Load` |
 | `Ticket` | supervisor -> worker | as many as a worker may have at once |
 | `Done` | worker -> supervisor | one for each ticket |
@@ -155,15 +155,6 @@ class Ended(NamedTuple):
     number: int  # number of the run or loader
 
 
-class NodeIs(NamedTuple):
-    """Supervisor -> main process: the state of a node that takes a worker's place."""
-
-    number: int  # number in place of a worker's
-    node: str  # Ray's ID of the node; empty: not chosen yet
-    address: str
-    workers: int  # number of its workers; 0: the node is starting; -1: the node is gone
-
-
 class Warn(NamedTuple):
     """Supervisor -> main process: warn the user."""
 
@@ -236,8 +227,8 @@ class Done(NamedTuple):
 
 
 Message = (
-    Load | Look | Begin | Extend | End | Ended | Release | Resize | Filled | Status | NodeIs | Warn
-    | Found | Ticket | Done
+    Load | Look | Begin | Extend | End | Ended | Release | Resize | Filled | Status | Warn | Found
+    | Ticket | Done
 )  # fmt: skip
 KINDS: tuple[type, ...] = get_args(Message)
 _CODES = {kind: code for code, kind in enumerate(KINDS)}

@@ -16,7 +16,7 @@ def test_the_page_has_the_table_of_the_classes() -> None:
     assert (
         len(re.findall(r"^\| `\w+` \| .+ \|$", TABLE.table(), re.MULTILINE))
         == len(messages.KINDS)
-        == 15
+        == 14
     )
 
 
