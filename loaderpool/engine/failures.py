@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import sys
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from loaderpool import errors
@@ -57,9 +58,12 @@ def unpack(packed: bytes) -> LoaderpoolError:
     if kind == "error":
         ours: LoaderpoolError = getattr(errors, parts[0])(parts[1])
         return ours
-    make: Any = {"sample": sample_error, "lost": lost_error, "setup": setup_error}[kind]
-    made: LoaderpoolError = make(*parts)
-    return made
+    makers: dict[str, Callable[..., LoaderpoolError]] = {
+        "sample": sample_error,
+        "lost": lost_error,
+        "setup": setup_error,
+    }
+    return makers[kind](*parts)
 
 
 def _node_lost_error(report: LostReport) -> WorkerLostError:

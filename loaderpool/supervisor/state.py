@@ -299,7 +299,7 @@ class State:
                 if run.loader is loader:
                     self.slots.give(run, self.width)
 
-    def done(self, worker: int, answer: Done, file: Any = None) -> int | None:
+    def done(self, worker: int, answer: Done, file: int | None = None) -> int | None:
         """Process `Done`: a ticket is done, or the user's code raised.
 
         If the worker does not have that ticket, only `file` is dropped. Return the number of the
@@ -324,7 +324,7 @@ class State:
         self._answered(job, answer, file)
         return loader.of if answer.rows else None
 
-    def _hand_over(self, job: Job, answer: Done, file: Any) -> None:
+    def _hand_over(self, job: Job, answer: Done, file: int | None) -> None:
         """Queue a ticket for any worker, because another one has read its items into a file."""
         slot = job.slot
         assert slot is not None
@@ -523,7 +523,7 @@ class State:
 
     # ---- slots
 
-    def _answered(self, job: Job, answer: Done | None = None, file: Any = None) -> None:
+    def _answered(self, job: Job, answer: Done | None = None, file: int | None = None) -> None:
         """Finish a job that no worker has any more. The last job of a slot completes the slot.
 
         The slot is then reported as full or failed, or is free again.
@@ -577,7 +577,7 @@ class State:
         )
         self._say(ToMain(told, slot.file))
 
-    def _drop(self, file: Any) -> None:
+    def _drop(self, file: int | None) -> None:
         if file is not None:
             self._say(DropFile(file))
 
