@@ -230,8 +230,6 @@ Message = (
     Load | Look | Begin | Extend | End | Ended | Release | Resize | Filled | Status | Warn | Found
     | Ticket | Done
 )  # fmt: skip
-# Messages from the supervisor about the pool itself. All others from it are about a run or a loader.
-PoolMessage = Warn
 KINDS: tuple[type, ...] = get_args(Message)
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 
