@@ -10,6 +10,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.batches import Place, assert_same, indices_in, read
+from tests.support.samples import batch_of_noise
 
 pytestmark = pytest.mark.corner
 
@@ -34,17 +35,13 @@ def draw_length(index: int, rng: np.random.Generator) -> Any:
     return rng.integers(0, 255, size=int(rng.integers(0, 9)), dtype=np.uint8)
 
 
-def batch_own(items: list[int], rng: np.random.Generator) -> Any:
-    return np.array(items), rng.random(len(items))
-
-
 LOADERS: dict[str, dict[str, Any]] = {
     "shuffled": {"fn": None, "shuffle": True},
     "random": {"fn": draw_python},
     "numpy.random": {"fn": draw_numpy, "shuffle": True},
     "rng": {"fn": draw_own, "shuffle": True},
     "ragged": {"fn": draw_length, "ragged": True, "shuffle": True},
-    "batch_fn with rng": {"batch_fn": batch_own, "shuffle": True},
+    "batch_fn with rng": {"batch_fn": batch_of_noise, "shuffle": True},
 }
 SIZE = 95
 

@@ -15,7 +15,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.errors import ClosedError, LoaderpoolError, SampleError, SetupError
-from tests.support.batches import Place
+from tests.support.samples import Unspeakable, fail_at
 
 BAD = 13
 BATCH = 4
@@ -27,23 +27,12 @@ def as_in_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
 
 
-@pytest.fixture(params=[0, 2])
-def made_in(request: pytest.FixtureRequest, on: Place) -> dict[str, Any]:
-    """Where samples are made: in this process, or in a pool of as many workers."""
-    return on(request.param)
-
-
 class Rejected(Exception):
     """Cannot be made again from its args, as classes with required arguments often cannot."""
 
     def __init__(self, path: str, *, code: int) -> None:
         super().__init__(f"{path} was rejected")
         self.path, self.code = path, code
-
-
-class Unspeakable(ValueError):
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
 
 
 class MadeOnce(KeyError):
@@ -376,14 +365,10 @@ def test_setup_raises_in_the_caller(made_in: dict[str, Any]) -> None:
 # ---- skip and replace ----
 
 
-def odd_fails(item: int) -> int:
-    if item % 5 == 3:
-        raise ValueError(item)
-    return item
-
-
 def test_skip_leaves_rows_out_and_counts_them_as_their_batch_comes(made_in: dict[str, Any]) -> None:
-    with lp.Loader(range(40), odd_fails, batch_size=2, on_error="skip", **made_in) as loader:
+    with lp.Loader(
+        range(40), fail_at(range(3, 40, 5)), batch_size=2, on_error="skip", **made_in
+    ) as loader:
         for passes in (1, 2):
             rows = []
             for number, batch in enumerate(loader):
@@ -425,12 +410,7 @@ def test_skip_leaves_rows_out_and_counts_them_as_their_batch_comes(made_in: dict
 def test_failed_rows_are_left_out_or_another_stands_in(
     action: str, bad: set[int], expected: list[list[int]], made_in: dict[str, Any]
 ) -> None:
-    def fn(item: int) -> int:
-        if item in bad:
-            raise ValueError(item)
-        return item
-
-    with lp.Loader(range(12), fn, batch_size=4, on_error=action, **made_in) as loader:
+    with lp.Loader(range(12), fail_at(bad), batch_size=4, on_error=action, **made_in) as loader:
         assert [batch.tolist() for batch in loader] == expected
         statistics = loader.statistics()
     counted = {"skip": statistics.skipped_indices, "replace": statistics.replaced_indices}
@@ -459,7 +439,7 @@ def test_a_budget_bounds_the_errors_of_a_pass(
     budget: float, is_enough: bool, made_in: dict[str, Any]
 ) -> None:
     loader = lp.Loader(
-        range(40), odd_fails, batch_size=16, on_error=("replace", budget), **made_in
+        range(40), fail_at(range(3, 40, 5)), batch_size=16, on_error=("replace", budget), **made_in
     )  # 16, 16, 8 rows
     with loader:
         for _ in range(2):  # each pass has the whole budget
@@ -478,12 +458,7 @@ def test_what_arrives_before_the_budget_is_exceeded_is_no_matter_of_chunks(
 ) -> None:
     """Chunks of tiny batches grow as the function's time becomes known: neither pass nor workers may show."""
     failed = tuple(range(3, 140, 7))  # twenty; the next one is in the batch that begins at 140
-
-    def fn(item: int) -> int:
-        if item % 7 == 3:
-            raise ValueError(item)
-        return item
-
+    fn = fail_at(range(3, 500, 7))
     with lp.Loader(range(500), fn, batch_size=BATCH, on_error=("skip", 20), **made_in) as loader:
         for epoch in range(4):
             batches, error = failing_pass(loader)

@@ -13,16 +13,13 @@ import pytest
 import loaderpool as lp
 from loaderpool.plan.places import Position
 from tests.support.batches import Place
+from tests.support.samples import batch_of_noise
 
 ITEMS = 101
 
 
 def sample(item: int, rng: np.random.Generator) -> Any:
     return {"item": item, "noise": rng.random(3), "length": np.zeros(1 + item % 3) + item}
-
-
-def whole(items: list[int], rng: np.random.Generator) -> Any:
-    return np.array(items), rng.random(len(items))
 
 
 def failing(item: int) -> int:
@@ -135,7 +132,7 @@ def test_a_state_of_another_loader_is_refused_with_what_differs(on: Place) -> No
             ({"source": range(100)}, "size"),
             ({"source": list(range(ITEMS))}, "source"),
             ({"shuffle": False}, "shuffle"),
-            ({"fn": whole}, "function"),
+            ({"fn": batch_of_noise}, "function"),
             ({"deterministic": False}, "deterministic"),
         ]
         for change, told in changes:

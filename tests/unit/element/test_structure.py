@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections import ChainMap, OrderedDict, UserDict, defaultdict, namedtuple
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from loaderpool.element.structure import Structure
 from loaderpool.errors import SpecMismatchError
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
-
+from tests.support.samples import Point
 
 NESTED = {"a": (1, Point(2, {"deep": 3})), 7: 4}
 

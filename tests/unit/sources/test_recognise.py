@@ -6,7 +6,7 @@ import collections
 import io
 import pathlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.sources.recognise import as_source
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
+from tests.support.samples import Point
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 LABELS = np.array([3, 1, 2, 0])
@@ -32,11 +33,6 @@ class Items:
 
     def __getitem__(self, index: int) -> str:
         return f"item {index}"
-
-
-class Pair(NamedTuple):
-    x: Any
-    y: Any
 
 
 # ---- sequences ----
@@ -82,11 +78,11 @@ def test_the_length_of_an_object_is_asked_once() -> None:
 
 
 def test_a_nested_dict_of_columns_is_zipped_by_row() -> None:
-    source = as_source({"in": (ROWS, Pair(LABELS, ["a", "b", "c", "d"])), "out": LABELS})
+    source = as_source({"in": (ROWS, Point(LABELS, ["a", "b", "c", "d"])), "out": LABELS})
     item = source[2]
     assert list(item) == ["in", "out"]
     assert np.array_equal(item["in"][0], ROWS[2])
-    assert item["in"][1] == Pair(2, "c") and type(item["in"][1]) is Pair
+    assert item["in"][1] == Point(2, "c") and type(item["in"][1]) is Point
     assert item["out"] == 2
 
 
@@ -94,7 +90,7 @@ def test_columns_may_be_lists_beside_arrays_or_alone() -> None:
     assert as_source((["a", "b"], LABELS[:2]))[1] == ("b", 1)
     assert as_source((["a", "b"], [7, 8]))[1] == ("b", 8)
     assert as_source({"path": ["a", "b"]})[0] == {"path": "a"}
-    assert as_source(Pair([1, 2], [3, 4]))[1] == Pair(2, 4)
+    assert as_source(Point([1, 2], [3, 4]))[1] == Point(2, 4)
     assert as_source(collections.OrderedDict(a=[1, 2]))[1] == {"a": 2}
 
 
