@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -88,32 +89,53 @@ def test_the_callers_own_generators_are_left_alone() -> None:
 # ---- epochs ----
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_pass_counts_once_it_has_delivered_whether_it_is_finished_or_not(
-    on: Place, workers: int
-) -> None:
-    def epoch_of(batch: Any) -> int:
-        return starts.index(indices_in([batch]))
+PLAN: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 9}
 
-    plan: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 9}
-    reference = lp.Loader(range(40), **plan, workers=0)
-    starts = [indices_in([next(iter(reference))]) for _ in range(8)]
-    loader = lp.Loader(range(40), **plan, **on(workers))
-    assert loader.epoch == 0
-    unread = iter(loader)
-    assert unread.epoch == -1
-    for batch in loader:
-        assert epoch_of(batch) == 0
+
+@pytest.fixture(scope="module")
+def starts() -> list[list[int]]:
+    """The first batch of each of eight epochs."""
+    reference = lp.Loader(range(40), **PLAN, workers=0)
+    return [indices_in([next(iter(reference))]) for _ in range(8)]
+
+
+@pytest.fixture(params=[0, 1, 2])
+def numbered_epochs(request: pytest.FixtureRequest, on: Place) -> Iterator[lp.Loader]:
+    with lp.Loader(range(40), **PLAN, **on(request.param)) as loader:
+        yield loader
+
+
+def test_an_iterator_that_has_delivered_nothing_takes_no_epoch(
+    numbered_epochs: lp.Loader, starts: list[list[int]]
+) -> None:
+    unread = iter(numbered_epochs)
+    assert (numbered_epochs.epoch, unread.epoch) == (0, -1)
+    assert indices_in([next(iter(numbered_epochs))]) == starts[0]
+
+
+def test_a_pass_that_is_not_finished_counts(
+    numbered_epochs: lp.Loader, starts: list[list[int]]
+) -> None:
+    for batch in numbered_epochs:
+        assert indices_in([batch]) == starts[0]
         break
-    assert loader.epoch == 1
-    assert epoch_of(read(loader)[0]) == 1
-    del unread
-    one, other = iter(loader), iter(loader)
-    assert [epoch_of(next(one)), epoch_of(next(other))] == [2, 3]
-    assert (one.epoch, other.epoch) == (2, 3)
-    loader.epoch = 1
-    assert epoch_of(next(iter(loader))) == 1
-    assert loader.epoch == 2
-    for epoch in (7, 3):  # the second one is set where batches of another are made ahead
-        loader.epoch = epoch
-        assert epoch_of(read(loader, passes=1)[0]) == epoch
+    assert numbered_epochs.epoch == 1
+    assert indices_in(read(numbered_epochs)[:1]) == starts[1]
+    assert numbered_epochs.epoch == 2
+
+
+def test_iterators_side_by_side_have_an_epoch_each(
+    numbered_epochs: lp.Loader, starts: list[list[int]]
+) -> None:
+    one, other = iter(numbered_epochs), iter(numbered_epochs)
+    assert [indices_in([next(each)]) for each in (one, other)] == starts[:2]
+    assert (one.epoch, other.epoch) == (0, 1)
+
+
+def test_an_epoch_that_is_set_is_the_next_one(
+    numbered_epochs: lp.Loader, starts: list[list[int]]
+) -> None:
+    for epoch in (1, 7, 3):  # later ones are set where batches of another are made ahead
+        numbered_epochs.epoch = epoch
+        assert indices_in(read(numbered_epochs)[:1]) == starts[epoch]
+        assert numbered_epochs.epoch == epoch + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.errors import ClosedError, LoaderpoolError, SampleError, SetupError
+from tests.support.batches import Place
 from tests.support.samples import Unspeakable, fail_at
 
 BAD = 13
@@ -101,36 +103,72 @@ USER_ERRORS: list[tuple[Callable[[], BaseException], type[BaseException], dict[s
 ]
 
 
-@pytest.mark.parametrize(
-    ("make", "kind", "attributes"), USER_ERRORS, ids=lambda value: getattr(value, "__name__", "")
+@dataclasses.dataclass
+class FailedPass:
+    """A pass that ended in an error of the user's type."""
+
+    kind: type[BaseException]
+    attributes: dict[str, Any]
+    workers: int
+    batches: list[list[int]]
+    error: SampleError
+    last_error: Exception | None
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((*case, workers), id=f"{case[1].__name__}-{workers}")
+        for case in USER_ERRORS
+        for workers in (0, 2)
+    ],
 )
-def test_the_error_is_also_of_the_users_type(
-    make: Callable[[], BaseException],
-    kind: type[BaseException],
-    attributes: dict[str, Any],
-    made_in: dict[str, Any],
-) -> None:
-    workers = made_in["workers"]
-    with lp.Loader(range(20), raising(make), batch_size=BATCH, **made_in) as loader:
+def failed(request: pytest.FixtureRequest, on: Place) -> FailedPass:
+    make, kind, attributes, workers = request.param
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        lp.Loader(range(20), raising(make), batch_size=BATCH, **on(workers)) as loader,
+    ):
+        patch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
         batches, error = failing_pass(loader)
-        assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
         assert isinstance(error, SampleError)
-        assert isinstance(error, kind)
-        assert isinstance(error, LoaderpoolError)
-        assert (error.index, error.epoch) == (BAD, 0)
-        assert error.worker is not None if workers else error.worker is None
-        assert error.original_type.endswith(kind.__name__)
-        for name, value in attributes.items():
-            assert getattr(error, name) == value
-        text = str(error)
-        assert kind.__name__ in text
-        assert f"index {BAD}" in text
-        assert f"`loaderpool.replay(loader, index={BAD}, epoch=0)`" in text
-        assert ("workers=0" in text) == bool(workers)
-        assert str(loader.last_error) == str(error)
-        assert repr(error)
-        first = traceback.format_exception_only(error)[0].partition("\n")[0]
-        assert first.count(kind.__name__) == 1 or kind is Unspeakable, first
+        str(error)  # advice fits the program that it is made in
+        return FailedPass(kind, attributes, workers, batches, error, loader.last_error)
+
+
+def test_batches_before_the_error_are_delivered(failed: FailedPass) -> None:
+    assert failed.batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_the_error_is_also_of_the_users_type(failed: FailedPass) -> None:
+    assert isinstance(failed.error, failed.kind)
+    assert isinstance(failed.error, LoaderpoolError)
+    assert failed.error.original_type.endswith(failed.kind.__name__)
+    for name, value in failed.attributes.items():
+        assert getattr(failed.error, name) == value
+
+
+def test_the_error_knows_index_epoch_and_worker(failed: FailedPass) -> None:
+    assert (failed.error.index, failed.error.epoch) == (BAD, 0)
+    assert (failed.error.worker is not None) == bool(failed.workers)
+
+
+def test_the_errors_text_names_sample_and_next_step(failed: FailedPass) -> None:
+    text = str(failed.error)
+    assert failed.kind.__name__ in text
+    assert f"index {BAD}" in text
+    assert f"`loaderpool.replay(loader, index={BAD}, epoch=0)`" in text
+    assert ("workers=0" in text) == bool(failed.workers)
+    assert repr(failed.error)
+
+
+def test_the_loader_keeps_its_last_error(failed: FailedPass) -> None:
+    assert str(failed.last_error) == str(failed.error)
+
+
+def test_the_traceback_names_the_users_type_once(failed: FailedPass) -> None:
+    first = traceback.format_exception_only(failed.error)[0].partition("\n")[0]
+    assert first.count(failed.kind.__name__) == 1 or failed.kind is Unspeakable, first
 
 
 @pytest.mark.parametrize(
