@@ -22,7 +22,6 @@ from tests.support.batches import (
     kill_worker,
     read,
 )
-from tests.support.processes import wait_until
 
 SHARDS = [range(100 * shard, 100 * shard + 3 + 2 * shard) for shard in range(11)]
 
@@ -271,23 +270,6 @@ def test_generators_that_are_dropped_are_closed(tmp_path: Path) -> None:
         and "3-0" in names
         and not list(tmp_path.glob("begun-*"))
     )
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_closing_a_loader_closes_generators_of_open_iterators(workers: int, tmp_path: Path) -> None:
-    def make() -> Iterator[int]:
-        try:
-            yield from itertools.count()
-        finally:
-            (tmp_path / "ended").touch()
-
-    loader = lp.Loader.from_generator(make, batch_size=4, workers=workers)
-    batches = iter(loader)
-    next(batches)
-    loader.close()
-    wait_until((tmp_path / "ended").exists)
-    with pytest.raises(lp.ClosedError):
-        next(batches)
 
 
 def test_a_generator_may_close_its_own_loader() -> None:

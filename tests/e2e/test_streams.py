@@ -320,8 +320,9 @@ def test_a_sample_that_ends_its_worker_is_found_in_a_stream() -> None:
         assert loader.statistics().skipped_indices == (41,)
 
 
+@pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "generator"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_closing_a_loader_ends_the_reading_of_its_stream(workers: int, tmp_path: Path) -> None:
+def test_closing_a_loader_ends_the_reading(is_stream: bool, workers: int, tmp_path: Path) -> None:
     class Stream:
         def __iter__(self) -> Iterator[int]:
             try:
@@ -329,7 +330,9 @@ def test_closing_a_loader_ends_the_reading_of_its_stream(workers: int, tmp_path:
             finally:
                 (tmp_path / "ended").touch()
 
-    loader = lp.Loader(Stream(), batch_size=4, workers=workers)
+    make = lp.Loader if is_stream else lp.Loader.from_generator
+    given: Any = Stream() if is_stream else lambda: iter(Stream())
+    loader = make(given, batch_size=4, workers=workers)
     batches = iter(loader)
     next(batches)
     loader.close()

@@ -83,6 +83,13 @@ def indices_in(batches: Iterable[Any]) -> list[int]:
     ]
 
 
+def rows(batches: Iterable[Any]) -> list[tuple[float, ...]]:
+    """All rows of the batches, which are tuples of arrays with one axis."""
+    return [
+        row for batch in batches for row in zip(*(part.tolist() for part in batch), strict=True)
+    ]
+
+
 @contextmanager
 def shared_pools() -> Iterator[Place]:
     """Gives pools that are started once for each number of workers; what they leave behind in the end is an error.
