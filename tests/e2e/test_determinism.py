@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -99,43 +98,48 @@ def starts() -> list[list[int]]:
     return [indices_in([next(iter(reference))]) for _ in range(8)]
 
 
-@pytest.fixture(params=[0, 1, 2])
-def numbered_epochs(request: pytest.FixtureRequest, on: Place) -> Iterator[lp.Loader]:
-    with lp.Loader(range(40), **PLAN, **on(request.param)) as loader:
-        yield loader
+any_workers = pytest.mark.parametrize("workers", [0, 1, 2])
 
 
+@any_workers
 def test_an_iterator_that_has_delivered_nothing_takes_no_epoch(
-    numbered_epochs: lp.Loader, starts: list[list[int]]
+    on: Place, workers: int, starts: list[list[int]]
 ) -> None:
-    unread = iter(numbered_epochs)
-    assert (numbered_epochs.epoch, unread.epoch) == (0, -1)
-    assert indices_in([next(iter(numbered_epochs))]) == starts[0]
+    loader = lp.Loader(range(40), **PLAN, **on(workers))
+    unread = iter(loader)
+    assert (loader.epoch, unread.epoch) == (0, -1)
+    assert indices_in([next(iter(loader))]) == starts[0]
 
 
+@any_workers
 def test_a_pass_that_is_not_finished_counts(
-    numbered_epochs: lp.Loader, starts: list[list[int]]
+    on: Place, workers: int, starts: list[list[int]]
 ) -> None:
-    for batch in numbered_epochs:
+    loader = lp.Loader(range(40), **PLAN, **on(workers))
+    for batch in loader:
         assert indices_in([batch]) == starts[0]
         break
-    assert numbered_epochs.epoch == 1
-    assert indices_in(read(numbered_epochs)[:1]) == starts[1]
-    assert numbered_epochs.epoch == 2
+    assert loader.epoch == 1
+    assert indices_in(read(loader)[:1]) == starts[1]
+    assert loader.epoch == 2
 
 
+@any_workers
 def test_iterators_side_by_side_have_an_epoch_each(
-    numbered_epochs: lp.Loader, starts: list[list[int]]
+    on: Place, workers: int, starts: list[list[int]]
 ) -> None:
-    one, other = iter(numbered_epochs), iter(numbered_epochs)
+    loader = lp.Loader(range(40), **PLAN, **on(workers))
+    one, other = iter(loader), iter(loader)
     assert [indices_in([next(each)]) for each in (one, other)] == starts[:2]
     assert (one.epoch, other.epoch) == (0, 1)
 
 
+@any_workers
 def test_an_epoch_that_is_set_is_the_next_one(
-    numbered_epochs: lp.Loader, starts: list[list[int]]
+    on: Place, workers: int, starts: list[list[int]]
 ) -> None:
+    loader = lp.Loader(range(40), **PLAN, **on(workers))
     for epoch in (1, 7, 3):  # later ones are set where batches of another are made ahead
-        numbered_epochs.epoch = epoch
-        assert indices_in(read(numbered_epochs)[:1]) == starts[epoch]
-        assert numbered_epochs.epoch == epoch + 1
+        loader.epoch = epoch
+        assert indices_in(read(loader)[:1]) == starts[epoch]
+        assert loader.epoch == epoch + 1

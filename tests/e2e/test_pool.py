@@ -96,8 +96,7 @@ class ClosedPool(NamedTuple):
     processes: set[int]
 
 
-@pytest.fixture
-def closed() -> ClosedPool:
+def closed_pool() -> ClosedPool:
     before = set(descendants(os.getpid()))
     pool = lp.Pool(3)
     batches = iter(lp.Loader(range(1000), batch_size=2, workers=pool))
@@ -108,23 +107,27 @@ def closed() -> ClosedPool:
     return ClosedPool(pool, batches, kept, started)
 
 
-def test_closing_a_pool_ends_its_processes(closed: ClosedPool) -> None:
+def test_closing_a_pool_ends_its_processes() -> None:
+    closed = closed_pool()
     assert closed.pool.is_closed
     assert len(closed.processes) >= 2
     assert wait_gone(closed.processes, 10) == []
 
 
-def test_closing_a_pool_closes_its_loaders(closed: ClosedPool) -> None:
+def test_closing_a_pool_closes_its_loaders() -> None:
+    closed = closed_pool()
     with pytest.raises(lp.ClosedError):
         list(closed.batches)
 
 
-def test_a_closed_pool_takes_no_loader(closed: ClosedPool) -> None:
+def test_a_closed_pool_takes_no_loader() -> None:
+    closed = closed_pool()
     with pytest.raises(lp.ClosedError):
         lp.Loader(range(3), workers=closed.pool)
 
 
-def test_batches_outlive_their_pool(closed: ClosedPool) -> None:
+def test_batches_outlive_their_pool() -> None:
+    closed = closed_pool()
     assert closed.kept.tolist() == [0, 1]
 
 
