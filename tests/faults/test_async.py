@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from tests.support.batches import rows
 from tests.support.child import run_child
 from tests.support.processes import is_first, wait_gone
 
@@ -35,10 +36,6 @@ def waiting(bad: Callable[[int], Any]) -> Any:
         return await waits(item, rng)
 
     return fn
-
-
-def rows(loader: lp.Loader) -> list[tuple[float, ...]]:
-    return [row for batch in loader for row in zip(*(part.tolist() for part in batch), strict=True)]
 
 
 def expected() -> list[tuple[float, ...]]:

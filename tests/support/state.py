@@ -1,4 +1,4 @@
-"""What always holds of the supervisor's state, and what tests of it have in common."""
+"""Invariants of the supervisor's state, and helpers of its tests."""
 
 from __future__ import annotations
 
