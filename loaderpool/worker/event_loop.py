@@ -221,9 +221,7 @@ def _close(loop: asyncio.AbstractEventLoop, threads: list[threading.Thread], pid
         loop.close()
 
 
-async def limited(
-    awaitable: Awaitable[Any], limit_s: float, at_limit: Callable[[], object]
-) -> Any:
+async def limited(awaitable: Awaitable[Any], limit_s: float, at_limit: Callable[[], object]) -> Any:
     """Return the result of an awaitable, which is canceled after `limit_s` seconds.
 
     `at_limit` is called just before.
