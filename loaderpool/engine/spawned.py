@@ -28,7 +28,7 @@ from loaderpool.system import interrupts
 from loaderpool.transport import child_process
 from loaderpool.transport.channel import ChannelClosed, Received
 from loaderpool.transport.child_process import Program, Surroundings
-from loaderpool.transport.messages import Load, Message
+from loaderpool.transport.messages import Load, Message, Release
 from loaderpool.transport.modules import ModuleStore
 from loaderpool.transport.stream_channel import StreamChannel
 
@@ -94,6 +94,7 @@ class SpawnedSession(Session):
         ours, theirs = Queued(ring), Queued(ring_supervisor)
         ours.other, theirs.other = theirs, ours
         self._channel: Any = ours
+        self._releases: Any = ours
         self.slots = SlotFile.create()
         own = {"channel": theirs, "arena": arena, "slots": self.slots, "trainer_pid": os.getpid()}
         own |= {"around": around, "bell": (heard, bell)}
@@ -176,6 +177,18 @@ class SpawnedSupervisor(Supervisor):
         super()._on_tick()
         for worker in self._workers.by_number.values():
             worker.channel.flush()
+
+    def _listen_to_releases(self) -> None:
+        pass  # they come with the other messages
+
+    def _on_main(self, received: Received) -> None:
+        if isinstance(received.message, Release):
+            self._state.release(*received.message)
+        else:
+            super()._on_main(received)
+
+    def _hear_release(self) -> bool:
+        return False  # as above
 
     def _hear_bell(self) -> None:
         self._bell[0].recv(4096)  # before the messages are read, so that no ring is lost

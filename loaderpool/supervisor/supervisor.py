@@ -110,6 +110,7 @@ class Supervisor:
         self._size: int = start["workers"]  # requested number of workers
         self._restarts: tuple[int, float] | None = start["max_restarts"]
         self._selector = selectors.DefaultSelector()
+        self._needs_slots = False  # the loop waits for `_releases`, too
         most_messages = self._open(start)
         self._code = LoadedCode()
         self._payloads = Payloads(self._arena, {})
@@ -134,6 +135,7 @@ class Supervisor:
     def _open(self, start: Mapping[str, Any]) -> int:
         """Open the channel, arena and slots. Return the capacity of the channel in messages."""
         self._main = Channel(socket.socket(fileno=start["channel"]))
+        self._releases = Channel(socket.socket(fileno=start["releases"]))
         self._arena = Arena(start["arena"], start["arena_bytes"])
         self._arena.board.begun = 1
         self._slots = SlotFile(start["slots"])
@@ -162,6 +164,7 @@ class Supervisor:
                 if self._trial is not None:
                     self._go_on_with(self._trial)
                 self._carry_out()
+                self._listen_to_releases()
         except ChannelClosed:
             pass
         finally:
@@ -189,7 +192,7 @@ class Supervisor:
             self._selector.unregister(descriptor)
 
     def _private(self) -> list[int]:
-        mine = [self._main.fileno(), self._selector.fileno()]
+        mine = [self._main.fileno(), self._releases.fileno(), self._selector.fileno()]
         mine += [] if self._main_pidfd is None else [self._main_pidfd]
         mine += [file for files in self._payloads.files.values() for file in files]
         return mine + self._state.files
@@ -210,6 +213,7 @@ class Supervisor:
         ]
         self._is_over |= self._main_pidfd is None and os.getppid() != self._main_pid
         self._note_size()  # the size may have changed while an earlier `Resize` was counted
+        self._hear_releases()  # ended runs may wait for them
         self._begin_trial()
         self._state.tick()
 
@@ -260,11 +264,38 @@ class Supervisor:
         while not self._is_over and (received := self._main.receive()) is not None:
             self._on_main(received)
 
+    def _hear_release(self) -> bool:
+        """Read one release. Return False if there is none."""
+        try:
+            received = self._releases.receive()
+        except ChannelClosed:  # the other channel of the main process reports it, too
+            return False
+        if received is not None:
+            self._state.release(*received.message)
+        return received is not None
+
+    def _hear_releases(self) -> None:
+        while self._hear_release():
+            pass
+
+    def _listen_to_releases(self) -> None:
+        """Wait for releases only while a worker could have another ticket.
+
+        Otherwise a release changes nothing, and one is read with each `Done`. This halves the
+        number of times that the supervisor wakes up.
+        """
+        needs_slots = bool(self._state.roomy)
+        if needs_slots == self._needs_slots:
+            return
+        self._needs_slots = needs_slots
+        if needs_slots:
+            self._listen(self._releases.fileno(), self._hear_releases)
+        else:
+            self._ignore(self._releases.fileno())
+
     def _on_main(self, received: Received) -> None:
         state, message = self._state, received.message
         match message:
-            case messages.Release():
-                state.release(*message)
             case messages.Begin():
                 self._begin(message)
             case messages.Extend():
@@ -298,6 +329,7 @@ class Supervisor:
         self._state.slots.free_bytes = max(0, capacity.available_memory_bytes() - HEADROOM_BYTES)
 
     def _begin(self, message: messages.Begin) -> None:
+        self._hear_releases()  # the run may get the memory of slots that were released before
         self._note_free_memory()
         settings = self._payloads.settings.get(message.loader)
         plan = None
@@ -411,6 +443,8 @@ class Supervisor:
         message: messages.Message = received.message
         match message:
             case messages.Done():
+                if not self._needs_slots:
+                    self._hear_release()
                 loader = self._state.done(
                     number, message, received.descriptors[0] if received.descriptors else None
                 )
