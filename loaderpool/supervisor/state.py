@@ -416,20 +416,26 @@ class State:
             run.window = None
             has_work = has_work or (bool(run.free or run.fresh) and not run.is_ended)
             has_homes = has_homes or bool(run.lanes)
-        asked = self.roomy.copy() if has_work else {}
+        if not has_work or not self.roomy:
+            return
+        # Heap of the workers by their number of tickets, then in the order of `roomy`.
+        asked = [
+            (len(worker.jobs) // worker.workers, place, worker)
+            for place, worker in enumerate(self.roomy.values())
+        ]
+        heapq.heapify(asked)
         while asked:
-            level = min([len(worker.jobs) // worker.workers for worker in asked.values()])
-            for worker in [*asked.values()]:
-                if worker.number not in self.roomy:
-                    del asked[worker.number]
-                elif len(worker.jobs) // worker.workers == level:
-                    job = self._next_job(worker)
-                    if job is not None:
-                        self._give(worker, job)
-                    elif has_homes:  # other workers may get jobs that this one cannot have
-                        del asked[worker.number]
-                    else:
-                        return
+            _, place, worker = heapq.heappop(asked)
+            if worker.number not in self.roomy:  # it got the ticket of another worker
+                continue
+            job = self._next_job(worker)
+            if job is not None:
+                self._give(worker, job)
+                if worker.number in self.roomy:
+                    tickets = len(worker.jobs) // worker.workers
+                    heapq.heappush(asked, (tickets, place, worker))
+            elif not has_homes:  # otherwise other workers may get jobs that this one cannot have
+                return
 
     @property
     def files(self) -> list[Any]:
