@@ -46,7 +46,14 @@ from loaderpool.supervisor.records import (
     ToWorker,
     WorkerRecord,
 )
-from loaderpool.supervisor.slots import Cutter, Slots, has_slot, next_batch, tickets_of_node
+from loaderpool.supervisor.slots import (
+    Cutter,
+    Slots,
+    is_at_start,
+    is_precious,
+    next_batch,
+    tickets_of_node,
+)
 from loaderpool.transport.messages import (
     BatchFailed,
     Begin,
@@ -76,6 +83,8 @@ class State:
         instructions: Instructions that the supervisor has not carried out yet.
         slots: Slots of all runs.
         is_short: True if a worker could not be started. No worker is started until the next `tick`.
+        lacks_slot: True if the last `deal` has left a worker idle that could make a batch in a
+            fresh slot.
 
     Args:
         workers: Number of workers to start.
@@ -110,7 +119,7 @@ class State:
         self.slots = Slots(memory, most_slots, self.runs, self._say)
         self._deaths = Deaths(restarts, of_nodes)
         self._broken: bytes | None = None
-        self.is_short = False
+        self.is_short = self.lacks_slot = False
         self._tickets, self._names = itertools.count(1), itertools.count()
         self._cutter = Cutter(self._tickets, of_nodes, hands_over and not of_nodes)
 
@@ -406,11 +415,16 @@ class State:
 
     # ---- assignment
 
-    def deal(self) -> None:
+    def deal(self, has_waited: bool = True) -> None:
         """Assign tickets to workers, to those with the fewest tickets first.
 
         Due jobs come first, then new tickets of the runs in turn.
+
+        Args:
+            has_waited: False: a worker does not get a fresh slot whose first use takes longer than
+                a wait for a used one.
         """
+        self._has_waited, self.lacks_slot = has_waited or self._of_nodes, False
         has_work, has_homes = bool(self.due), self._of_nodes
         for run in self.runs.values():
             run.window = None
@@ -494,8 +508,16 @@ class State:
         # A node's workers may be idle while others of them have tickets.
         is_idle = not worker.jobs or self._of_nodes
         for run in sorted(self.runs.values(), key=_LAST_TICKET):
-            if run.is_ended or run.loader.failure is not None or not has_slot(run, is_idle):
+            if run.is_ended or run.loader.failure is not None or not (run.free or run.fresh):
                 continue
+            if is_precious(run):
+                if not is_idle:
+                    continue
+                if not (self._has_waited or is_at_start(run, self.width)):
+                    # `next_batch` would remove a batch from `again`.
+                    if run.again or next_batch(run, worker.number) is not None:
+                        self.lacks_slot = True
+                    continue
             if (batch := next_batch(run, worker.number)) is not None:
                 first, *others = self._cutter.cut(run, batch, self.width, worker.number)
                 self.due.extend(others)

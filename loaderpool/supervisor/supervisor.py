@@ -42,6 +42,9 @@ from loaderpool.transport.reports import GivenUp, LostReport, describe_failure, 
 _LOOK_MS = 200  # time between two checks of processes without a pidfd
 # Time between two checks of the clock during a trial, whose pauses last tenths of a second.
 _TRIAL_LOOK_MS = 20
+# Time for which an idle worker waits for a used slot before it gets a large fresh one. Smaller: the
+# consumer has no time to release the batch before. Larger: the first batches are read ahead later.
+_SLOT_WAIT_MS = 5
 _FOR_OTHERS = 48  # messages in the main process's channel that are not about slots
 _SIGKILL = -9  # exit code of a process that was killed by SIGKILL
 # Least number of deaths at one sample if workers have threads. The first attempt uses threads, so
@@ -111,6 +114,8 @@ class Supervisor:
         self._restarts: tuple[int, float] | None = start["max_restarts"]
         self._selector = selectors.DefaultSelector()
         self._needs_slots = False  # the loop waits for `_releases`, too
+        # Time since when an idle worker waits for a slot that was used before; 0: none does.
+        self._lacks_slot_ns = 0
         most_messages = self._open(start)
         self._code = LoadedCode()
         self._payloads = Payloads(self._arena, {})
@@ -160,7 +165,7 @@ class Supervisor:
                 # Deaths come last, after all messages of the dead workers were read.
                 while self._dead:
                     self._on_death(self._dead.pop())
-                self._state.deal()
+                self._deal()
                 if self._trial is not None:
                     self._go_on_with(self._trial)
                 self._carry_out()
@@ -172,6 +177,16 @@ class Supervisor:
                 self._arena.board.abandon(run)
             self._workers.end_all()
 
+    def _deal(self) -> None:
+        """Assign tickets. A worker that has been idle for `_SLOT_WAIT_MS` may get a fresh slot."""
+        state, now_ns = self._state, clock.monotonic_ns() if self._lacks_slot_ns else 0
+        has_waited = 0 < self._lacks_slot_ns <= now_ns - _SLOT_WAIT_MS * 1_000_000
+        state.deal(has_waited)
+        if not state.lacks_slot:
+            self._lacks_slot_ns = 0
+        elif not self._lacks_slot_ns:
+            self._lacks_slot_ns = clock.monotonic_ns()
+
     # ---- waiting
 
     def _wait(self) -> None:
@@ -181,8 +196,12 @@ class Supervisor:
 
     @property
     def _wait_s(self) -> float:
-        tick_ms = self._ticks.every_ms
-        return (tick_ms if self._trial is None else min(tick_ms, _TRIAL_LOOK_MS)) / 1000
+        longest_ms = self._ticks.every_ms
+        if self._trial is not None:
+            longest_ms = min(longest_ms, _TRIAL_LOOK_MS)
+        if self._lacks_slot_ns:
+            longest_ms = min(longest_ms, _SLOT_WAIT_MS)
+        return longest_ms / 1000
 
     def _listen(self, descriptor: int, handler: Callable[[], None]) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, handler)
