@@ -70,6 +70,9 @@ from loaderpool.transport.reports import GivenUp
 # A second ticket is queued only behind one that takes less time than this. Otherwise long tickets
 # would wait behind a slow sample.
 _SHORT_S = 0.02
+# Answers gather only if a ticket takes at least this times as long. Smaller: a worker may finish
+# its second ticket meanwhile.
+_MOST_WAITS = 4
 _LAST_TICKET, _SLOTS = operator.attrgetter("last_ticket"), operator.attrgetter("slots")
 
 
@@ -83,6 +86,7 @@ class State:
         instructions: Instructions that the supervisor has not carried out yet.
         slots: Slots of all runs.
         is_short: True if a worker could not be started. No worker is started until the next `tick`.
+        ticket_s: Expected time in seconds of the latest ticket.
         lacks_slot: True if the last `deal` has left a worker idle that could make a batch in a
             fresh slot.
 
@@ -120,6 +124,7 @@ class State:
         self._deaths = Deaths(restarts, of_nodes)
         self._broken: bytes | None = None
         self.is_short = self.lacks_slot = False
+        self.ticket_s = 0.0
         self._tickets, self._names = itertools.count(1), itertools.count()
         self._cutter = Cutter(self._tickets, of_nodes, hands_over and not of_nodes)
 
@@ -451,6 +456,14 @@ class State:
             elif not has_homes:  # otherwise other workers may get jobs that this one cannot have
                 return
 
+    def can_wait(self, seconds: float) -> bool:
+        """Return True if several answers are expected in this time, and all workers have work.
+
+        Each worker then has a second ticket, which takes several times as long.
+        """
+        is_ahead = not self.roomy and _MOST_WAITS * seconds <= self.ticket_s <= _SHORT_S
+        return is_ahead and self.ticket_s < seconds * len(self.workers)
+
     @property
     def files(self) -> list[Any]:
         """Descriptors of the files that came with answers and are still needed."""
@@ -545,6 +558,7 @@ class State:
                 sample[1:] for sample in loader.left_out if sample[0] == job.ticket.epoch
             )
             job.ticket = job.ticket._replace(left_out=left_out)
+        self.ticket_s = job.seconds
         if slot is not None:
             slot.run.writers[slot.offset] = worker.number
         worker.jobs[job.ticket.number] = job

@@ -13,6 +13,7 @@ import os
 import selectors
 import signal
 import socket
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -45,6 +46,10 @@ _TRIAL_LOOK_MS = 20
 # Time for which an idle worker waits for a used slot before it gets a large fresh one. Smaller: the
 # consumer has no time to release the batch before. Larger: the first batches are read ahead later.
 _SLOT_WAIT_MS = 5
+# Time in which answers gather if several are expected in it. Smaller: this process and the main
+# process wake up for each of them, which costs more CPU time than the messages. Larger: consumers
+# wait longer for a batch.
+_GATHER_S = 0.001
 _FOR_OTHERS = 48  # messages in the main process's channel that are not about slots
 _SIGKILL = -9  # exit code of a process that was killed by SIGKILL
 # Least number of deaths at one sample if workers have threads. The first attempt uses threads, so
@@ -191,6 +196,8 @@ class Supervisor:
 
     def _wait(self) -> None:
         """Wait for messages, deaths or the next tick, and handle the messages and deaths."""
+        if self._state.can_wait(_GATHER_S):
+            time.sleep(_GATHER_S)
         for key, _ in self._selector.select(self._wait_s):
             key.data()
 
