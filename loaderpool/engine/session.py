@@ -31,7 +31,7 @@ from loaderpool.system.machine import StopWatch
 from loaderpool.transport import child_process
 from loaderpool.transport.channel import Channel, ChannelClosed, LostPacket, Received
 from loaderpool.transport.child_process import Program, Surroundings
-from loaderpool.transport.messages import Found, Message, NodeIs, Release, Warn
+from loaderpool.transport.messages import Found, Message, PoolMessage, Release
 
 _CLOSE_S = 1.0  # time that `close` gives the supervisor to exit by itself
 _LOOK_MS = 200  # maximum sleep of a thread that waits for the reader
@@ -67,7 +67,7 @@ class SessionOwner(Protocol):
             PoolBrokenError: Supervisors have crashed too often.
         """
 
-    def hear(self, message: NodeIs | Warn) -> None:
+    def hear(self, message: PoolMessage) -> None:
         """Process a message about the pool itself. Called under the lock."""
 
 
@@ -340,8 +340,8 @@ class Session:
             self._is_torn = True
             try:
                 while (received := self._channel.receive()) is not None:
-                    message: Any = received.message
-                    if isinstance(message, (NodeIs, Warn)):
+                    message = received.message
+                    if isinstance(message, PoolMessage):
                         if self.owner is not None:
                             self.owner.hear(message)
                         continue
@@ -381,7 +381,7 @@ class Session:
         self.owner, self.listeners = None, {}
 
 
-def _wait_for_room(supervisor: int, room: Any) -> None:
+def _wait_for_room(supervisor: int, room: select.poll) -> None:
     """Return when a supervisor has read something, or was killed because it was stopped.
 
     `Channel.send` calls it while the channel is full.
@@ -514,7 +514,7 @@ class Lender:
             self._slots.return_pages(end, offset - end)
             end = offset + -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
-    def _on_death(self, _: Any, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+    def _on_death(self, _: object, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         try:
             # During finalization, modules may be gone already, and no process needs the slot.
             if not is_finalizing():
