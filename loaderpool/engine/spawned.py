@@ -29,7 +29,7 @@ from loaderpool.system import interrupts
 from loaderpool.transport import child_process
 from loaderpool.transport.channel import ChannelClosed, Received
 from loaderpool.transport.child_process import Program, Surroundings
-from loaderpool.transport.messages import Load, Message, Release
+from loaderpool.transport.messages import Load, Message
 from loaderpool.transport.modules import ModuleStore
 from loaderpool.transport.stream_channel import StreamChannel
 
@@ -187,12 +187,6 @@ class SpawnedSupervisor(Supervisor):
 
     def _listen_to_releases(self) -> None:
         pass  # they come with the other messages
-
-    def _on_main(self, received: Received) -> None:
-        if isinstance(received.message, Release):
-            self._state.release(*received.message)
-        else:
-            super()._on_main(received)
 
     def _hear_release(self) -> bool:
         return False  # as above

@@ -325,6 +325,8 @@ class Supervisor:
     def _on_main(self, received: Received) -> None:
         state, message = self._state, received.message
         match message:
+            case messages.Release():  # of spawned workers, whose main process has one channel
+                state.release(*message)
             case messages.Begin():
                 self._begin(message)
             case messages.Extend():
