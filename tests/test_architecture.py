@@ -49,7 +49,7 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 243_500,
+    "loaderpool": 244_000,
     "scripts": 50_500,
     "tests": 363_000,
 }

@@ -75,6 +75,21 @@ def test_a_release_that_is_said_twice_or_crosses_an_end_is_said_once(
     assert (RUN in pool.state.runs) is (crosses == "nothing")
 
 
+def test_release_may_overtake_the_end_of_its_run(lent: tuple[Pool, int]) -> None:
+    """Releases and ends travel on two channels."""
+    pool, offset = lent
+    slots = pool.state.runs[RUN].slots
+    release(pool.state, RUN, offset)
+    pool.turn()
+    pool.state.end(RUN, (offset,))
+    assert pool.state.runs[RUN].filled.keys() <= {offset}
+    while pool.busy():
+        pool.step()
+    for filled in pool.of(Filled)[slots:]:
+        release(pool.state, RUN, filled.offset)
+    assert RUN not in pool.state.runs
+
+
 def test_a_release_that_comes_after_its_slot_was_filled_again_frees_no_batch(
     lent: tuple[Pool, int],
 ) -> None:
