@@ -47,8 +47,8 @@ class HandingOver:
             self._packing_ns = clock.monotonic_ns() - begun_ns
             if self._can_be_sent is None:
                 # Some objects can be pickled, but not unpickled.
-                content = bytearray(frame.nbytes)
-                frame.write_into(memoryview(content))
+                content = memoryview(bytearray(frame.nbytes))
+                frame.write_into(content)
                 unpacked(content, Bundle(0, frame.nbytes, frame.buffers, 0), opened.ticket.loader)
                 self._can_be_sent = True
         except Exception as error:
