@@ -15,7 +15,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from loaderpool.errors import LoaderpoolError, PoolBrokenError
 from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena, ExtentMap, SlotFile
@@ -24,7 +24,6 @@ from loaderpool.plan.batches import Numbering
 from loaderpool.supervisor import records
 from loaderpool.supervisor.processes import Processes, WorkerProcess, fault_in, look_ns
 from loaderpool.supervisor.state import State
-from loaderpool.supervisor.trial import Trial
 from loaderpool.system import capacity, clock, fault_points, machine, process
 from loaderpool.system.machine import StopWatch
 from loaderpool.transport import messages, reports
@@ -38,6 +37,9 @@ from loaderpool.transport.payload.loaded import (
 )
 from loaderpool.transport.pickling import receive, send
 from loaderpool.transport.reports import GivenUp, LostReport, describe_failure, describe_timeout
+
+if TYPE_CHECKING:
+    from loaderpool.supervisor.trial import Trial
 
 _LOOK_MS = 200  # time between two checks of processes without a pidfd
 # Time between two checks of the clock during a trial, whose pauses last tenths of a second.
@@ -243,6 +245,9 @@ class Supervisor:
         """Start a trial that the main process has requested on the board. Nodes have no trials."""
         number = self._arena.board.trials
         if number != self._trials and not self.of_nodes:
+            # Imported here, because few loaders have a trial.
+            from loaderpool.supervisor.trial import Trial
+
             self._trials = number
             self._trial = Trial(self._state, self._arena.board.trial_ms / 1000, clock.monotonic_s())
 
