@@ -9,15 +9,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.errors import CacheError
-from loaderpool.sources.varying import varying
+from loaderpool.sources.varying import VaryingSource, varying
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.payload.record import WorkerPayload
 from loaderpool.worker.event_loop import by_steps
-from loaderpool.worker.own_process import GlobalsWatch, end_stray
+from loaderpool.worker.own_process import GlobalsWatch, Picture, end_stray
 from loaderpool.worker.seeding import Seeding
 
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache, Store
+    from loaderpool.sources.indexing import Indexed
 
 
 class ItemReader:
@@ -38,14 +39,16 @@ class ItemReader:
 
     def __init__(self, payload: WorkerPayload, cell: int, seeding: Seeding) -> None:
         source = self._source = payload.source
-        self._varying = varying(source)
+        epochs = varying(source)  # None: all epochs have the same items
         self.cached: CachedFunction | None = None
-        self._read: Callable[[int], Any] = source.__getitem__
-        self._of_epoch: Callable[[int, int], Any] | None = None
+        self._read: Callable[[int], object] = source.__getitem__
+        self._of_epoch = None if epochs is None else epochs.item
         if payload.cache is not None and payload.fn is not None:
             cached = self.cached = CachedFunction(source, payload.fn, payload.cache, cell, seeding)
             self._read = cached.call_async if payload.is_async else cached
-            self._of_epoch = cached.of_epoch_async if payload.is_async else cached.of_epoch
+            if epochs is not None:
+                of_epoch = cached.of_epoch_async if payload.is_async else cached.of_epoch
+                self._of_epoch = functools.partial(of_epoch, epochs)
         self.are_indices = (
             self.cached is None and type(source) is range and source == range(len(source))
         )
@@ -55,15 +58,15 @@ class ItemReader:
         if self.cached is None:
             self._read = self._source.__getitem__
 
-    def of_epoch(self, epoch: int) -> Callable[[int], Any]:
+    def of_epoch(self, epoch: int) -> Callable[[int], object]:
         """Return the function that reads the items of an epoch, for `Opened.read`."""
-        if self._varying is None:
-            return self._read
-        return functools.partial(self._of_epoch or self._varying.item, epoch)
+        return self._read if self._of_epoch is None else functools.partial(self._of_epoch, epoch)
 
 
 # ---- items with a cache ----
 
+# Snapshots of the global generators, and of those that the function holds.
+_States = tuple[Picture, object]
 
 _DREW = (
     "fn used {} for source index {}. With cache=, it is called only once per item, so all epochs "
@@ -86,8 +89,8 @@ class CachedFunction:
 
     def __init__(
         self,
-        source: Any,
-        fn: Callable[[Any], Any],
+        source: Indexed,
+        fn: Callable[[Any], object],
         shared: SharedCache,
         cell: int,
         seeding: Seeding,
@@ -100,7 +103,7 @@ class CachedFunction:
         self._seeding = seeding  # the function must not draw from the generators that it holds
         self.refusal: CacheError | None = None
 
-    def __call__(self, index: int) -> Any:
+    def __call__(self, index: int) -> object:
         """Return the result of `fn` for this source index.
 
         Raises:
@@ -108,23 +111,24 @@ class CachedFunction:
         """
         return self._kept(index, index, self._source.__getitem__)
 
-    def of_epoch(self, epoch: int, index: int) -> Any:
-        """Return the result of `fn` for an index in one epoch of a `VaryingSource`. Each record has
-        one entry.
-        """
-        get = functools.partial(self._source.item, epoch)
-        return self._kept(self._source.record(epoch, index), index, get)
+    def of_epoch(self, source: VaryingSource, epoch: int, index: int) -> object:
+        """Return the result of `fn` for an index in one epoch of a source.
 
-    async def call_async(self, index: int) -> Any:
+        Each record has one entry.
+        """
+        get = functools.partial(source.item, epoch)
+        return self._kept(source.record(epoch, index), index, get)
+
+    async def call_async(self, index: int) -> object:
         """Return the result of an async `fn`, as `__call__` does."""
         return await self._kept_async(index, index, self._source.__getitem__)
 
-    async def of_epoch_async(self, epoch: int, index: int) -> Any:
+    async def of_epoch_async(self, source: VaryingSource, epoch: int, index: int) -> object:
         """Return the result of an async `fn`, as `of_epoch` does."""
-        get = functools.partial(self._source.item, epoch)
-        return await self._kept_async(self._source.record(epoch, index), index, get)
+        get = functools.partial(source.item, epoch)
+        return await self._kept_async(source.record(epoch, index), index, get)
 
-    def _kept(self, entry: int, index: int, get: Callable[[int], Any]) -> Any:
+    def _kept(self, entry: int, index: int, get: Callable[[int], object]) -> object:
         is_found, found, store = self._look_up(entry)
         if is_found:
             return found
@@ -139,17 +143,17 @@ class CachedFunction:
             self._refuse(_DREW.format("random or numpy.random", index))
         return self._put(store, entry, index, value)
 
-    async def _kept_async(self, entry: int, index: int, get: Callable[[int], Any]) -> Any:
+    async def _kept_async(self, entry: int, index: int, get: Callable[[int], object]) -> object:
         is_found, found, store = self._look_up(entry)
         if is_found:
             return found
         draws: list[bool] = []
 
-        async def call() -> Any:
+        async def call() -> object:
             value = self._fn(get(index))
             return await value if inspect.isawaitable(value) else value
 
-        def note(before: tuple[Any, Any]) -> None:
+        def note(before: _States) -> None:
             draws.append(self._drew(before, index))
 
         for _ in range(2):
@@ -161,7 +165,7 @@ class CachedFunction:
             self._refuse(_DREW.format("random or numpy.random", index))
         return self._put(store, entry, index, value)
 
-    def _look_up(self, entry: int) -> tuple[bool, Any, Store | None]:
+    def _look_up(self, entry: int) -> tuple[bool, object, Store | None]:
         """Return True if a result is stored; the result; and the store, None if unavailable."""
         store: Store | None = None
         try:
@@ -178,12 +182,12 @@ class CachedFunction:
             self._counts[self._count.NO_ROOM if store is None else self._count.DAMAGED] += 1
         return False, None, store
 
-    def _states(self) -> tuple[Any, Any]:
+    def _states(self) -> _States:
         """Return the states of the global generators, and of those that the function holds."""
         captured = self._seeding.captured
         return self._watch.look(), None if captured is None else captured.states()
 
-    def _drew(self, before: tuple[Any, Any], index: int) -> bool:
+    def _drew(self, before: _States, index: int) -> bool:
         """Return True if `fn` has drawn from the global generators.
 
         Raises:
@@ -193,9 +197,9 @@ class CachedFunction:
         of_globals, of_held = self._states()
         if of_held != before[1]:
             self._refuse(_DREW.format("a random number generator that it holds", index))
-        return bool(of_globals != before[0])
+        return of_globals != before[0]
 
-    def _put(self, store: Store | None, entry: int, index: int, value: Any) -> Any:
+    def _put(self, store: Store | None, entry: int, index: int, value: object) -> object:
         """Store a result. Return it as a separate object."""
         self._counts[self._count.MISSES] += 1
         try:
