@@ -11,7 +11,7 @@ import os
 import pickle
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,7 +22,16 @@ from loaderpool.memory.layout import aligned_empty
 from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.places import Position, first_number
 from loaderpool.system import clock, fault_points
-from loaderpool.transport.messages import Begin, End, Ended, Extend, Filled, Release
+from loaderpool.transport.messages import (
+    Begin,
+    End,
+    Ended,
+    Extend,
+    Filled,
+    Message,
+    Release,
+    Status,
+)
 
 if TYPE_CHECKING:
     from loaderpool.engine.delivery import CheckedArguments
@@ -319,9 +328,15 @@ class PoolRun:
 
     def hear(self, received: Received) -> None:
         """Store batches until their turn, or a failure or end that the supervisor reports."""
-        message: Any = received.message
+        message = received.message
         if type(message) is not Filled or self.is_over or message.run != self._start.number:
             self._hear_other(message, received.descriptors)
+            return
+        if message.error:
+            failed = Delivery(message.batch, 1, 0, message.offset)
+            failed.make_error = functools.partial(made_of, message.error)
+            if not self.buffer.put(failed):
+                self._release(failed)
             return
         count = message.batches
         arrived = Delivery(message.batch, count, message.rows // count, message.offset)
@@ -356,20 +371,15 @@ class PoolRun:
                 Delivery(arrived.first + self._plan.lanes * bool(message.rows), 1, 0, None)
             )
 
-    def _hear_other(self, message: Any, descriptors: Sequence[int]) -> None:
+    def _hear_other(self, message: Message, descriptors: Sequence[int]) -> None:
         if isinstance(message, Ended):
             self._engine.on_run_ended(message.number)
-        # A run that has started again has other slots. Its earlier slots are free already.
-        elif self.is_over or message.run != self._start.number:
+        elif not isinstance(message, Status):
+            # A run that has started again has other slots. Its earlier slots are free already.
             for descriptor in descriptors:
                 os.close(descriptor)
-        elif message.offset < 0:
+        elif message.number == self._start.number and not self.is_over:
             self._start.failure = message.error
-        else:
-            failed = Delivery(message.batch, 1, 0, message.offset)
-            failed.make_error = functools.partial(made_of, message.error)
-            if not self.buffer.put(failed):
-                self._release(failed)
 
     def _release(self, arrived: Delivery) -> None:
         """Release the slot of batches that were all taken before the run started again."""

@@ -327,7 +327,7 @@ class Session:
             self._is_torn = True
             try:
                 while (received := self._channel.receive()) is not None:
-                    message: Any = received.message
+                    message = received.message
                     if isinstance(message, PoolMessage):
                         if self.owner is not None:
                             self.owner.hear(message)
@@ -367,7 +367,7 @@ class Session:
         self.owner, self.listeners = None, {}
 
 
-def _wait_for_room(supervisor: int, room: Any) -> None:
+def _wait_for_room(supervisor: int, room: select.poll) -> None:
     """Return when a supervisor has read something, or was killed because it was stopped.
 
     `Channel.send` calls it while the channel is full.
@@ -500,7 +500,7 @@ class Lender:
             self._slots.return_pages(end, offset - end)
             end = offset + -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
-    def _on_death(self, _: Any, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+    def _on_death(self, _: object, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         try:
             # During finalization, modules may be gone already, and no process needs the slot.
             if not is_finalizing():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from loaderpool.plan.batches import Numbering
 from loaderpool.system.process import RestartLimit
@@ -35,7 +35,7 @@ class ToMain(NamedTuple):
     """Send a message to the main process."""
 
     message: Message
-    file: Any = None  # descriptor to send with the message, then to close
+    file: int | None = None  # descriptor to send with the message, then to close
 
 
 class ToWorker(NamedTuple):
@@ -43,7 +43,7 @@ class ToWorker(NamedTuple):
 
     worker: int
     message: Message
-    file: Any = None  # descriptor to send with the message; it stays open
+    file: int | None = None  # descriptor to send with the message; it stays open
 
 
 class Start(NamedTuple):
@@ -74,7 +74,7 @@ class ReturnPages(NamedTuple):
 class DropFile(NamedTuple):
     """Close a file that came with a `Done`, because its batch is not needed."""
 
-    file: Any
+    file: int
 
 
 Instruction = ToMain | ToWorker | Start | Stop | Abandon | ReturnPages | DropFile
@@ -176,8 +176,9 @@ class Filling:
     lane: Lane | None  # generator of the rows
     rows: int = 0  # number of rows that were made
     answer: Done | None = None  # last answer
-    file: Any = None  # descriptor that came with the last answer
-    items: Any = None  # descriptor of the file with the items, if they were read by another ticket
+    file: int | None = None  # descriptor that came with the last answer
+    # Descriptor of the file with the items, if they were read by another ticket.
+    items: int | None = None
     failure: tuple[int, bytes] | None = None  # (start, error) of the lowest row range that failed
 
 

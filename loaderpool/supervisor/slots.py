@@ -20,7 +20,7 @@ from loaderpool.supervisor.records import (
     RunRecord,
     ToMain,
 )
-from loaderpool.transport.messages import BatchFailed, Ticket
+from loaderpool.transport.messages import Status, Ticket
 
 # A run has at least 32 slots if they take less than this in all.
 _FEW_BYTES = 64 << 20
@@ -113,7 +113,7 @@ class Slots:
         The third run of a loader gets a third of the remaining memory, because other runs never
         return slots before their end. After a run has ended, runs with too few slots get more. If a
         run has no slot, it waits for an ended run whose slots are still written to. If there is
-        none, the main process gets `BatchFailed`.
+        none, the main process gets `Status`.
         """
         layout = run.loader.layout
         if layout is None or run.is_ended:
@@ -149,7 +149,7 @@ class Slots:
             run.fresh.extend(new)
         elif not has_some and not any(each.making for each in self.runs.values() if each.is_ended):
             del self.runs[run.number]
-            self._say(ToMain(BatchFailed(run.number, run.next, -1, b"")))
+            self._say(ToMain(Status(run.number, b"")))
 
     def give_back(self, run: RunRecord, returns_pages: bool) -> None:
         """Release the unused slots of an ended run, which have neither a writer nor views.

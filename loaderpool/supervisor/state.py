@@ -48,14 +48,13 @@ from loaderpool.supervisor.records import (
 )
 from loaderpool.supervisor.slots import Cutter, Slots, has_slot, next_batch, tickets_of_node
 from loaderpool.transport.messages import (
-    BatchFailed,
     Begin,
     Done,
     Ended,
     Filled,
     Found,
-    LoaderFailed,
     Look,
+    Status,
     Ticket,
 )
 from loaderpool.transport.reports import GivenUp
@@ -175,12 +174,11 @@ class State:
     def begin(self, asked: Begin, plan: Numbering | None = None) -> None:
         """Start a run, with `plan` if given, otherwise with the loader's plan.
 
-        If the loader is unknown or has failed, the reply is `BatchFailed`.
+        If the loader is unknown or has failed, the reply is `Status`.
         """
         loader, first = self.loaders.get(asked.loader), asked.first
         if loader is None or loader.failure is not None:
-            error = b"" if loader is None else loader.failure or b""
-            self._say(ToMain(BatchFailed(asked.run, first, -1, error)))
+            self._say(ToMain(Status(asked.run, b"" if loader is None else loader.failure)))
             return
         had = {batch for batch in asked.had if batch >= first}
         stop = asked.stop if asked.stop >= 0 else 1 << 1000
@@ -301,7 +299,7 @@ class State:
                 if run.loader is loader:
                     self.slots.give(run, self.width)
 
-    def done(self, worker: int, answer: Done, file: Any = None) -> int | None:
+    def done(self, worker: int, answer: Done, file: int | None = None) -> int | None:
         """Process `Done`: a ticket is done, or the user's code raised.
 
         If the worker does not have that ticket, only `file` is dropped. Return the number of the
@@ -326,7 +324,7 @@ class State:
         self._answered(job, answer, file)
         return loader.of if answer.rows else None
 
-    def _hand_over(self, job: Job, answer: Done, file: Any) -> None:
+    def _hand_over(self, job: Job, answer: Done, file: int | None) -> None:
         """Queue a ticket for any worker, because another one has read its items into a file."""
         slot = job.slot
         assert slot is not None
@@ -525,7 +523,7 @@ class State:
 
     # ---- slots
 
-    def _answered(self, job: Job, answer: Done | None = None, file: Any = None) -> None:
+    def _answered(self, job: Job, answer: Done | None = None, file: int | None = None) -> None:
         """Finish a job that no worker has any more. The last job of a slot completes the slot.
 
         The slot is then reported as full or failed, or is free again.
@@ -559,27 +557,27 @@ class State:
                 self._drop(slot.file)
                 run.free.append(slot.offset)
                 return
+        if slot.failure is not None and slot.count > 1 and run.demand is None:
+            # Make each batch again by itself, so the batches before the failed one arrive.
+            for batch in range(slot.batch, slot.batch + slot.count):
+                heapq.heappush(run.again, batch)
+            run.free.append(slot.offset)
+            return
+        place = slot.batch, slot.count, slot.rows, slot.offset, job.ticket.slot_bytes
+        slots = run.slots, run.slots_wanted, slot.may_lend
         if slot.failure is not None:
-            if slot.count > 1 and run.demand is None:
-                # Make each batch again by itself, so the batches before the failed one arrive.
-                for batch in range(slot.batch, slot.batch + slot.count):
-                    heapq.heappush(run.again, batch)
-                run.free.append(slot.offset)
-            else:
-                run.filled[slot.offset] = 0
-                self._say(ToMain(BatchFailed(run.number, slot.batch, slot.offset, slot.failure[1])))
+            run.filled[slot.offset] = 0
+            self._say(ToMain(Filled(run.number, *place, *slots, error=slot.failure[1])))
             return
         answer = slot.answer
         assert answer is not None
         run.filled[slot.offset] = answer.ticket
-        place = slot.batch, slot.count, slot.rows, slot.offset, job.ticket.slot_bytes
-        slots = run.slots, run.slots_wanted, slot.may_lend
         told = Filled(
             run.number, *place, *slots, is_last, answer.ticket, answer.oversize, answer.failures
         )
         self._say(ToMain(told, slot.file))
 
-    def _drop(self, file: Any) -> None:
+    def _drop(self, file: int | None) -> None:
         if file is not None:
             self._say(DropFile(file))
 
@@ -630,7 +628,7 @@ class State:
 
     def _fail_loader(self, loader: LoaderRecord, error: bytes) -> None:
         loader.failure = error
-        self._say(ToMain(LoaderFailed(loader.number, error)))
+        self._say(ToMain(Status(loader.number, error)))
 
     # ---- workers
 

@@ -40,6 +40,7 @@ from loaderpool.transport.reports import GivenUp, LostReport, describe_failure, 
 
 if TYPE_CHECKING:
     from loaderpool.supervisor.trial import Trial
+    from loaderpool.worker.tickets import Probe
 
 _LOOK_MS = 200  # time between two checks of processes without a pidfd
 # Time between two checks of the clock during a trial, whose pauses last tenths of a second.
@@ -146,7 +147,7 @@ class Supervisor:
             self._listen(self._main_pidfd, self._leave)
         return most_messages()
 
-    def _make_workers(self, start: Mapping[str, Any]) -> Any:
+    def _make_workers(self, start: Mapping[str, Any]) -> Processes:
         return Processes(
             self._arena, self._slots, self._payloads, self._forms, start, self._private
         )
@@ -323,7 +324,7 @@ class Supervisor:
                 fault_points.reach("supervisor.loading")
                 self._payloads.load(number, message.offset, message.nbytes)
         except BaseException as error:
-            self._main.send(messages.LoaderFailed(number, self._refusal(error)))
+            self._main.send(messages.Status(number, self._refusal(error)))
             return
         finally:
             self._arena.board.loading = 0
@@ -337,7 +338,7 @@ class Supervisor:
             self._workers.end_gently = True
         action = config.on_error.action
         leaves_out = action == "skip" or (action == "replace" and settings.unit == "sample")
-        self._main.send(messages.Loaded(number))
+        self._main.send(messages.Status(number))
         most_deaths = config.limits.restarts_per_item
         # Only calls made one by one show for certain which sample ends its worker.
         if config.threads > 1:
@@ -376,7 +377,7 @@ class Supervisor:
             message.loader, forms.known_layout(form, settings.config), message.seconds
         )
 
-    def _lay_out(self, number: int, probe: Any) -> None:
+    def _lay_out(self, number: int, probe: Probe) -> None:
         """Choose the form of the batches from the first sample. Send it to all processes."""
         # Imported here, so that the start of the supervisor does not wait for it.
         from loaderpool.supervisor import forms
@@ -494,11 +495,10 @@ class Supervisor:
                 if worker is not None:
                     fault_points.reach("supervisor.dealing")
                     self._send_to_worker(worker, message, () if file is None else (file,))
-            case records.ToMain(message, None):
-                self._main.send(message)
             case records.ToMain(message, file):
-                self._main.send(message, [file])
-                self._close_file(file)
+                self._main.send(message, () if file is None else (file,))
+                if file is not None:
+                    self._close_file(file)
             case records.Start(number):
                 self._start(number)
             case records.Stop(number):
@@ -558,7 +558,7 @@ def _ends_with(main_pid: int) -> Iterator[None]:
     Used while the user's modules are imported, which may take long. The loop does not run then.
     """
 
-    def look(*_: Any) -> None:
+    def look(*_: object) -> None:
         if os.getppid() != main_pid:
             _end_group()
 

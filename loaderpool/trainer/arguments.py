@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.cache.setting import Cache, as_cache
 from loaderpool.checks import check_signature, is_async, open_parameter
 from loaderpool.config import DEFAULT_RESTARTS, Auto, LoaderConfig
 from loaderpool.element.spec import read_spec
@@ -28,7 +29,6 @@ from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 from loaderpool.transport.payload.record import WorkerPayload
 
 if TYPE_CHECKING:
-    from loaderpool.cache.setting import Cache
     from loaderpool.config import Buckets
     from loaderpool.worker.lanes import LaneItems
 
@@ -49,8 +49,6 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
         )
     cache: Cache | None = None
     if arguments["cache"] is not None:
-        from loaderpool.cache.setting import as_cache
-
         cache = as_cache(arguments["cache"])
     _check_functions(arguments, cache is not None, config)
     given_spec = None if arguments["element_spec"] is None else read_spec(arguments["element_spec"])

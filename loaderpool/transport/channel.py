@@ -84,7 +84,7 @@ class Channel:
     def __init__(
         self,
         end: socket.socket,
-        wait_for_room: Callable[[Any], None] | None = None,
+        wait_for_room: Callable[[select.poll], None] | None = None,
     ) -> None:
         self._socket, self._wait_for_room, self._owner = end, wait_for_room, os.getpid()
         self._poll = select.poll()

@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from loaderpool.cache.setting import Count
 from loaderpool.errors import CacheError
 from loaderpool.sources.varying import VaryingSource, varying
 from loaderpool.system.interrupts import is_of_a_handler
@@ -95,9 +96,6 @@ class CachedFunction:
         cell: int,
         seeding: Seeding,
     ) -> None:
-        from loaderpool.cache.setting import Count  # imported here: most loaders have no cache
-
-        self._count = Count
         self._source, self._fn, self._shared = source, fn, shared
         self._counts, self._watch = shared.counts_of(cell), GlobalsWatch()
         self._seeding = seeding  # the function must not draw from the generators that it holds
@@ -173,13 +171,13 @@ class CachedFunction:
             pickled = store.get(entry)
             if pickled is not None:
                 found = pickle.loads(pickled)
-                self._counts[self._count.HITS] += 1
+                self._counts[Count.HITS] += 1
                 return True, found, store
         except Exception as error:
             if is_of_a_handler(error):
                 raise
             # The entry is unavailable or damaged. Make it again, and overwrite it.
-            self._counts[self._count.NO_ROOM if store is None else self._count.DAMAGED] += 1
+            self._counts[Count.NO_ROOM if store is None else Count.DAMAGED] += 1
         return False, None, store
 
     def _states(self) -> _States:
@@ -201,7 +199,7 @@ class CachedFunction:
 
     def _put(self, store: Store | None, entry: int, index: int, value: object) -> object:
         """Store a result. Return it as a separate object."""
-        self._counts[self._count.MISSES] += 1
+        self._counts[Count.MISSES] += 1
         try:
             made = pickle.dumps(value, 5)
             value = pickle.loads(made)

@@ -12,12 +12,11 @@ from loaderpool.supervisor.records import Abandon, Layout, Start, Stop, ToWorker
 from loaderpool.supervisor.supervisor import Supervisor
 from loaderpool.transport.channel import Received
 from loaderpool.transport.messages import (
-    BatchFailed,
     End,
     Ended,
     Filled,
     Found,
-    LoaderFailed,
+    Status,
     Ticket,
 )
 from tests.support.state import LOADER, RUN, Endless, Pool, begin, look, release
@@ -104,7 +103,7 @@ def test_where_some_workers_cannot_be_started_the_others_do_all_the_work(
     assert len(pool.started) == can_start
     for _ in range(20):
         pool.step()
-    assert len(pool.of(Filled)) == 20 and not pool.of(LoaderFailed, BatchFailed)
+    assert len(pool.of(Filled)) == 20 and not pool.of(Status) and not pool.failed()
     pool.wait(later)
     assert len(pool.started) == min(4, can_start + later)
     assert pool.state.is_short is (len(pool.started) < 4)
@@ -115,14 +114,14 @@ def test_while_workers_that_leave_still_work_there_is_no_error_yet() -> None:
     pool.can_start = 0
     pool.state.load(2, Endless())  # for which both are replaced
     pool.turn()
-    assert not pool.of(LoaderFailed)
+    assert not pool.of(Status)
     while pool.busy():
         pool.step()
     for worker in [*pool.channels]:
         pool.die(worker)
     pool.turn()
     pool.wait(2)
-    assert not pool.of(LoaderFailed) and len(pool.busy()) == 2
+    assert not pool.of(Status) and len(pool.busy()) == 2
 
 
 # ---- slots: who has the last ones
@@ -143,9 +142,7 @@ def test_each_run_leaves_slots_to_the_next_one_and_to_have_none_is_an_error(
         begin(pool.state, run, LOADER, 0)
         assert (pool.state.runs[run].slots if run in pool.state.runs else 0) == slots
     pool.turn()
-    assert [(message.run, message.offset) for message in pool.of(BatchFailed)] == [
-        (RUN + len(shares), -1)
-    ]
+    assert pool.of(Status) == [Status(RUN + len(shares), b"")]
 
 
 def test_runs_of_a_loader_share_its_limit_and_one_that_had_less_gets_more_when_others_end() -> None:
@@ -184,7 +181,7 @@ def test_a_run_that_waits_has_what_an_ended_one_gives_back_before_one_that_had_l
     pool.state.slots.kept_bytes, pool.state.slots.free_bytes = 0, 12 * 4096
     while pool.busy() and not pool.state.runs[3].slots:
         pool.step()
-    assert pool.state.runs[3].slots == 1 and not pool.of(BatchFailed)
+    assert pool.state.runs[3].slots == 1 and not pool.of(Status)
 
 
 def test_a_run_without_a_slot_waits_for_one_that_has_ended_and_is_still_written_to() -> None:
@@ -196,11 +193,7 @@ def test_a_run_without_a_slot_waits_for_one_that_has_ended_and_is_still_written_
         assert not pool.state.runs[run].slots
     while pool.busy():
         pool.step()
-    assert (
-        pool.state.runs[RUN + 1].slots
-        and pool.state.runs[RUN + 2].slots
-        and not pool.of(BatchFailed)
-    )
+    assert pool.state.runs[RUN + 1].slots and pool.state.runs[RUN + 2].slots and not pool.of(Status)
 
 
 def test_an_epochs_first_tickets_are_small() -> None:
@@ -241,14 +234,14 @@ def test_a_ticket_that_kills_at_changing_samples_is_given_up(
     """It was still due after 10,000 deaths: only the same sample twice running was blamed."""
     pool = Pool(1).with_a_run(most_deaths)
     deaths = 0
-    while not pool.of(BatchFailed):
+    while not pool.failed():
         (worker,) = pool.channels
         assert pool.channels[worker][0].batch == 0
         pool.die(worker, indices[deaths])
         deaths += 1
         pool.now += 10.0
         pool.turn()
-    (told,) = pool.of(BatchFailed)
+    (told,) = pool.failed()
     assert told.batch == 0 and most_deaths <= deaths <= 3 * most_deaths
     is_same = indices[deaths - 1] == indices[deaths - 2]
     assert (
@@ -256,7 +249,7 @@ def test_a_ticket_that_kills_at_changing_samples_is_given_up(
         == f"{'ALONE' if is_same and deaths >= most_deaths else 'TOGETHER'} {deaths}".encode()
     )
     pool.step()
-    assert pool.of(Filled)[0].batch == 1  # what comes behind it is made
+    assert pool.of(Filled)[-1].batch == 1  # what comes behind it is made
 
 
 # ---- a pool that is broken answers
@@ -274,7 +267,7 @@ def broken(request: pytest.FixtureRequest) -> Pool:
         for index in (1, 2):
             pool.die(next(iter(pool.channels)), index)
             pool.turn()
-    assert [message.loader for message in pool.of(LoaderFailed)] == [LOADER]
+    assert [message.number for message in pool.of(Status)] == [LOADER]
     pool.told.clear()
     return pool
 
@@ -288,8 +281,8 @@ def test_a_loader_of_a_broken_pool_and_one_that_comes_into_it_are_told(
         broken.state.load(number, Endless())
     look(broken.state, number)
     broken.turn()
-    assert {message.loader for message in broken.of(LoaderFailed)} == {number}
-    assert broken.of(LoaderFailed)[0].error
+    assert {message.number for message in broken.of(Status)} == {number}
+    assert broken.of(Status)[0].error
 
 
 def test_a_run_in_a_broken_pool_is_told(broken: Pool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from loaderpool.memory.arena import ExtentMap
 from loaderpool.supervisor.records import Death, Layout, Start, ToMain, ToWorker
 from loaderpool.supervisor.state import State
-from loaderpool.transport.messages import BatchFailed, Begin, Done, Found, Look, Ticket
+from loaderpool.transport.messages import Begin, Done, Filled, Found, Look, Status, Ticket
 
 LOADER, RUN = 1, 1001
 
@@ -175,9 +175,12 @@ class Pool:
         """What the main process was told."""
         return [message for message in self.told if isinstance(message, kinds)]
 
+    def failed(self) -> list[Filled]:
+        """Slots whose batches cannot be made, as the main process was told."""
+        return [message for message in self.of(Filled) if message.error]
+
     def is_told_that_a_run_cannot_be(self, loader: int) -> None:
         """Begin one."""
         begin(self.state, RUN + 1, loader, 7)
         self.turn()
-        told = [(message.run, message.batch, message.offset) for message in self.of(BatchFailed)]
-        assert told == [(RUN + 1, 7, -1)]
+        assert [message.number for message in self.of(Status)] == [RUN + 1]
