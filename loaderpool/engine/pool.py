@@ -25,7 +25,7 @@ from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
 from loaderpool.system.process import RestartLimit
 from loaderpool.transport.channel import Received
 from loaderpool.transport.child_process import Program, Surroundings, not_begun_error
-from loaderpool.transport.messages import Ended, PoolMessage, Resize, Warn
+from loaderpool.transport.messages import Ended, Resize, Warn
 from loaderpool.transport.modules import ModuleStore
 from loaderpool.transport.payload.record import LoaderSettings
 
@@ -387,11 +387,9 @@ class WorkerPool:
         else:
             self.deaths.note(indices)
 
-    def hear(self, message: PoolMessage) -> None:
+    def hear(self, message: Warn) -> None:
         """Process a message about the pool. Called by the session, with the lock held."""
-        match message:
-            case Warn():
-                self.warnings.hear(message)
+        self.warnings.hear(message)
 
     def turn(self, came: bool) -> None:
         """Do periodic work. Called by waiting threads after each wait, without a lock.

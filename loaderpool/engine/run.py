@@ -362,7 +362,7 @@ class PoolRun:
             finally:
                 os.close(file)
         if message.is_last and not message.rows:
-            self._start.session.send(Release(self._start.number, message.offset, message.ticket))
+            self._start.session.release(Release(self._start.number, message.offset, message.ticket))
         elif not self.buffer.put(arrived):
             self._release(arrived)
         # The next batch of the lane does not exist. A delivery without a slot takes its place.
@@ -384,7 +384,7 @@ class PoolRun:
     def _release(self, arrived: Delivery) -> None:
         """Release the slot of batches that were all taken before the run started again."""
         assert arrived.slot is not None
-        self._start.session.send(Release(self._start.number, arrived.slot, arrived.ticket))
+        self._start.session.release(Release(self._start.number, arrived.slot, arrived.ticket))
         if self.feed is not None:
             self._note_taken(arrived.first, arrived.count)
 
@@ -503,7 +503,7 @@ class PoolRun:
             delivery.anchor = np.ndarray(
                 (delivery.oversize[1],), np.uint8, buffer=delivery.oversize[0]
             )
-            start.session.send(Release(start.number, offset, delivery.ticket))
+            start.session.release(Release(start.number, offset, delivery.ticket))
             counts.oversize += stored
             way = DeliveryKind.OVERSIZE
         elif len(start.lent) < delivery.may_lend:
@@ -521,7 +521,7 @@ class PoolRun:
             delivery.anchor = aligned_empty(nbytes)
             delivery.anchor[:] = shown[:nbytes]
             del shown
-            start.session.send(Release(start.number, offset, delivery.ticket))
+            start.session.release(Release(start.number, offset, delivery.ticket))
             way = DeliveryKind.COPIED
             counts.copied += stored
             counts.copied_ns += clock.monotonic_ns() - begun_ns

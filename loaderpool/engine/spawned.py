@@ -95,6 +95,7 @@ class SpawnedSession(Session):
         ours, theirs = Queued(ring), Queued(ring_supervisor)
         ours.other, theirs.other = theirs, ours
         self._channel: Any = ours
+        self._releases: Any = ours
         self.slots = SlotFile.create()
         own = {"channel": theirs, "arena": arena, "slots": self.slots, "trainer_pid": os.getpid()}
         own |= {"around": around, "bell": (heard, bell)}
@@ -183,6 +184,12 @@ class SpawnedSupervisor(Supervisor):
         for worker in self._workers.by_number.values():
             assert isinstance(worker.channel, StreamChannel)
             worker.channel.flush()
+
+    def _listen_to_releases(self) -> None:
+        pass  # they come with the other messages
+
+    def _hear_release(self) -> bool:
+        return False  # as above
 
     def _hear_bell(self) -> None:
         self._bell[0].recv(4096)  # before the messages are read, so that no ring is lost

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 
 from loaderpool.element.structure import Structure
-from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief, warn
+from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief, counted, warn
 from loaderpool.sources.arrays import ArrayRows, SparseRows, has_rows, is_of, is_sparse, read_rows
 from loaderpool.sources.indexing import Indexed
 from loaderpool.sources.sequence import BatchSequence
@@ -144,13 +144,13 @@ def check_length(source: Indexed, items: int | None) -> None:
     now = length_of(source)
     if now < items:
         raise SourceError(
-            f"source had {items:,} items when the loader was created, and has {now:,} now. Create "
-            "a new loader for another length: loader = loader.replace()"
+            f"source had {counted(items, 'item')} when the loader was created, and has {now:,} now. "
+            "Create a new loader for another length: loader = loader.replace()"
         )
     if now > items:
         warn(
-            f"source had {items:,} items when the loader was created, and has {now:,} now. The "
-            f"loader reads the first {items:,}. To read all: loader = loader.replace()"
+            f"source had {counted(items, 'item')} when the loader was created, and has {now:,} now. "
+            f"The loader reads the first {items:,}. To read all: loader = loader.replace()"
         )
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import Any, TypeGuard
 
 from loaderpool.checks import check_signature, is_async, open_parameter, whole_number
-from loaderpool.errors import ArgumentError, SourceError, add_note, brief
+from loaderpool.errors import ArgumentError, SourceError, add_note, brief, counted
 from loaderpool.hints import known_names_only
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.generators import PASS, CapturedGenerators
@@ -165,7 +165,7 @@ def read_batches(
     width, mine = rows * plan.num_shards, rows * plan.shard_index
     if position <= plan.start - width:
         raise SourceError(
-            f"The stream has only {position} items, but the saved position is after item "
+            f"The stream has only {counted(position, 'item')}, but the saved position is after item "
             f"{plan.start}. The state was saved for another stream, or the stream has become "
             "shorter."
         )

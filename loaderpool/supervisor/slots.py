@@ -52,6 +52,9 @@ _NODE_TICKETS, _MOST_NODE_TICKETS = 4, 256
 # are idle for longer than the first use of the pages takes. Larger: this use, 0.4 ms per MiB,
 # delays the first batches, and takes memory that may never be needed.
 _LARGE_BYTES = 1 << 20
+# Number of large slots for each worker that it gets without a wait: the consumer has one, while the
+# other one is written.
+_AT_ONCE = 2
 
 
 def slots_of(slot_bytes: int, most: int, workers: int, room: int) -> int:
@@ -177,21 +180,22 @@ class Slots:
             self._say(ReturnPages(*hole))
 
 
-def has_slot(run: RunRecord, is_idle: bool) -> bool:
-    """Return True if a run has a slot for another ticket of a worker.
+def is_precious(run: RunRecord) -> bool:
+    """Return True if a run has only fresh slots, whose first use takes long.
 
-    Fresh slots that are large are only for a worker that would be idle otherwise. So a run begins
-    with few of them, and uses another one only if a wait has shown that it is needed.
-
-    Args:
-        run: The run.
-        is_idle: True if the worker has nothing else to do.
+    They are only for a worker that would be idle otherwise. So a run begins with few of them, and
+    uses another one only if a wait has shown that it is needed.
     """
     layout = run.loader.layout
-    if run.free or not run.fresh or layout is None:
-        return bool(run.free)
+    if run.free or layout is None or layout.slot_bytes <= _LARGE_BYTES:
+        return False
     # A worker with threads makes several batches at once, so it may be idle while it has tickets.
-    return is_idle or layout.slot_bytes <= _LARGE_BYTES or layout.room > MOST_TICKETS
+    return bool(run.fresh) and layout.room <= MOST_TICKETS
+
+
+def is_at_start(run: RunRecord, workers: int) -> bool:
+    """Return True if a run has used so few slots that an idle worker gets another one at once."""
+    return len(run.writers) < _AT_ONCE * workers
 
 
 class Cutter:

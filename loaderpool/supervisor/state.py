@@ -46,7 +46,14 @@ from loaderpool.supervisor.records import (
     ToWorker,
     WorkerRecord,
 )
-from loaderpool.supervisor.slots import Cutter, Slots, has_slot, next_batch, tickets_of_node
+from loaderpool.supervisor.slots import (
+    Cutter,
+    Slots,
+    is_at_start,
+    is_precious,
+    next_batch,
+    tickets_of_node,
+)
 from loaderpool.transport.messages import (
     Begin,
     Done,
@@ -62,6 +69,9 @@ from loaderpool.transport.reports import GivenUp
 # A second ticket is queued only behind one that takes less time than this. Otherwise long tickets
 # would wait behind a slow sample.
 _SHORT_S = 0.02
+# Answers gather only if a ticket takes at least this times as long. Smaller: a worker may finish
+# its second ticket meanwhile.
+_MOST_WAITS = 4
 _LAST_TICKET, _SLOTS = operator.attrgetter("last_ticket"), operator.attrgetter("slots")
 
 
@@ -75,6 +85,9 @@ class State:
         instructions: Instructions that the supervisor has not carried out yet.
         slots: Slots of all runs.
         is_short: True if a worker could not be started. No worker is started until the next `tick`.
+        ticket_s: Expected time in seconds of the latest ticket.
+        lacks_slot: True if the last `deal` has left a worker idle that could make a batch in a
+            fresh slot.
 
     Args:
         workers: Number of workers to start.
@@ -109,7 +122,8 @@ class State:
         self.slots = Slots(memory, most_slots, self.runs, self._say)
         self._deaths = Deaths(restarts, of_nodes)
         self._broken: bytes | None = None
-        self.is_short = False
+        self.is_short = self.lacks_slot = False
+        self.ticket_s = 0.0
         self._tickets, self._names = itertools.count(1), itertools.count()
         self._cutter = Cutter(self._tickets, of_nodes, hands_over and not of_nodes)
 
@@ -404,30 +418,49 @@ class State:
 
     # ---- assignment
 
-    def deal(self) -> None:
+    def deal(self, has_waited: bool = True) -> None:
         """Assign tickets to workers, to those with the fewest tickets first.
 
         Due jobs come first, then new tickets of the runs in turn.
+
+        Args:
+            has_waited: False: a worker does not get a fresh slot whose first use takes longer than
+                a wait for a used one.
         """
+        self._has_waited, self.lacks_slot = has_waited or self._of_nodes, False
         has_work, has_homes = bool(self.due), self._of_nodes
         for run in self.runs.values():
             run.window = None
             has_work = has_work or (bool(run.free or run.fresh) and not run.is_ended)
             has_homes = has_homes or bool(run.lanes)
-        asked = self.roomy.copy() if has_work else {}
+        if not has_work or not self.roomy:
+            return
+        # Heap of the workers by their number of tickets, then in the order of `roomy`.
+        asked = [
+            (len(worker.jobs) // worker.workers, place, worker)
+            for place, worker in enumerate(self.roomy.values())
+        ]
+        heapq.heapify(asked)
         while asked:
-            level = min([len(worker.jobs) // worker.workers for worker in asked.values()])
-            for worker in [*asked.values()]:
-                if worker.number not in self.roomy:
-                    del asked[worker.number]
-                elif len(worker.jobs) // worker.workers == level:
-                    job = self._next_job(worker)
-                    if job is not None:
-                        self._give(worker, job)
-                    elif has_homes:  # other workers may get jobs that this one cannot have
-                        del asked[worker.number]
-                    else:
-                        return
+            _, place, worker = heapq.heappop(asked)
+            if worker.number not in self.roomy:  # it got the ticket of another worker
+                continue
+            job = self._next_job(worker)
+            if job is not None:
+                self._give(worker, job)
+                if worker.number in self.roomy:
+                    tickets = len(worker.jobs) // worker.workers
+                    heapq.heappush(asked, (tickets, place, worker))
+            elif not has_homes:  # otherwise other workers may get jobs that this one cannot have
+                return
+
+    def can_wait(self, seconds: float) -> bool:
+        """Return True if several answers are expected in this time, and all workers have work.
+
+        Each worker then has a second ticket, which takes several times as long.
+        """
+        is_ahead = not self.roomy and _MOST_WAITS * seconds <= self.ticket_s <= _SHORT_S
+        return is_ahead and self.ticket_s < seconds * len(self.workers)
 
     @property
     def files(self) -> list[Any]:
@@ -486,8 +519,16 @@ class State:
         # A node's workers may be idle while others of them have tickets.
         is_idle = not worker.jobs or self._of_nodes
         for run in sorted(self.runs.values(), key=_LAST_TICKET):
-            if run.is_ended or run.loader.failure is not None or not has_slot(run, is_idle):
+            if run.is_ended or run.loader.failure is not None or not (run.free or run.fresh):
                 continue
+            if is_precious(run):
+                if not is_idle:
+                    continue
+                if not (self._has_waited or is_at_start(run, self.width)):
+                    # `next_batch` would remove a batch from `again`.
+                    if run.again or next_batch(run, worker.number) is not None:
+                        self.lacks_slot = True
+                    continue
             if (batch := next_batch(run, worker.number)) is not None:
                 first, *others = self._cutter.cut(run, batch, self.width, worker.number)
                 self.due.extend(others)
@@ -515,6 +556,7 @@ class State:
                 sample[1:] for sample in loader.left_out if sample[0] == job.ticket.epoch
             )
             job.ticket = job.ticket._replace(left_out=left_out)
+        self.ticket_s = job.seconds
         if slot is not None:
             slot.run.writers[slot.offset] = worker.number
         worker.jobs[job.ticket.number] = job

@@ -13,6 +13,7 @@ import os
 import selectors
 import signal
 import socket
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -45,6 +46,13 @@ if TYPE_CHECKING:
 _LOOK_MS = 200  # time between two checks of processes without a pidfd
 # Time between two checks of the clock during a trial, whose pauses last tenths of a second.
 _TRIAL_LOOK_MS = 20
+# Time for which an idle worker waits for a used slot before it gets a large fresh one. Smaller: the
+# consumer has no time to release the batch before. Larger: the first batches are read ahead later.
+_SLOT_WAIT_MS = 5
+# Time in which answers gather if several are expected in it. Smaller: this process and the main
+# process wake up for each of them, which costs more CPU time than the messages. Larger: consumers
+# wait longer for a batch.
+_GATHER_S = 0.001
 _FOR_OTHERS = 48  # messages in the main process's channel that are not about slots
 _SIGKILL = -9  # exit code of a process that was killed by SIGKILL
 # Least number of deaths at one sample if workers have threads. The first attempt uses threads, so
@@ -113,6 +121,9 @@ class Supervisor:
         self._size: int = start["workers"]  # requested number of workers
         self._restarts: tuple[int, float] | None = start["max_restarts"]
         self._selector = selectors.DefaultSelector()
+        self._needs_slots = False  # the loop waits for `_releases`, too
+        # Time since when an idle worker waits for a slot that was used before; 0: none does.
+        self._lacks_slot_ns = 0
         most_messages = self._open(start)
         self._code = LoadedCode()
         self._payloads = Payloads(self._arena, {})
@@ -137,6 +148,7 @@ class Supervisor:
     def _open(self, start: Mapping[str, Any]) -> int:
         """Open the channel, arena and slots. Return the capacity of the channel in messages."""
         self._main = Channel(socket.socket(fileno=start["channel"]))
+        self._releases = Channel(socket.socket(fileno=start["releases"]))
         self._arena = Arena(start["arena"], start["arena_bytes"])
         self._arena.board.begun = 1
         self._slots = SlotFile(start["slots"])
@@ -161,10 +173,11 @@ class Supervisor:
                 # Deaths come last, after all messages of the dead workers were read.
                 while self._dead:
                     self._on_death(self._dead.pop())
-                self._state.deal()
+                self._deal()
                 if self._trial is not None:
                     self._go_on_with(self._trial)
                 self._carry_out()
+                self._listen_to_releases()
         except ChannelClosed:
             pass
         finally:
@@ -172,17 +185,33 @@ class Supervisor:
                 self._arena.board.abandon(run)
             self._workers.end_all()
 
+    def _deal(self) -> None:
+        """Assign tickets. A worker that has been idle for `_SLOT_WAIT_MS` may get a fresh slot."""
+        state, now_ns = self._state, clock.monotonic_ns() if self._lacks_slot_ns else 0
+        has_waited = 0 < self._lacks_slot_ns <= now_ns - _SLOT_WAIT_MS * 1_000_000
+        state.deal(has_waited)
+        if not state.lacks_slot:
+            self._lacks_slot_ns = 0
+        elif not self._lacks_slot_ns:
+            self._lacks_slot_ns = clock.monotonic_ns()
+
     # ---- waiting
 
     def _wait(self) -> None:
         """Wait for messages, deaths or the next tick, and handle the messages and deaths."""
+        if self._state.can_wait(_GATHER_S):
+            time.sleep(_GATHER_S)
         for key, _ in self._selector.select(self._wait_s):
             key.data()
 
     @property
     def _wait_s(self) -> float:
-        tick_ms = self._ticks.every_ms
-        return (tick_ms if self._trial is None else min(tick_ms, _TRIAL_LOOK_MS)) / 1000
+        longest_ms = self._ticks.every_ms
+        if self._trial is not None:
+            longest_ms = min(longest_ms, _TRIAL_LOOK_MS)
+        if self._lacks_slot_ns:
+            longest_ms = min(longest_ms, _SLOT_WAIT_MS)
+        return longest_ms / 1000
 
     def _listen(self, descriptor: int, handler: Callable[[], None]) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, handler)
@@ -192,7 +221,7 @@ class Supervisor:
             self._selector.unregister(descriptor)
 
     def _private(self) -> list[int]:
-        mine = [self._main.fileno(), self._selector.fileno()]
+        mine = [self._main.fileno(), self._releases.fileno(), self._selector.fileno()]
         mine += [] if self._main_pidfd is None else [self._main_pidfd]
         mine += [file for files in self._payloads.files.values() for file in files]
         return mine + self._state.files
@@ -213,6 +242,7 @@ class Supervisor:
         ]
         self._is_over |= self._main_pidfd is None and os.getppid() != self._main_pid
         self._note_size()  # the size may have changed while an earlier `Resize` was counted
+        self._hear_releases()  # ended runs may wait for them
         self._begin_trial()
         self._state.tick()
 
@@ -266,10 +296,39 @@ class Supervisor:
         while not self._is_over and (received := self._main.receive()) is not None:
             self._on_main(received)
 
+    def _hear_release(self) -> bool:
+        """Read one release. Return False if there is none."""
+        try:
+            received = self._releases.receive()
+        except ChannelClosed:  # the other channel of the main process reports it, too
+            return False
+        if received is not None:
+            self._state.release(*received.message)
+        return received is not None
+
+    def _hear_releases(self) -> None:
+        while self._hear_release():
+            pass
+
+    def _listen_to_releases(self) -> None:
+        """Wait for releases only while a worker could have another ticket.
+
+        Otherwise a release changes nothing, and one is read with each `Done`. This halves the
+        number of times that the supervisor wakes up.
+        """
+        needs_slots = bool(self._state.roomy)
+        if needs_slots == self._needs_slots:
+            return
+        self._needs_slots = needs_slots
+        if needs_slots:
+            self._listen(self._releases.fileno(), self._hear_releases)
+        else:
+            self._ignore(self._releases.fileno())
+
     def _on_main(self, received: Received) -> None:
         state, message = self._state, received.message
         match message:
-            case messages.Release():
+            case messages.Release():  # of spawned workers, whose main process has one channel
                 state.release(*message)
             case messages.Begin():
                 self._begin(message)
@@ -304,6 +363,7 @@ class Supervisor:
         self._state.slots.free_bytes = max(0, capacity.available_memory_bytes() - HEADROOM_BYTES)
 
     def _begin(self, message: messages.Begin) -> None:
+        self._hear_releases()  # the run may get the memory of slots that were released before
         self._note_free_memory()
         settings = self._payloads.settings.get(message.loader)
         plan = None
@@ -417,6 +477,8 @@ class Supervisor:
         message: messages.Message = received.message
         match message:
             case messages.Done():
+                if not self._needs_slots:
+                    self._hear_release()
                 loader = self._state.done(
                     number, message, received.descriptors[0] if received.descriptors else None
                 )

@@ -17,7 +17,7 @@ from loaderpool.checks import check_signature, is_async, open_parameter
 from loaderpool.config import DEFAULT_RESTARTS, Auto, LoaderConfig
 from loaderpool.element.spec import read_spec
 from loaderpool.engine.delivery import CheckedArguments
-from loaderpool.errors import ArgumentError, SourceError, brief
+from loaderpool.errors import ArgumentError, SourceError, brief, counted
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.order import Order
 from loaderpool.plan.permutation import MAX_SIZE
@@ -303,7 +303,7 @@ def _indexed_plan(size: int, config: LoaderConfig, given: Buckets | None) -> Pla
         rows = f"no bucket fills a batch of batch_sizes={list(sizes)}"
     if not plan.batches_per_epoch:
         raise ArgumentError(
-            f"drop_remainder=True leaves no batches: {size} items, {rows}, "
+            f"drop_remainder=True leaves no batches: {counted(size, 'item')}, {rows}, "
             f"num_shards={config.shard.num_shards}"
         )
     return plan

@@ -186,7 +186,8 @@ class Channel:
             if not data:
                 raise ChannelClosed
             code, *fields = marshal.loads(data)  # inlined `decode`, which saves a call
-            return Received(tuple.__new__(KINDS[code], fields))
+            message = tuple.__new__(KINDS[code], fields)
+            return tuple.__new__(Received, (message, (), None))
 
     def wait(self) -> None:
         """Block until a message arrives or the channel ends.

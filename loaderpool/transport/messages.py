@@ -1,6 +1,6 @@
 """All messages between the processes of a pool. Each kind is one class, and is read by field name.
 
-    main process  <--- one channel --->  supervisor  <--- one channel each --->  worker 0 ... n-1
+    main process  <--- two channels --->  supervisor  <--- one channel each --->  worker 0 ... n-1
 
 | kind | from -> to | most on their way |
 |---|---|---|
@@ -21,6 +21,9 @@
 The right column is the reason why no send of the supervisor or of a worker blocks: a channel holds
 all these messages. `channel.most_messages` measures the capacity of a channel, and the number of
 slots follows from it.
+
+`Release` has a channel of its own, so that the supervisor can leave releases unread until it needs
+slots.
 
 **Batch numbers.** A run is a sequence of epochs of one loader. Its batches are numbered through all
 epochs: number `epoch * batches_per_epoch + k` is batch k of that epoch. A position is such a
@@ -230,8 +233,6 @@ Message = (
     Load | Look | Begin | Extend | End | Ended | Release | Resize | Filled | Status | Warn | Found
     | Ticket | Done
 )  # fmt: skip
-# Messages from the supervisor about the pool itself. All others from it are about a run or a loader.
-PoolMessage = Warn
 KINDS: tuple[type, ...] = get_args(Message)
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 

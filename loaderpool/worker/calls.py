@@ -21,7 +21,7 @@ from loaderpool.worker.event_loop import EventLoop, by_steps, limited
 from loaderpool.worker.item_reader import ItemReader
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.seeding import Seeding
-from loaderpool.worker.tickets import Opened
+from loaderpool.worker.tickets import Opened, Progress
 
 _Result = TypeVar("_Result")
 
@@ -89,12 +89,13 @@ class TimeLimit(NamedTuple):
     """Cancels each coroutine that takes too long, and notes which one runs."""
 
     limit_s: float  # seconds after which a coroutine is canceled
-    note_step: Callable[[int], None]  # called before each step: see `Progress.note_step`
+    progress: Progress
 
     def limited(self, call: Awaitable[_Result], index: int) -> Awaitable[_Result]:
         """Return an awaitable for a call that makes the sample of this index."""
-        begin = functools.partial(self.note_step, index)
-        return by_steps(limited(call, self.limit_s), begin, _nothing)
+        progress = self.progress
+        call = limited(call, self.limit_s, progress.allow_for_cleanup)
+        return by_steps(call, functools.partial(progress.begin_step, index), progress.end_step)
 
 
 class Calls:
@@ -273,7 +274,3 @@ class Calls:
             self.seeding.give_back(streams)
         self.after_call()
         return value
-
-
-def _nothing(_: object) -> None:
-    pass

@@ -80,6 +80,7 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         # Thread of the loop, if another loop runs in the calling thread, as in a notebook.
         self._threads: list[threading.Thread] = []
+        self._pid = 0  # process that has created the loop
         self.close: Callable[[], object] = lambda: None
 
     @property
@@ -158,12 +159,16 @@ class EventLoop:
                 timer.cancel()
 
     def created(self) -> asyncio.AbstractEventLoop:
-        """Return the loop. The first call creates it."""
+        """Return the loop. The first call creates it.
+
+        A fork creates another one: its parent has the thread and the selector of the first.
+        """
         import asyncio
 
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self.close = weakref.finalize(self, _close, self._loop, self._threads, os.getpid())
+        pid = os.getpid()
+        if self._loop is None or self._pid != pid:
+            self._loop, self._threads, self._pid = asyncio.new_event_loop(), [], pid
+            self.close = weakref.finalize(self, _close, self._loop, self._threads, pid)
         return self._loop
 
 
@@ -219,14 +224,16 @@ def _close(loop: asyncio.AbstractEventLoop, threads: list[threading.Thread], pid
         loop.close()
 
 
-async def limited(awaitable: Awaitable[_Result], limit_s: float | None) -> _Result:
-    """Return the result of an awaitable, which is canceled after `limit_s` seconds (None: never).
+async def limited(
+    awaitable: Awaitable[_Result], limit_s: float, at_limit: Callable[[], object]
+) -> _Result:
+    """Return the result of an awaitable, which is canceled after `limit_s` seconds.
+
+    `at_limit` is called just before.
 
     Raises:
         CallTimeoutError: it took longer.
     """
-    if limit_s is None:
-        return await awaitable
     import asyncio
 
     loop, task, is_late = asyncio.get_running_loop(), asyncio.current_task(), False
@@ -235,6 +242,7 @@ async def limited(awaitable: Awaitable[_Result], limit_s: float | None) -> _Resu
     def end() -> None:
         nonlocal is_late
         is_late = True
+        at_limit()
         if task is not None:
             task.cancel()
 

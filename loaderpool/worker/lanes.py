@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.errors import SourceError, add_note, brief
+from loaderpool.errors import SourceError, add_note, brief, counted
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.generators import LANE, CapturedGenerators
 from loaderpool.plan.item_names import first_position
@@ -415,9 +415,9 @@ def _check_length(info: WorkerInfo, stated: int, count: int, unread: Iterator[ob
     if count == stated and next(unread, unread) is not unread:
         count += 1
     if count != stated:
-        found = f"more than {stated}" if count > stated else f"only {count}"
+        found = f"more than {stated} items" if count > stated else f"only {counted(count, 'item')}"
         raise SourceError(
-            f"shard {info.index} ({brief(info.shard)}) has {found} items, but shard_lengths states "
+            f"shard {info.index} ({brief(info.shard)}) has {found}, but shard_lengths states "
             f"{stated}. Correct shard_lengths, or remove it"
         )
 

@@ -14,6 +14,7 @@ import pickle
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
+from loaderpool.errors import add_note
 from loaderpool.memory.arena import Arena, SlotFile, map_memory_file
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
@@ -266,7 +267,7 @@ class Worker:
             else:
                 self._slots.prepare(ticket.offset, ticket.slot_bytes, ticket.is_fresh)
                 if ticket.items:
-                    work.items.put(*self._queue.items_of(ticket))
+                    self._put_items(work, ticket)
                 elif work.plan.lanes:
                     self._works.note_lane(ticket)
                 filled = work.fill(ticket, self._slots.map, ticket.offset, ticket.slot_bytes)
@@ -322,6 +323,13 @@ class Worker:
             begun_ns + took_ns,
             (*of, ticket.start, ticket.stop, ticket.deaths, has_failed),
         )
+
+    def _put_items(self, work: Work, ticket: Ticket) -> None:
+        try:
+            work.items.put(*self._queue.items_of(ticket))
+        except work.failures.catches as error:
+            add_note(error, "while items of a generator were unpickled, which another worker read")
+            raise work.failures.of(error, ticket.epoch) from None
 
     def _look(self, work: Work, ticket: Ticket) -> Found:
         found = probe(work, ticket.epoch, ticket.feed)

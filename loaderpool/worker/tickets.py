@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import mmap
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -200,13 +201,21 @@ class Failures:
     """
 
     def __init__(self, worker: int | None, catches: type[BaseException]) -> None:
-        self._worker, self.catches = worker, catches
+        self._worker, self._catches = worker, catches
         self.timeout_s = 0.0
         self.shards: Sequence[object] | None = None
         self.columns: tuple[str, ...] = ()
         # Failures of calls that must not run again, by epoch and source index. The key of a batch
         # is its first index.
         self._excluded: dict[tuple[int, int], Failure] = {}
+
+    @property
+    def catches(self) -> tuple[type[BaseException], ...]:
+        """Exceptions that count as errors of the user's code."""
+        # A coroutine that awaits a canceled task raises CancelledError, which is no Exception.
+        # Without asyncio, nothing raises it.
+        asyncio = sys.modules.get("asyncio")
+        return (self._catches,) if asyncio is None else (self._catches, asyncio.CancelledError)
 
     def of(
         self,
@@ -396,12 +405,31 @@ class Progress:
         self._numbers[self._started_field] = started_ns
         self._numbers[self._index_field] = index + 1
 
-    def note_step(self, index: int) -> None:
+    def begin_step(self, index: int) -> tuple[int, int]:
         """Note that a coroutine, which makes this sample, runs until it waits.
 
-        So a coroutine that blocks all others is named. Those that wait too long are canceled.
+        So a coroutine that blocks all others is named. Between steps, the board names the sample
+        that the main thread waits for. If its coroutine ignores the cancellation, the supervisor
+        ends the worker.
+
+        Returns:
+            The earlier note, for `end_step`.
         """
+        numbers = self._numbers
+        before = numbers[self._started_field], numbers[self._index_field]
         self.note_thread(0, clock.monotonic_ns(), index)
+        return before
+
+    def end_step(self, before: tuple[int, int]) -> None:
+        """Note that a coroutine waits. Pairs with `begin_step`."""
+        self._numbers[self._started_field], self._numbers[self._index_field] = before
+
+    def allow_for_cleanup(self) -> None:
+        """Count the time of the noted sample from now on, because a coroutine is canceled.
+
+        Otherwise the supervisor would end the worker while `finally` blocks run.
+        """
+        self._numbers[self._started_field] = clock.monotonic_ns()
 
     def note_generator(self, run: int, position: int) -> None:
         """Note that a generator makes items from this position on.

@@ -109,7 +109,7 @@ class Work:
             payload, progress.cell // Board.base(1), threads, watch, event_loop
         )
         if progress.worker is not None and config.limits.timeout_s is not None:
-            calls.limit = TimeLimit(config.limits.timeout_s, progress.note_step)
+            calls.limit = TimeLimit(config.limits.timeout_s, progress)
         self.items: Items
         if self.plan.lanes:
             self.items = source

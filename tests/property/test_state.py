@@ -174,8 +174,12 @@ class Walk:
 
     # ---- the supervisor's loop
 
-    def turn(self) -> None:
-        turn(self.state, self.obey)
+    def turn(self, has_waited: bool | None = None) -> None:
+        if has_waited is None:
+            has_waited = self.random.random() < 0.5
+        turn(self.state, self.obey, has_waited)
+        assert self.state.lacks_slot <= bool(self.state.roomy)
+        assert not (has_waited and self.state.lacks_slot)
 
     def obey(self, instruction: Any) -> None:
         match instruction:
@@ -439,10 +443,10 @@ class Walk:
         assert not self.open_files, "files of items are left"
 
     def settle(self) -> None:
-        self.turn()
+        self.turn(has_waited=True)
         while any(self.channels.values()):
             self.answer()
-            self.turn()
+            self.turn(has_waited=True)
 
 
 @pytest.mark.parametrize("large_bytes", [slots._LARGE_BYTES, 0])

@@ -40,7 +40,7 @@ def test_a_worker_is_stopped_that_has_died_meanwhile() -> None:
     )
     supervisor = object.__new__(Supervisor)
     supervisor._workers = SimpleNamespace(by_number={})
-    supervisor._main = SimpleNamespace(send=pool.told.append)  # type: ignore[assignment]
+    supervisor._main = SimpleNamespace(send=lambda message, _: pool.told.append(message))  # type: ignore[assignment]
     for instruction in [*pool.state.instructions, ToWorker(0, Found(0, LOADER, b"", 0.0)), Stop(0)]:
         if not isinstance(instruction, (Start, Abandon)):
             supervisor._obey(instruction)
@@ -73,6 +73,21 @@ def test_a_release_that_is_said_twice_or_crosses_an_end_is_said_once(
     while crosses != "nothing" and pool.busy():
         pool.step()
     assert (RUN in pool.state.runs) is (crosses == "nothing")
+
+
+def test_release_may_overtake_the_end_of_its_run(lent: tuple[Pool, int]) -> None:
+    """Releases and ends travel on two channels."""
+    pool, offset = lent
+    slots = pool.state.runs[RUN].slots
+    release(pool.state, RUN, offset)
+    pool.turn()
+    pool.state.end(RUN, (offset,))
+    assert pool.state.runs[RUN].filled.keys() <= {offset}
+    while pool.busy():
+        pool.step()
+    for filled in pool.of(Filled)[slots:]:
+        release(pool.state, RUN, filled.offset)
+    assert RUN not in pool.state.runs
 
 
 def test_a_release_that_comes_after_its_slot_was_filled_again_frees_no_batch(
@@ -303,7 +318,7 @@ def test_the_end_of_a_run_that_had_no_slot_is_answered() -> None:
     """It was not: a stream kept the items of such a run."""
     pool, supervisor = Pool(1), object.__new__(Supervisor)
     supervisor._state, supervisor._forms = pool.state, {}
-    supervisor._main = SimpleNamespace(send=pool.told.append)  # type: ignore[assignment]
+    supervisor._main = SimpleNamespace(send=lambda message, _: pool.told.append(message))  # type: ignore[assignment]
     supervisor._slots = SimpleNamespace(return_pages=lambda *_: None)  # type: ignore[assignment]
     supervisor._payloads = SimpleNamespace(unload=lambda _: None)  # type: ignore[assignment]
     supervisor._code = SimpleNamespace()  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Looks of a loader that are made up."""
+"""Computed snapshots of a loader."""
 
 from __future__ import annotations
 

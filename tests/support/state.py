@@ -1,4 +1,4 @@
-"""What always holds of the supervisor's state, and what tests of it have in common."""
+"""Invariants of the supervisor's state, and helpers of its tests."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Endless:
         return 4 * count
 
 
-def turn(state: State, obey: Callable[[Any], None]) -> None:
+def turn(state: State, obey: Callable[[Any], None], has_waited: bool = True) -> None:
     """Deal, and carry out instructions until there are none."""
     while True:
-        state.deal()
+        state.deal(has_waited)
         check_state(state)
         is_for_any = any(job.slot is None or job.slot.lane is None for job in state.due)
         assert state._of_nodes or not (is_for_any and state.roomy), (
@@ -123,9 +123,9 @@ class Pool:
         self.turn()
         return self
 
-    def turn(self) -> None:
+    def turn(self, has_waited: bool = True) -> None:
         """Deal, and carry out."""
-        turn(self.state, self.obey)
+        turn(self.state, self.obey, has_waited)
 
     def obey(self, instruction: Any) -> None:
         """Carry out an instruction."""
