@@ -62,7 +62,7 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class FixedLayout:
     """Layout of components with one known shape per row."""
 
@@ -232,7 +232,7 @@ _SMALL_CHUNK_BATCHES = 1024
 _INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BatchForm:
     """Spec and storage of one loader's batches; made in the main process, read in every worker."""
 

@@ -25,7 +25,6 @@ from loaderpool.plan.batches import Numbering
 from loaderpool.supervisor import records
 from loaderpool.supervisor.processes import Processes, WorkerProcess, fault_in, look_ns
 from loaderpool.supervisor.state import State
-from loaderpool.supervisor.trial import Trial
 from loaderpool.system import capacity, clock, fault_points, machine, process
 from loaderpool.system.machine import StopWatch
 from loaderpool.transport import messages, reports
@@ -41,6 +40,7 @@ from loaderpool.transport.pickling import receive, send
 from loaderpool.transport.reports import GivenUp, LostReport, describe_failure, describe_timeout
 
 if TYPE_CHECKING:
+    from loaderpool.supervisor.trial import Trial
     from loaderpool.worker.tickets import Probe
 
 _LOOK_MS = 200  # time between two checks of processes without a pidfd
@@ -276,6 +276,9 @@ class Supervisor:
         """Start a trial that the main process has requested on the board. Nodes have no trials."""
         number = self._arena.board.trials
         if number != self._trials and not self.of_nodes:
+            # Imported here, because few loaders have a trial.
+            from loaderpool.supervisor.trial import Trial
+
             self._trials = number
             self._trial = Trial(self._state, self._arena.board.trial_ms / 1000, clock.monotonic_s())
 

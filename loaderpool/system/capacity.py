@@ -110,7 +110,8 @@ def available_memory_bytes() -> int:
     for path in _cgroup_directories("memory"):
         limit = _first_number(f"{path}/memory.max", f"{path}/memory.limit_in_bytes")
         used = _first_number(f"{path}/memory.current", f"{path}/memory.usage_in_bytes")
-        if limit is not None and used is not None:
+        # The files of statistics take a while to read. They can only show that more is free.
+        if limit is not None and used is not None and limit - used < min(free):
             counts = _counts(f"{path}/memory.stat", "inactive_file", "total_inactive_file")
             free.append(
                 max(0, limit - used + max(counts["inactive_file"], counts["total_inactive_file"]))

@@ -11,7 +11,6 @@ Runs in: the main process, on the thread that calls `state_dict` or `load_state_
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import pickle
@@ -28,6 +27,7 @@ from loaderpool.plan.batches import Plan
 from loaderpool.plan.buckets import BucketPlan
 from loaderpool.plan.places import LanePlaces, Position
 from loaderpool.sources.stream import Interleave, ReplicatedSource, StreamSource, replicated
+from loaderpool.system.hashes import blake2b
 from loaderpool.trainer.epoch_tracker import EpochTracker
 
 _VERSION = 2
@@ -324,7 +324,7 @@ def _describe_function(function: object) -> str:
 
 
 def _checksum(pieces: Iterable[bytes]) -> str:
-    state = hashlib.blake2b(digest_size=8)
+    state = blake2b(digest_size=8)
     for piece in pieces:
         state.update(piece)
     return state.hexdigest()

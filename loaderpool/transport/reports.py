@@ -2,8 +2,7 @@
 that can be pickled.
 """
 
-from __future__ import annotations
-
+# The module does not have `from __future__ import annotations`, for the same reason as `messages`.
 import contextlib
 import enum
 import functools

@@ -53,7 +53,7 @@ class WorkFailed(Exception):
         self.failure, self.error = failure, error
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Opened:
     """A ticket and its rows."""
 

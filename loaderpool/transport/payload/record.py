@@ -34,7 +34,7 @@ class LoaderSettings(NamedTuple):
     is_async: bool = False  # True if workers run coroutines of the user's functions
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class WorkerPayload:
     """All that a worker needs to make a loader's batches.
 
