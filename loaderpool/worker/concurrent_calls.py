@@ -23,6 +23,7 @@ from loaderpool.transport.messages import Ticket
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.contracts import Runner
 from loaderpool.worker.event_loop import EventLoop, Outcome
+from loaderpool.worker.fetching import Fetched
 from loaderpool.worker.own_process import end_stray
 from loaderpool.worker.rows import share_memory
 from loaderpool.worker.tickets import MadeRows, Opened, Progress
@@ -207,6 +208,9 @@ class ConcurrentCalls:
             draws.globals_watch.seen = draws.globals_watch.look()
         opened.calls = {}
         self.begun[opened.ticket] = opened
+        if opened.fetched is not None:
+            opened.fetched.reset()
+            opened.fetched.others = self._fetched if isinstance(self.executor, Threads) else None
         rows, excluded = len(opened.indices), self._progress.failures.excluded
         for start, stop in (
             opened.bounds() if self._makes_units else zip(range(rows), itertools.count(1))
@@ -220,6 +224,9 @@ class ConcurrentCalls:
                 self.executor.submit(call)
             else:
                 call.is_over = True
+
+    def _fetched(self) -> list[Fetched]:
+        return [each.fetched for each in list(self.begun.values()) if each.fetched is not None]
 
     def unit(self, opened: Opened, start: int, stop: int) -> Any:
         """Return the result of one call, as `Calls.unit` does. Blocks until the call is over."""

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import pickle
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.errors import CacheError
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.errors import CacheError, LoaderpoolError, SourceError
+from loaderpool.sources.many_rows import checked_rows, many_rows
 from loaderpool.sources.varying import varying
 from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.transport.messages import Ticket
 from loaderpool.transport.payload.record import WorkerPayload
 from loaderpool.worker.event_loop import by_steps
+from loaderpool.worker.fetching import Fetched
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.seeding import Seeding
+from loaderpool.worker.tickets import Opened, Progress
 
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache, Store
@@ -22,8 +31,6 @@ if TYPE_CHECKING:
 
 class ItemReader:
     """Reads what the first function of the chain is called with, by source index.
-
-    All calls for one epoch read by the function that `of_epoch` returns for it.
 
     Args:
         payload: the loader's source, and its cache.
@@ -34,13 +41,23 @@ class ItemReader:
         cached: reads the results of `fn`. None: there is no cache, and items are read.
         are_indices: True for `range(n)`: looking up each item would take a tenth of the time of a
             batch of tiny samples.
+        reads_many: True if the source reads many rows with one call.
+        progress: notes these calls. None: they are made on threads.
+        refusal: the error of a source that breaks the protocol, once it is known. It applies to all
+            samples.
     """
 
     def __init__(self, payload: WorkerPayload, cell: int, seeding: Seeding) -> None:
         source = self._source = payload.source
         self._varying = varying(source)
+        self._seeding, self._unit = seeding, payload.unit
+        self._many = many_rows(source) if payload.reads_many else None
+        self.reads_many = self._many is not None
+        self.stops_at_errors = self._unit == "batch" or payload.config.on_error.action == "raise"
+        self.progress: Progress | None = None
+        self.refusal: LoaderpoolError | None = None
         self.cached: CachedFunction | None = None
-        self._read: Callable[[int], Any] = source.__getitem__
+        self._read: Callable[..., Any] = source.__getitem__
         self._of_epoch: Callable[[int, int], Any] | None = None
         if payload.cache is not None and payload.fn is not None:
             cached = self.cached = CachedFunction(source, payload.fn, payload.cache, cell, seeding)
@@ -54,12 +71,85 @@ class ItemReader:
         """Read items by the current method of the source's class. Called in the main process."""
         if self.cached is None:
             self._read = self._source.__getitem__
+        if self.reads_many:
+            self._many = many_rows(self._source)
 
-    def of_epoch(self, epoch: int) -> Callable[[int], Any]:
-        """Return the function that reads the items of an epoch, for `Opened.read`."""
-        if self._varying is None:
-            return self._read
-        return functools.partial(self._of_epoch or self._varying.item, epoch)
+    def open(
+        self,
+        ticket: Ticket,
+        positions: npt.NDArray[np.int64],
+        indices: list[int],
+        batch_rows: tuple[int, ...] = (),
+    ) -> Opened:
+        """Return the rows of a ticket, whose items this reads.
+
+        Args:
+            ticket: the ticket.
+            positions: position of each row.
+            indices: source index of each row.
+            batch_rows: rows of each batch, if they vary.
+        """
+        read = self._read
+        if self._varying is not None:
+            read = functools.partial(self._of_epoch or self._varying.item, ticket.epoch)
+        opened = Opened(ticket, positions, indices, read, batch_rows)
+        if self.reads_many:
+            # A part may end the process, so its rows are read alone. A batch of `batch_fn` is
+            # never made in part.
+            is_alone = ticket.deaths > 0 and self._unit == "sample"
+            rows = ticket.epoch, positions, indices, opened.bounds()
+            opened.fetched = Fetched(self, *rows, is_alone)
+        return opened
+
+    # ---- many rows with one call: see `fetching.RowsReader` ----
+
+    @property
+    def is_cached(self) -> bool:
+        return self.cached is not None
+
+    def read_many(self, indices: list[int]) -> list[Any]:
+        assert self._many is not None
+        rows = self._many(indices[:])  # a copy, which the source may change
+        end_stray()
+        try:
+            return checked_rows(rows, len(indices))
+        except SourceError as error:
+            self.refusal = error
+            raise
+
+    def is_final(self, error: Exception) -> bool:
+        return error is self.refusal
+
+    def begin_rows(self, epoch: int, position: int) -> None:
+        # The results of `fn` in a cache are not random, and a `batch_fn` was seeded before.
+        if self._unit == "sample" and self.cached is None:
+            self._seeding.begin(epoch, position, True)
+
+    def noted(self, index: int, rows: int) -> contextlib.AbstractContextManager[None]:
+        # The call of a `batch_fn` includes the reads of its items.
+        if self.progress is None or self._unit == "batch":
+            return contextlib.nullcontext()
+        return self.progress.fetching(index, rows)
+
+    def rows_to_read(self, epoch: int, row: int, indices: Sequence[int]) -> Sequence[int]:
+        failures = None if self.progress is None else self.progress.failures
+        if self.cached is None and (failures is None or not failures.has_excluded):
+            return range(len(indices))
+        first = 0 if self.cached is None else row
+        return [
+            each
+            for each, index in enumerate(indices[first:], first)
+            if each == row or self._is_needed(epoch, index)
+        ]
+
+    def _is_needed(self, epoch: int, index: int) -> bool:
+        if self.cached is not None:
+            return not self.cached.has(index)
+        assert self.progress is not None
+        return self._unit == "batch" or self.progress.failures.excluded(epoch, [index]) is None
+
+    def through_cache(self, index: int, get: Callable[[int], Any]) -> Any:
+        return self._read(index, get)
 
 
 # ---- items with a cache ----
@@ -100,13 +190,24 @@ class CachedFunction:
         self._seeding = seeding  # the function must not draw from the generators that it holds
         self.refusal: CacheError | None = None
 
-    def __call__(self, index: int) -> Any:
+    def __call__(self, index: int, get: Callable[[int], Any] | None = None) -> Any:
         """Return the result of `fn` for this source index.
+
+        Args:
+            index: the source index.
+            get: returns the item. None: it is read from the source.
 
         Raises:
             CacheError: the result is random, or cannot be pickled.
         """
-        return self._kept(index, index, self._source.__getitem__)
+        return self._kept(index, index, get or self._source.__getitem__)
+
+    def has(self, index: int) -> bool:
+        """Return True if there probably is a result for this source index."""
+        try:
+            return self._shared.store().has(index)
+        except (OSError, ValueError, struct.error):
+            return False
 
     def of_epoch(self, epoch: int, index: int) -> Any:
         """Return the result of `fn` for an index in one epoch of a `VaryingSource`. Each record has
@@ -115,9 +216,9 @@ class CachedFunction:
         get = functools.partial(self._source.item, epoch)
         return self._kept(self._source.record(epoch, index), index, get)
 
-    async def call_async(self, index: int) -> Any:
+    async def call_async(self, index: int, get: Callable[[int], Any] | None = None) -> Any:
         """Return the result of an async `fn`, as `__call__` does."""
-        return await self._kept_async(index, index, self._source.__getitem__)
+        return await self._kept_async(index, index, get or self._source.__getitem__)
 
     async def of_epoch_async(self, epoch: int, index: int) -> Any:
         """Return the result of an async `fn`, as `of_epoch` does."""
