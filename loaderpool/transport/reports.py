@@ -231,7 +231,7 @@ def describe_timeout(
         rows: number of rows that one call of the source was reading, the first of this index.
     """
     what = "generator has not yielded" if in_generator else "sample ran"
-    if rows > 1:
+    if rows > 1 and not in_generator:
         what = f"read of {rows} rows from there on (source.__getitems__) ran"
     text = (
         f"the {what} for {ran_s:.1f} s, longer than Limits(timeout_s={timeout_s:g}), and its "

@@ -90,7 +90,8 @@ class Chain:
         self, opened: Opened, start: int, stop: int, streams: SampleStreams | None = None
     ) -> Any:
         """Return the result of `batch_fn` for these rows. `streams` are those of a coroutine."""
-        batch_fn, items, position = self.batch_fn, [], int(opened.positions[start])
+        batch_fn, position = self.batch_fn, int(opened.positions[start])
+        items: list[Any] = []
         assert batch_fn is not None
         generator = self._seeding.begin(opened.ticket.epoch, position, True, streams)
         try:

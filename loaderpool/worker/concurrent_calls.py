@@ -49,6 +49,8 @@ class Call(Outcome):
         super().__init__()
         self.index = opened.indices[start]
         self._calls, self._rows = calls, (opened, start, stop)
+        # A read of many rows does not count as time of the call that needs the first of them.
+        self._reads_before = opened.fetched is not None and calls.chain.batch_fn is None
         self.thread = self.started_ns = self.ended_ns = 0
         # Its progress on a thread, or as a coroutine, once it has been submitted.
         self.future: Future[None] | None = None
@@ -59,6 +61,11 @@ class Call(Outcome):
         """Make the call, and store its outcome. Called in one of the worker's threads."""
         self.thread, self.started_ns = threading.get_ident(), clock.monotonic_ns()
         try:
+            if self._reads_before:
+                opened, start, _ = self._rows
+                assert opened.fetched is not None
+                opened.fetched.prepare(start)
+                self.started_ns = clock.monotonic_ns()
             self.result = self._calls.unit(*self._rows)
         except BaseException as error:
             end_stray(error)

@@ -12,6 +12,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from loaderpool.sources.many_rows import MOST_ROWS
 from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
@@ -52,8 +55,9 @@ class RowsReader(Protocol):
     def through_cache(self, index: int, get: Callable[[int], Any]) -> Any:
         """Return the result of `fn` that a cache has, or make it of the item that `get` returns."""
 
-    is_cached: bool
-    """True if a cache has results of `fn`."""
+    @property
+    def is_cached(self) -> bool:
+        """True if a cache has results of `fn`."""
 
 
 class _Part:
@@ -97,7 +101,7 @@ class Fetched:
         self,
         reader: RowsReader,
         epoch: int,
-        positions: Sequence[int],
+        positions: npt.NDArray[np.int64],
         indices: Sequence[int],
         bounds: Iterable[tuple[int, int]],
         is_alone: bool,
@@ -131,8 +135,7 @@ class Fetched:
             SourceError: the source has not returned one item for each row.
             BaseException: the exception of the source.
         """
-        part = self._parts[bisect.bisect_right(self._starts, row) - 1]
-        at = row - part.start
+        part, at = self._place(row)
         with self._locked(part):
             if not part.items or part.items[at] is _NONE:
                 self._read(part, row)
@@ -140,6 +143,13 @@ class Fetched:
         if isinstance(item, _Failed):
             raise item.error
         return item
+
+    def prepare(self, row: int) -> None:
+        """Read the item of a row, unless it was read before. Raises as `item`, or `item` raises."""
+        part, _ = self._place(row)
+        with self._locked(part):
+            if not part.items:
+                self._read(part, row)
 
     def values(self, start: int, stop: int) -> Iterator[Any]:
         """Return the `value` of consecutive rows. No other thread needs rows of these parts."""
@@ -173,6 +183,11 @@ class Fetched:
                     part.lock.release()
         return False
 
+    def _place(self, row: int) -> tuple[_Part, int]:
+        """Return the part of a row, and the row's number in it."""
+        part = self._parts[bisect.bisect_right(self._starts, row) - 1]
+        return part, row - part.start
+
     def _locked(self, part: _Part) -> contextlib.AbstractContextManager[object]:
         if self.others is None:
             return _NOTHING
@@ -198,9 +213,10 @@ class Fetched:
             for index in indices:
                 items += self._call([index])
                 if reader.stops_at_errors and type(items[-1]) is _Failed:
+                    items += [items[-1]] * (len(indices) - len(items))
                     break
         part.items = part.items or [_NONE] * len(all_indices)
-        for each, item in zip(rows, items, strict=False):
+        for each, item in zip(rows, items, strict=True):
             part.items[each] = item
         self.spent_ns += clock.monotonic_ns() - begun_ns
 

@@ -97,8 +97,9 @@ class ItemReader:
             # A part may end the process, so its rows are read alone. A batch of `batch_fn` is
             # never made in part.
             is_alone = ticket.deaths > 0 and self._unit == "sample"
-            rows = ticket.epoch, positions, indices, opened.bounds()
-            opened.fetched = Fetched(self, *rows, is_alone)
+            opened.fetched = Fetched(
+                self, ticket.epoch, positions, indices, opened.bounds(), is_alone
+            )
         return opened
 
     # ---- many rows with one call: see `fetching.RowsReader` ----

@@ -401,6 +401,7 @@ class Progress:
 
         Unlike `note`, it does not check the run.
         """
+        self._numbers[self.cell + Field.BLOCK] = 0
         self._numbers[self.cell + Field.THREAD] = thread
         self._numbers[self._started_field] = started_ns
         self._numbers[self._index_field] = index + 1
