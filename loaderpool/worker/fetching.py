@@ -28,6 +28,12 @@ class RowsReader(Protocol):
 
     stops_at_errors: bool
     """True if no more rows are needed after the first one that fails."""
+    through_cache: Callable[..., Any] | None
+    """Returns the result of `fn` for an index from a cache, or makes it of the item that the second
+    argument returns. None: there is no cache.
+    """
+    refusal: Exception | None
+    """The `SourceError` that `read_many` has raised. It concerns all rows."""
 
     def read_many(self, indices: list[int]) -> list[Any]:
         """Return the items of these source indices, read with one call.
@@ -36,9 +42,6 @@ class RowsReader(Protocol):
             SourceError: The source has not returned one item for each index.
             BaseException: The exception of the source.
         """
-
-    def is_final(self, error: Exception) -> bool:
-        """Return True if an error must be raised at once, without more calls."""
 
     def begin_rows(self, epoch: int, position: int) -> None:
         """Seed the generators for a part, whose first row has this position."""
@@ -51,13 +54,6 @@ class RowsReader(Protocol):
 
         Rows are counted from the part's start. `indices` are those of all its rows.
         """
-
-    def through_cache(self, index: int, get: Callable[[int], Any]) -> Any:
-        """Return the result of `fn` that a cache has, or make it of the item that `get` returns."""
-
-    @property
-    def is_cached(self) -> bool:
-        """True if a cache has results of `fn`."""
 
 
 class _Part:
@@ -124,9 +120,10 @@ class Fetched:
 
     def value(self, row: int) -> Any:
         """Return what the first function is called with: the item of a row, or a cached result."""
-        if not self._reader.is_cached:
+        through_cache = self._reader.through_cache
+        if through_cache is None:
             return self.item(row)
-        return self._reader.through_cache(self._indices[row], lambda _: self.item(row))
+        return through_cache(self._indices[row], lambda _: self.item(row))
 
     def item(self, row: int) -> Any:
         """Return the item of a row.
@@ -153,7 +150,7 @@ class Fetched:
 
     def values(self, start: int, stop: int) -> Iterator[Any]:
         """Return the `value` of consecutive rows. No other thread needs rows of these parts."""
-        if self._reader.is_cached:
+        if self._reader.through_cache is not None:
             return map(self.value, range(start, stop))
         return self._items(start, stop)
 
@@ -227,6 +224,6 @@ class Fetched:
             try:
                 return self._reader.read_many(indices)
             except Exception as error:
-                if is_of_a_handler(error) or self._reader.is_final(error):
+                if is_of_a_handler(error) or error is self._reader.refusal:
                     raise
                 return [_Failed(error)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.errors import CacheError, LoaderpoolError, SourceError
+from loaderpool.errors import CacheError, SourceError
 from loaderpool.sources.many_rows import checked_rows, many_rows
 from loaderpool.sources.varying import varying
 from loaderpool.system.interrupts import is_of_a_handler
@@ -43,6 +43,7 @@ class ItemReader:
             batch of tiny samples.
         reads_many: True if the source reads many rows with one call.
         progress: notes these calls. None: they are made on threads.
+        stops_at_errors, through_cache: see `fetching.RowsReader`.
         refusal: the error of a source that breaks the protocol, once it is known. It applies to all
             samples.
     """
@@ -55,7 +56,8 @@ class ItemReader:
         self.reads_many = self._many is not None
         self.stops_at_errors = self._unit == "batch" or payload.config.on_error.action == "raise"
         self.progress: Progress | None = None
-        self.refusal: LoaderpoolError | None = None
+        self.refusal: Exception | None = None
+        self.through_cache: Callable[..., Any] | None = None
         self.cached: CachedFunction | None = None
         self._read: Callable[..., Any] = source.__getitem__
         self._of_epoch: Callable[[int, int], Any] | None = None
@@ -63,6 +65,7 @@ class ItemReader:
             cached = self.cached = CachedFunction(source, payload.fn, payload.cache, cell, seeding)
             self._read = cached.call_async if payload.is_async else cached
             self._of_epoch = cached.of_epoch_async if payload.is_async else cached.of_epoch
+            self.through_cache = self._read
         self.are_indices = (
             self.cached is None and type(source) is range and source == range(len(source))
         )
@@ -72,7 +75,7 @@ class ItemReader:
         if self.cached is None:
             self._read = self._source.__getitem__
         if self.reads_many:
-            self._many = many_rows(self._source)
+            self._many = many_rows(self._source) or self._many
 
     def open(
         self,
@@ -104,10 +107,6 @@ class ItemReader:
 
     # ---- many rows with one call: see `fetching.RowsReader` ----
 
-    @property
-    def is_cached(self) -> bool:
-        return self.cached is not None
-
     def read_many(self, indices: list[int]) -> list[Any]:
         assert self._many is not None
         rows = self._many(indices[:])  # a copy, which the source may change
@@ -117,9 +116,6 @@ class ItemReader:
         except SourceError as error:
             self.refusal = error
             raise
-
-    def is_final(self, error: Exception) -> bool:
-        return error is self.refusal
 
     def begin_rows(self, epoch: int, position: int) -> None:
         # The results of `fn` in a cache are not random, and a `batch_fn` was seeded before.
@@ -134,23 +130,13 @@ class ItemReader:
 
     def rows_to_read(self, epoch: int, row: int, indices: Sequence[int]) -> Sequence[int]:
         failures = None if self.progress is None else self.progress.failures
-        if self.cached is None and (failures is None or not failures.has_excluded):
-            return range(len(indices))
-        first = 0 if self.cached is None else row
-        return [
-            each
-            for each, index in enumerate(indices[first:], first)
-            if each == row or self._is_needed(epoch, index)
-        ]
-
-    def _is_needed(self, epoch: int, index: int) -> bool:
+        rows: Sequence[int] = range(len(indices))
+        if failures is not None and failures.has_excluded and self._unit == "sample":
+            rows = [at for at in rows if failures.excluded(epoch, [indices[at]]) is None]
         if self.cached is not None:
-            return not self.cached.has(index)
-        assert self.progress is not None
-        return self._unit == "batch" or self.progress.failures.excluded(epoch, [index]) is None
-
-    def through_cache(self, index: int, get: Callable[[int], Any]) -> Any:
-        return self._read(index, get)
+            has = self.cached.has
+            rows = [at for at in rows if at == row or (at > row and not has(indices[at]))]
+        return rows
 
 
 # ---- items with a cache ----
