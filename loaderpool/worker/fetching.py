@@ -59,11 +59,13 @@ class RowsReader(Protocol):
 class _Part:
     """Consecutive rows of a batch that are read with one call."""
 
-    __slots__ = ("items", "lock", "start", "stop")
+    __slots__ = ("given", "is_whole", "items", "lock", "start", "stop")
 
     def __init__(self, start: int, stop: int) -> None:
         self.start, self.stop = start, stop
         self.items: list[Any] = []  # empty: they were not read yet
+        self.given = 0  # rows from this one on, counted from `start`, were not given out
+        self.is_whole = False  # True if all items were read with one call
         self.lock = threading.Lock()
 
 
@@ -132,18 +134,27 @@ class Fetched:
             SourceError: the source has not returned one item for each row.
             BaseException: the exception of the source.
         """
-        part, at = self._place(row)
-        with self._locked(part):
-            if not part.items or part.items[at] is _NONE:
-                self._read(part, row)
-            item, part.items[at] = part.items[at], _NONE
-        if isinstance(item, _Failed):
+        part = self._part(row)
+        if self.others is None:
+            item = self._take(part, row)
+        else:
+            with self._locked(part):
+                item = self._take(part, row)
+        if type(item) is _Failed:
             raise item.error
+        return item
+
+    def _take(self, part: _Part, row: int) -> Any:
+        at = row - part.start
+        if not part.items or part.items[at] is _NONE:
+            self._read(part, row)
+        part.given = max(part.given, at + 1)
+        item, part.items[at] = part.items[at], _NONE
         return item
 
     def prepare(self, row: int) -> None:
         """Read the item of a row, unless it was read before. Raises as `item`, or `item` raises."""
-        part, _ = self._place(row)
+        part = self._part(row)
         with self._locked(part):
             if not part.items:
                 self._read(part, row)
@@ -160,13 +171,13 @@ class Fetched:
             if first >= end:
                 return
             yield self.item(first)
-            rows = slice(first + 1 - part.start, end - part.start)
-            following = part.items[rows]
-            if any(item is _NONE or type(item) is _Failed for item in following):
-                yield from map(self.item, range(first + 1, end))
-            else:
-                part.items[rows] = [_NONE] * len(following)
+            at, last = first + 1 - part.start, end - part.start
+            if part.is_whole and part.given <= at:
+                following, part.given = part.items[at:last], last
+                part.items[at:last] = [_NONE] * (last - at)
                 yield from following
+            else:
+                yield from map(self.item, range(first + 1, end))
 
     def read_ahead(self) -> bool:
         """Read a part that no thread has read or is reading. Return False if there is none."""
@@ -180,15 +191,11 @@ class Fetched:
                     part.lock.release()
         return False
 
-    def _place(self, row: int) -> tuple[_Part, int]:
-        """Return the part of a row, and the row's number in it."""
-        part = self._parts[bisect.bisect_right(self._starts, row) - 1]
-        return part, row - part.start
+    def _part(self, row: int) -> _Part:
+        return self._parts[bisect.bisect_right(self._starts, row) - 1]
 
     def _locked(self, part: _Part) -> contextlib.AbstractContextManager[object]:
-        if self.others is None:
-            return _NOTHING
-        if part.lock.locked():
+        if self.others is not None and part.lock.locked():
             any(other.read_ahead() for other in self.others())
         return part.lock
 
@@ -212,9 +219,13 @@ class Fetched:
                 if reader.stops_at_errors and type(items[-1]) is _Failed:
                     items += [items[-1]] * (len(indices) - len(items))
                     break
-        part.items = part.items or [_NONE] * len(all_indices)
-        for each, item in zip(rows, items, strict=True):
-            part.items[each] = item
+        part.is_whole = len(rows) == len(all_indices) and not is_alone
+        if len(rows) == len(all_indices):
+            part.items, part.given = items, 0
+        else:
+            part.items = part.items or [_NONE] * len(all_indices)
+            for each, item in zip(rows, items, strict=True):
+                part.items[each] = item
         self.spent_ns += clock.monotonic_ns() - begun_ns
 
     def _call(self, indices: list[int]) -> list[Any]:

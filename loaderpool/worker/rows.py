@@ -33,7 +33,9 @@ _IMMUTABLE = (bool, int, float, complex, np.generic)
 # Dtypes of Python scalars.
 _SCALAR_DTYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
 _SHAPE, _BASE = attrgetter("shape"), attrgetter("base")
-_ONLY_ARRAYS, _ONLY_NONE = {np.ndarray}, {type(None)}
+_ONLY_ARRAYS = {np.ndarray}
+# Bases of arrays that own their memory, or whose memory nobody can change.
+_UNCHANGING = {type(None), bytes}
 # Containers that a function may refill. A store that is a mapping is none of them.
 _NESTED = (dict, list, tuple, UserDict)
 _INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
@@ -165,9 +167,14 @@ class Converter:
         It returns False if a result differs from the spec, because its own call then reports the
         error. It also does so if a result may have changed since: a function that refills one
         buffer has overwritten the first results. That is not so with `are_items`: the results are
-        items of the source, which were read with one call.
+        items of the source that were read with one call, as they are.
         """
-        columns = [results] if self.take is None else zip(*results, strict=True)
+        columns: Iterable[Sequence[Any]] = [results]
+        if self.take is not None:
+            is_flat = not are_items
+            columns = (
+                zip(*results, strict=True) if is_flat else self._spec.structure.columns(results)
+            )
         waiting: set[int] = set()
         count = 0
         try:
@@ -229,7 +236,7 @@ def _join(
     )
     if not shape or not alike:
         return False
-    if not may_be_views and set(map(type, map(_BASE, column))) != _ONLY_NONE:
+    if not (may_be_views or set(map(type, map(_BASE, column))) <= _UNCHANGING):
         return False
     joined = array[row : row + len(column)].reshape(len(column) * shape[0], *shape[1:])
     np.concatenate(column, out=joined, casting="equiv")

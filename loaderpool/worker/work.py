@@ -341,7 +341,8 @@ class Work:
                         arrays, row, calls.unit(opened, start, stop), indices[start]
                     )
                 else:
-                    self.calls.block(opened, start, stop, results, converter.take)
+                    take = None if are_items else converter.take
+                    self.calls.block(opened, start, stop, results, take)
                     if not converter.write_block(arrays, row, results, are_items):
                         raise SpecMismatchError  # single calls find the wrong row
                 start = stop
