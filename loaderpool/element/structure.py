@@ -488,10 +488,9 @@ def _stack(values: list[Any]) -> npt.NDArray[Any]:
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
     try:
-        if _is_small_float(first):
-            values = _of_small_floats(values)
-        array = np.array(values, dtype=object if isinstance(first, (str, bytes)) else None)
-        return np.array(values, dtype=object) if array.dtype.kind in TEXT_KINDS else array
+        parts = _of_small_floats(values) if _is_small_float(first) else values
+        array = np.array(parts, dtype=object if isinstance(first, (str, bytes)) else None)
+        return np.array(parts, dtype=object) if array.dtype.kind in TEXT_KINDS else array
     except SpecMismatchError:
         raise
     except Exception as error:
@@ -552,7 +551,7 @@ def _small_floats(tensor: torch.Tensor) -> npt.NDArray[Any]:
     return array.view(dtype)
 
 
-def _of_small_floats(values: object) -> Any:
+def _of_small_floats(values: object) -> object:
     """Return nested lists in which small-float tensors are replaced by arrays."""
     if isinstance(values, (list, tuple)):
         return [*map(_of_small_floats, values)]

@@ -38,7 +38,7 @@ def with_classes(form: BatchForm) -> BatchForm:
 
     If a class cannot be found in the main process, the form has no classes.
     """
-    if not form.classes:
+    if not (isinstance(form.classes, bytes) and form.classes):
         return form
     try:
         classes = receive(form.classes)

@@ -25,7 +25,7 @@ from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
 from loaderpool.system.process import RestartLimit
 from loaderpool.transport.channel import Received
 from loaderpool.transport.child_process import Program, Surroundings, not_begun_error
-from loaderpool.transport.messages import Ended, NodeIs, Resize, Warn
+from loaderpool.transport.messages import Ended, NodeIs, PoolMessage, Resize, Warn
 from loaderpool.transport.modules import ModuleStore
 from loaderpool.transport.payload.record import LoaderSettings
 
@@ -399,12 +399,13 @@ class WorkerPool:
         else:
             self.deaths.note(indices)
 
-    def hear(self, message: NodeIs | Warn) -> None:
+    def hear(self, message: PoolMessage) -> None:
         """Process a message about the pool. Called by the session, with the lock held."""
-        if isinstance(message, Warn):
-            self.warnings.hear(message)
-        else:
-            self.workers.hear(message)
+        match message:
+            case Warn():
+                self.warnings.hear(message)
+            case NodeIs():
+                self.workers.hear(message)
 
     def turn(self, came: bool) -> None:
         """Do periodic work. Called by waiting threads after each wait, without a lock.

@@ -31,7 +31,7 @@ from loaderpool.system.machine import StopWatch
 from loaderpool.transport import child_process
 from loaderpool.transport.channel import Channel, ChannelClosed, LostPacket, Received
 from loaderpool.transport.child_process import Program, Surroundings
-from loaderpool.transport.messages import Found, Message, NodeIs, Release, Warn
+from loaderpool.transport.messages import Found, Message, PoolMessage, Release
 
 _CLOSE_S = 1.0  # time that `close` gives the supervisor to exit by itself
 _LOOK_MS = 200  # maximum sleep of a thread that waits for the reader
@@ -67,7 +67,7 @@ class SessionOwner(Protocol):
             PoolBrokenError: Supervisors have crashed too often.
         """
 
-    def hear(self, message: NodeIs | Warn) -> None:
+    def hear(self, message: PoolMessage) -> None:
         """Process a message about the pool itself. Called under the lock."""
 
 
@@ -328,7 +328,7 @@ class Session:
             try:
                 while (received := self._channel.receive()) is not None:
                     message: Any = received.message
-                    if isinstance(message, (NodeIs, Warn)):
+                    if isinstance(message, PoolMessage):
                         if self.owner is not None:
                             self.owner.hear(message)
                         continue

@@ -70,7 +70,7 @@ class Mailbox:
         for end in (self.woken, self._wake):
             os.set_blocking(end, False)
 
-    def post(self, method: str, *arguments: Any) -> None:
+    def post(self, method: str, *arguments: object) -> None:
         """Add a call of a method. Called in any thread."""
         self._posts.put((method, arguments))
         with contextlib.suppress(BlockingIOError):
@@ -203,7 +203,7 @@ class Dispatcher(Supervisor):
         while node.waiting and not node.is_busy:
             self._send_tickets(node)
 
-    def _ordered(self, node: Node, answer: Any) -> None:
+    def _ordered(self, node: Node, answer: object) -> None:
         node.is_busy = False
         if isinstance(answer, LoaderFailed):
             self._state.fail(answer.loader, answer.error)
@@ -336,7 +336,7 @@ class Dispatcher(Supervisor):
         self._on_beat(node, (0, {}))
         self._go_on(node)
 
-    def answered(self, node: Node, then: Callable[[Any], None], result: Any) -> None:
+    def answered(self, node: Node, then: Callable[[Any], None], result: object) -> None:
         """Pass the result of a call to `then`, unless the node is lost."""
         if self._nodes.get(node.number) is node:
             then(result)

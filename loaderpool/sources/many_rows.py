@@ -18,7 +18,7 @@ MOST_ROWS = 256
 # Formats of Hugging Face datasets whose rows are tables, which `__getitems__` cannot return.
 _TABLE_FORMATS = ("arrow", "pandas", "polars")
 
-Many = Callable[[list[int]], Any]
+Many = Callable[[list[int]], object]
 """Returns the items of these indices."""
 
 
@@ -54,16 +54,17 @@ def _parts(datasets: Any) -> Iterator[object]:
     return iter(datasets.values() if isinstance(datasets, Mapping) else datasets)
 
 
-def checked_rows(rows: Any, count: int) -> list[Any]:
+def checked_rows(rows: object, count: int) -> list[object]:
     """Return the items that `__getitems__` has returned for this number of indices, as a list.
 
     Raises:
         SourceError: They are no list, or not as many as the indices.
     """
-    is_rows = isinstance(rows, (list, tuple)) or is_array(rows)
-    if is_rows and len(rows) == count:
-        return list(rows)
-    got = counted(len(rows), "item") if is_rows else f"a {type(rows).__name__}"
+    got = f"a {type(rows).__name__}"
+    if isinstance(rows, (list, tuple)) or is_array(rows):
+        if len(rows) == count:
+            return [rows[at] for at in range(count)]
+        got = counted(len(rows), "item")
     raise SourceError(
         "source.__getitems__ must return a list with one item for each index, but it returned "
         f"{got} for {counted(count, 'row')}. Correct it, or read the rows one by one: pass "

@@ -12,7 +12,7 @@ import numbers
 import os
 from collections.abc import Iterable, Mapping, MappingView
 from collections.abc import Set as AbstractSet
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -329,7 +329,13 @@ def _container(obj: object) -> str:
     return ""
 
 
-def _arrays_of(group: Any) -> list[str]:
+class _ZarrGroup(Protocol):
+    """Group of arrays of zarr."""
+
+    def array_keys(self) -> Iterable[str]: ...
+
+
+def _arrays_of(group: _ZarrGroup) -> list[str]:
     """Return the names of the first arrays of a zarr group; examples if it has none."""
     names: list[str] = []
     with FailuresIgnored():  # the store may be at a server

@@ -407,7 +407,7 @@ def checked_lengths(given: int | Sequence[int], count: int, what: str) -> tuple[
     )
 
 
-def replicated(source: Any) -> ReplicatedSource | None:
+def replicated(source: object) -> ReplicatedSource | None:
     """Return the generators of a source, or None if it has none.
 
     A source may be a `ReplicatedSource`, or a `FileSource` with compressed or remote files.
@@ -415,7 +415,7 @@ def replicated(source: Any) -> ReplicatedSource | None:
     if isinstance(source, ReplicatedSource):
         return source
     has_some = hasattr(type(source), "_loaderpool_generators")
-    return source._loaderpool_generators if has_some else None
+    return getattr(source, "_loaderpool_generators", None) if has_some else None
 
 
 # ---- many files read at once, like `tf.data.Dataset.interleave` ----

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from loaderpool.system import clock, fault_points
 
@@ -180,6 +181,11 @@ def queued_s(task: int | str) -> float:
     """
     words = read_file(f"/proc/{task}/schedstat").split()
     return int(words[1]) / 1e9 if words else 0.0
+
+
+def process_times(pid: int) -> dict[str, Any]:
+    """Return the times that the kernel has counted for a process so far, in seconds by name."""
+    return {"cpu_s": process_cpu_s(pid), "queued_s": queued_s(pid)}
 
 
 def machine_cpu_s() -> float:

@@ -346,8 +346,7 @@ def _count_workers(engine: PoolEngine, now_ns: int) -> dict[int, WorkerCounts]:
             workers=1 if worker.place is None else worker.place.workers,
             busy_s=read(cell, Field.BUSY_NS) / 1e9,
             idle_s=read(cell, Field.WAIT_NS) / 1e9,
-            cpu_s=capacity.process_cpu_s(pid) if pid else 0.0,
-            queued_s=capacity.queued_s(pid) if pid else 0.0,
+            **(capacity.process_times(pid) if pid else {}),
             made=read(cell, Field.SAMPLES),
             doing=_doing(read, cell, now_ns) if pid else {"state": "remote"},
         )

@@ -270,7 +270,7 @@ def fingerprint(arguments: Mapping[str, Any], config: LoaderConfig, plan: Plan) 
     return fields
 
 
-def describe_source(source: Any) -> str:
+def describe_source(source: object) -> str:
     """Return a text that identifies a source: its type, and its own fingerprint or a checksum.
 
     For a list or an array of plain values, the checksum is of the first, middle and last item.
@@ -279,7 +279,7 @@ def describe_source(source: Any) -> str:
     if isinstance(source, range):
         return repr(source)
     if hasattr(type(source), "_loaderpool_fingerprint"):  # a source over files
-        return f"{kind} {source._loaderpool_fingerprint}"
+        return f"{kind} {getattr(source, '_loaderpool_fingerprint', '')}"
     if isinstance(source, ReplicatedSource):
         return f"generators of {_describe_function(source.make_generator)}"
     if isinstance(source, Interleave):

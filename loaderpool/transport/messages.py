@@ -7,7 +7,7 @@
 | `Load`, `Look` | main -> supervisor | a few for each loader and each epoch with changed objects |
 | `Begin` | main -> supervisor | one for each run |
 | `End` | main -> supervisor | one for each run and each loader |
-| `Extend` | main -> supervisor | one for each epoch; one for each prefetched batch of a stream, or ticket of a node |
+| `Extend` | main -> supervisor | one per epoch, prefetched batch of a stream, or ticket of a node |
 | `Release` | main -> supervisor | one for each slot |
 | `Resize` | main -> supervisor | one: the next one is sent after this one was read |
 | `Filled`, `BatchFailed` | supervisor -> main | one for each slot; one for a run without a slot |
@@ -248,6 +248,8 @@ Message = (
     Load | Look | Begin | Extend | End | Ended | Release | Resize | Filled | BatchFailed | Loaded
     | LoaderFailed | NodeIs | Warn | Found | Ticket | Done
 )  # fmt: skip
+# Messages from the supervisor about the pool itself. All others from it are about a run or a loader.
+PoolMessage = NodeIs | Warn
 KINDS: tuple[type, ...] = get_args(Message)
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 

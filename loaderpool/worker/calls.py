@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple, TypeVar
 
 from loaderpool.checks import is_async
 from loaderpool.errors import ArgumentError
@@ -26,7 +26,7 @@ from loaderpool.worker.tickets import Opened
 _Result = TypeVar("_Result")
 
 
-class KeptResults(dict[int, Any]):
+class KeptResults(dict[int, object]):
     """Results of the probe in one epoch, by index of the (first) item.
 
     Each is used once, instead of a second call.
@@ -91,7 +91,7 @@ class TimeLimit(NamedTuple):
     limit_s: float  # seconds after which a coroutine is canceled
     note_step: Callable[[int], None]  # called before each step: see `Progress.note_step`
 
-    def limited(self, call: Coroutine[Any, Any, Any], index: int) -> Any:
+    def limited(self, call: Awaitable[_Result], index: int) -> Awaitable[_Result]:
         """Return an awaitable for a call that makes the sample of this index."""
         begin = functools.partial(self.note_step, index)
         return by_steps(limited(call, self.limit_s), begin, _nothing)
@@ -145,7 +145,7 @@ class Calls:
 
     # ---- global generators ----
 
-    def watched(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
+    def watched(self, work: Callable[..., _Result], *arguments: object) -> _Result:
         """Run `work`. If calls draw from the global generators, seed these and run `work` again.
 
         Raises:
@@ -192,21 +192,21 @@ class Calls:
 
     # ---- calls ----
 
-    def set_up(self, setup: Callable[[], Any]) -> None:
+    def set_up(self, setup: Callable[[], object]) -> None:
         """Call the `setup` hook. If it or a function is async, the hook runs in the event loop."""
         if self._is_set_up_async:
             self.event_loop.run(self._set_up(setup), None)
         else:
             setup()
 
-    async def _set_up(self, setup: Callable[[], Any]) -> None:
+    async def _set_up(self, setup: Callable[[], object]) -> None:
         done = setup()
         if inspect.isawaitable(done):
             await done
         # `numpy.errstate` and the like belong to the context, not to the process.
         self.context = contextvars.copy_context()
 
-    def unit(self, opened: Opened, start: int, stop: int) -> Any:
+    def unit(self, opened: Opened, start: int, stop: int) -> object:
         """Return the result of one call.
 
         It is a sample or whole element for row `start`, or a batch of all rows by `batch_fn`.
@@ -228,8 +228,8 @@ class Calls:
         opened: Opened,
         start: int,
         stop: int,
-        results: list[Any],
-        take: Callable[[Any], Any] | None,
+        results: list[object],
+        take: Callable[[object], object] | None,
     ) -> None:
         """Append `take(sample)` for each of these rows to `results`.
 
@@ -247,7 +247,7 @@ class Calls:
                 )
                 results.append(value if take is None else take(value))
         else:
-            values: Iterable[Any]
+            values: Iterable[object]
             if opened.fetched is not None:
                 values = opened.fetched.values(start, stop)
             else:
@@ -264,7 +264,7 @@ class Calls:
                 "the function raised StopIteration once, but not when it was called again"
             )
 
-    async def unit_async(self, opened: Opened, start: int, stop: int) -> Any:
+    async def unit_async(self, opened: Opened, start: int, stop: int) -> object:
         """Return the result of one call, as `unit` does.
 
         Runs in: the event loop, beside other calls. All functions of the call run there, also those
@@ -278,7 +278,7 @@ class Calls:
         try:
             if chain.batch_fn is None:
                 position = int(opened.positions[start])
-                call = chain.sample_async(opened, start, position, streams)
+                call: Awaitable[object] = chain.sample_async(opened, start, position, streams)
             else:
                 call = chain.batch_async(opened, start, stop, streams)
             if self.limit is not None:
@@ -290,5 +290,5 @@ class Calls:
         return value
 
 
-def _nothing(_: Any) -> None:
+def _nothing(_: object) -> None:
     pass

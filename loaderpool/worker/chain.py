@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 from loaderpool.errors import add_note
 from loaderpool.transport.payload.record import WorkerPayload
@@ -38,7 +38,7 @@ class Chain:
         self._reads_first = is_cached or payload.reads_many
         self.batch_fn = payload.batch_fn
         self.takes_out = payload.takes_out
-        self.unflatten: Callable[[Sequence[Any]], Any] | None = None
+        self.unflatten: Callable[[Sequence[object]], object] | None = None
         named = {"batch_fn": payload.batch_fn, "augment": payload.augment, "fn": payload.fn}
         maker = next((name for name, function in named.items() if function is not None), None)
         self.origin = "the source gave" if maker is None else f"{maker} returned"
@@ -53,12 +53,12 @@ class Chain:
         self.plain = (
             None if payload.takes_out or payload.takes_rng else [function for function, _ in chain]
         )
-        self._last: tuple[Callable[..., Any], bool] | None = (
+        self._last: tuple[Callable[..., object], bool] | None = (
             chain.pop() if payload.takes_out else None
         )
         self._functions = chain
 
-    def sample(self, opened: Opened, at: int, position: int) -> Any:
+    def sample(self, opened: Opened, at: int, position: int) -> object:
         """Return the sample of one row, whose position is `position`."""
         epoch = opened.ticket.epoch
         if self._reads_first:
@@ -79,7 +79,7 @@ class Chain:
             value = out if value is None else value
         return value
 
-    def _out(self, opened: Opened, at: int) -> Any:
+    def _out(self, opened: Opened, at: int) -> object:
         """Return the arrays into which the last function writes a row. None in the first call."""
         if opened.arrays is None or self.unflatten is None:
             return None
@@ -88,10 +88,10 @@ class Chain:
 
     def batch(
         self, opened: Opened, start: int, stop: int, streams: SampleStreams | None = None
-    ) -> Any:
+    ) -> object:
         """Return the result of `batch_fn` for these rows. `streams` are those of a coroutine."""
         batch_fn, position = self.batch_fn, int(opened.positions[start])
-        items: list[Any] = []
+        items: list[object] = []
         assert batch_fn is not None
         generator = self._seeding.begin(opened.ticket.epoch, position, True, streams)
         try:
@@ -107,13 +107,13 @@ class Chain:
 
     async def sample_async(
         self, opened: Opened, at: int, position: int, streams: SampleStreams | None
-    ) -> Any:
+    ) -> object:
         """Return a sample, as `sample` does. `streams` are those of the coroutine."""
         epoch = opened.ticket.epoch
         if self._reads_first:
             value = opened.item(at)
             if self._is_cached:
-                value = await value
+                value = await cast(Awaitable[object], value)
             generator = self._seeding.begin(epoch, position, streams=streams)
         else:
             generator = self._seeding.begin(epoch, position, streams=streams)
@@ -132,6 +132,8 @@ class Chain:
             value = out if value is None else value
         return value
 
-    async def batch_async(self, *arguments: Any) -> Any:
-        """Return a batch, as `batch` does."""
-        return await self.batch(*arguments)
+    async def batch_async(
+        self, opened: Opened, start: int, stop: int, streams: SampleStreams | None
+    ) -> object:
+        """Return the batch of an async `batch_fn`, as `batch` does."""
+        return await cast(Awaitable[object], self.batch(opened, start, stop, streams))

@@ -15,7 +15,7 @@ import contextvars
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from loaderpool.errors import ArgumentError
 from loaderpool.system import clock
@@ -190,6 +190,13 @@ class Coroutines:
         """Do nothing: the worker closes its event loop."""
 
 
+class Begun(NamedTuple):
+    """A ticket whose calls were submitted."""
+
+    opened: Opened
+    calls: dict[int, Call]  # keyed by their first row
+
+
 class ConcurrentCalls:
     """`Runner` that makes a loader's concurrent calls in one worker.
 
@@ -205,7 +212,8 @@ class ConcurrentCalls:
     ) -> None:
         self._calls, self._makes_units, self._progress = calls, makes_units, progress
         self.executor = executor
-        self.begun: dict[Ticket, Opened] = {}
+        self.begun: dict[Ticket, Begun] = {}
+        self._filling: dict[int, Call] = {}  # calls of the ticket that `run` fills
         self._look_ahead: Callable[[], bool] | None = None
 
     def begin(self, opened: Opened) -> None:
@@ -213,8 +221,8 @@ class ConcurrentCalls:
         draws = self._calls.draws
         if not self.begun and draws.is_on:
             draws.globals_watch.seen = draws.globals_watch.look()
-        opened.calls = {}
-        self.begun[opened.ticket] = opened
+        calls: dict[int, Call] = {}
+        self.begun[opened.ticket] = Begun(opened, calls)
         if opened.fetched is not None:
             opened.fetched.reset()
             opened.fetched.others = self._fetched if isinstance(self.executor, Threads) else None
@@ -224,7 +232,7 @@ class ConcurrentCalls:
         ):
             if excluded(opened.ticket.epoch, opened.indices[start:stop]) is not None:
                 continue
-            call = opened.calls[start] = Call(self._calls, opened, start, stop)
+            call = calls[start] = Call(self._calls, opened, start, stop)
             # Taken now, because the next submitted ticket may be of another epoch.
             call.result = self._calls.kept.pop(call.index, None)
             if call.result is None:
@@ -233,11 +241,12 @@ class ConcurrentCalls:
                 call.is_over = True
 
     def _fetched(self) -> list[Fetched]:
-        return [each.fetched for each in list(self.begun.values()) if each.fetched is not None]
+        opened = [each.opened for each in list(self.begun.values())]
+        return [each.fetched for each in opened if each.fetched is not None]
 
-    def unit(self, opened: Opened, start: int, stop: int) -> Any:
+    def unit(self, opened: Opened, start: int, stop: int) -> object:
         """Return the result of one call, as `Calls.unit` does. Blocks until the call is over."""
-        call = opened.calls[start]
+        call = self._filling[start]
         self._wait(call, is_needed=True)
         if call.started_ns:
             self._progress.note_call(call.started_ns, call.ended_ns, call.index)
@@ -294,9 +303,10 @@ class ConcurrentCalls:
                 self.end(ticket)
             self._look_ahead = None
             self.begin(opened)
+        self._filling = self.begun[opened.ticket].calls
         try:
             filled = fill(self, opened)
-            if share_memory(self._results(opened), opened.arrays or ()):
+            if share_memory(self._results(), opened.arrays or ()):
                 raise ArgumentError(
                     "The function returns the same array, list or dict for several samples, which "
                     "concurrent calls would overwrite. Return a new one from each call, or a "
@@ -306,18 +316,19 @@ class ConcurrentCalls:
         finally:
             self.end(opened.ticket)
 
-    def _results(self, opened: Opened) -> Iterator[Any]:
-        """Yield the results of the ticket's calls, and of a few calls of others, because a ticket
-        may have only one.
+    def _results(self) -> Iterator[object]:
+        """Yield the results of the ticket's calls, and of a few calls of other tickets.
+
+        A ticket may have only one call, which shares no memory with itself.
         """
         others = (
             call
             for each in self.begun.values()
-            if each is not opened
+            if each.calls is not self._filling
             for call in each.calls.values()
         )
         made = (call.result for call in others if call.result is not None)
-        own = (call.result for call in opened.calls.values())
+        own = (call.result for call in self._filling.values())
         return itertools.chain(own, itertools.islice(made, _OTHERS))
 
     def end(self, ticket: Ticket) -> None:

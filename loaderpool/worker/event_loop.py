@@ -16,8 +16,8 @@ import threading
 import traceback
 import types
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Generator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderpool.worker.own_process import end_stray
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # Seconds in which canceled coroutines have to end. It is less than the time that the supervisor
 # gives a worker. Smaller: `finally` blocks that wait for a server are cut off.
 _ENDS_S = 0.4
+
+_Result = TypeVar("_Result")
+_State = TypeVar("_State")
 
 
 class CallTimeoutError(Exception):
@@ -41,10 +44,10 @@ class Outcome:
     """The result or the error of one call, which another thread may have made."""
 
     def __init__(self) -> None:
-        self.result: Any = None
+        self.result: object = None
         self.error: BaseException | None = None
 
-    async def settle(self, awaitable: Awaitable[Any]) -> None:
+    async def settle(self, awaitable: Awaitable[object]) -> None:
         """Store the outcome of an awaitable. Never raises, because SystemExit would end a loop."""
         try:
             self.result = await awaitable
@@ -52,7 +55,7 @@ class Outcome:
             end_stray(error)
             self.error = error
 
-    def get(self) -> Any:
+    def get(self) -> object:
         """Return the result, or raise the error."""
         error, self.error = self.error, None
         if error is None:
@@ -83,7 +86,7 @@ class EventLoop:
     def is_created(self) -> bool:
         return self._loop is not None
 
-    def run(self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context | None) -> Any:
+    def run(self, coroutine: Awaitable[object], context: contextvars.Context | None) -> object:
         """Return the result of a coroutine. Blocks until it has ended.
 
         Called by the thread that processes the tickets. If a signal handler raises meanwhile, the
@@ -216,7 +219,7 @@ def _close(loop: asyncio.AbstractEventLoop, threads: list[threading.Thread], pid
         loop.close()
 
 
-async def limited(awaitable: Awaitable[Any], limit_s: float | None) -> Any:
+async def limited(awaitable: Awaitable[_Result], limit_s: float | None) -> _Result:
     """Return the result of an awaitable, which is canceled after `limit_s` seconds (None: never).
 
     Raises:
@@ -248,20 +251,22 @@ async def limited(awaitable: Awaitable[Any], limit_s: float | None) -> Any:
 
 @types.coroutine
 def by_steps(
-    awaitable: Awaitable[Any], look: Callable[[], Any], note: Callable[[Any], None]
-) -> Generator[Any, Any, Any]:
+    awaitable: Awaitable[_Result], look: Callable[[], _State], note: Callable[[_State], object]
+) -> Generator[object, object, _Result]:
     """Await `awaitable`. Call `look` before each of its steps, and `note` with the result after it.
 
     No other coroutine runs during a step. So any change during a step was made by this coroutine.
     """
-    iterator: Any = awaitable.__await__()
-    step, argument = iterator.send, None
+    iterator = awaitable.__await__()
+    step: Callable[[Any], object] = iterator.send
+    argument: object = None
     while True:
         before = look()
         try:
             awaited = step(argument)
         except StopIteration as ended:
-            return ended.value
+            result: _Result = ended.value
+            return result
         finally:
             note(before)
         try:

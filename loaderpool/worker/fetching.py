@@ -10,7 +10,7 @@ import bisect
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +28,14 @@ class RowsReader(Protocol):
 
     stops_at_errors: bool
     """True if no more rows are needed after the first one that fails."""
-    through_cache: Callable[..., Any] | None
+    through_cache: Callable[[int, Callable[[int], object]], object] | None
     """Returns the result of `fn` for an index from a cache, or makes it of the item that the second
     argument returns. None: there is no cache.
     """
     refusal: Exception | None
     """The `SourceError` that `read_many` has raised. It concerns all rows."""
 
-    def read_many(self, indices: list[int]) -> list[Any]:
+    def read_many(self, indices: list[int]) -> list[object]:
         """Return the items of these source indices, read with one call.
 
         Raises:
@@ -63,7 +63,7 @@ class _Part:
 
     def __init__(self, start: int, stop: int) -> None:
         self.start, self.stop = start, stop
-        self.items: list[Any] = []  # empty: they were not read yet
+        self.items: list[object] = []  # empty: they were not read yet
         self.given = 0  # rows from this one on, counted from `start`, were not given out
         self.is_whole = False  # True if all items were read with one call
         self.lock = threading.Lock()
@@ -120,14 +120,14 @@ class Fetched:
         for part in self._parts:
             part.items = []
 
-    def value(self, row: int) -> Any:
+    def value(self, row: int) -> object:
         """Return what the first function is called with: the item of a row, or a cached result."""
         through_cache = self._reader.through_cache
         if through_cache is None:
             return self.item(row)
         return through_cache(self._indices[row], lambda _: self.item(row))
 
-    def item(self, row: int) -> Any:
+    def item(self, row: int) -> object:
         """Return the item of a row.
 
         Raises:
@@ -144,7 +144,7 @@ class Fetched:
             raise item.error
         return item
 
-    def _take(self, part: _Part, row: int) -> Any:
+    def _take(self, part: _Part, row: int) -> object:
         at = row - part.start
         if not part.items or part.items[at] is _NONE:
             self._read(part, row)
@@ -159,13 +159,13 @@ class Fetched:
             if not part.items:
                 self._read(part, row)
 
-    def values(self, start: int, stop: int) -> Iterator[Any]:
+    def values(self, start: int, stop: int) -> Iterator[object]:
         """Return the `value` of consecutive rows. No other thread needs rows of these parts."""
         if self._reader.through_cache is not None:
             return map(self.value, range(start, stop))
         return self._items(start, stop)
 
-    def _items(self, start: int, stop: int) -> Iterator[Any]:
+    def _items(self, start: int, stop: int) -> Iterator[object]:
         for part in self._parts[bisect.bisect_right(self._starts, start) - 1 :]:
             first, end = max(start, part.start), min(stop, part.stop)
             if first >= end:
@@ -205,7 +205,7 @@ class Fetched:
         all_indices = self._indices[first : part.stop]
         rows = reader.rows_to_read(self._epoch, row - first, all_indices)
         indices = [all_indices[each] for each in rows]
-        items: list[Any] = []
+        items: list[object] = []
         is_alone = self._is_alone
         if not is_alone:
             reader.begin_rows(self._epoch, int(self._positions[first]))
@@ -228,7 +228,7 @@ class Fetched:
                 part.items[each] = item
         self.spent_ns += clock.monotonic_ns() - begun_ns
 
-    def _call(self, indices: list[int]) -> list[Any]:
+    def _call(self, indices: list[int]) -> list[object]:
         """Return the items of one call, or its error."""
         is_noted = self.others is None
         with self._reader.noted(indices[0], len(indices)) if is_noted else _NOTHING:

@@ -15,18 +15,19 @@ import numpy.typing as npt
 
 from loaderpool.errors import CacheError, SourceError
 from loaderpool.sources.many_rows import checked_rows, many_rows
-from loaderpool.sources.varying import varying
+from loaderpool.sources.varying import VaryingSource, varying
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.messages import Ticket
 from loaderpool.transport.payload.record import WorkerPayload
 from loaderpool.worker.event_loop import by_steps
 from loaderpool.worker.fetching import Fetched
-from loaderpool.worker.own_process import GlobalsWatch, end_stray
+from loaderpool.worker.own_process import GlobalsWatch, Picture, end_stray
 from loaderpool.worker.seeding import Seeding
 from loaderpool.worker.tickets import Opened, Progress
 
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache, Store
+    from loaderpool.sources.indexing import Indexed
 
 
 class ItemReader:
@@ -50,22 +51,24 @@ class ItemReader:
 
     def __init__(self, payload: WorkerPayload, cell: int, seeding: Seeding) -> None:
         source = self._source = payload.source
-        self._varying = varying(source)
+        epochs = varying(source)  # None: all epochs have the same items
         self._seeding, self._unit = seeding, payload.unit
         self._many = many_rows(source) if payload.reads_many else None
         self.reads_many = self._many is not None
         self.stops_at_errors = self._unit == "batch" or payload.config.on_error.action == "raise"
         self.progress: Progress | None = None
         self.refusal: Exception | None = None
-        self.through_cache: Callable[..., Any] | None = None
+        self.through_cache: Callable[[int, Callable[[int], object]], object] | None = None
         self.cached: CachedFunction | None = None
-        self._read: Callable[..., Any] = source.__getitem__
-        self._of_epoch: Callable[[int, int], Any] | None = None
+        self._read: Callable[[int], object] = source.__getitem__
+        self._of_epoch = None if epochs is None else epochs.item
         if payload.cache is not None and payload.fn is not None:
             cached = self.cached = CachedFunction(source, payload.fn, payload.cache, cell, seeding)
-            self._read = cached.call_async if payload.is_async else cached
-            self._of_epoch = cached.of_epoch_async if payload.is_async else cached.of_epoch
-            self.through_cache = self._read
+            call = cached.call_async if payload.is_async else cached
+            self._read, self.through_cache = call, call
+            if epochs is not None:
+                of_epoch = cached.of_epoch_async if payload.is_async else cached.of_epoch
+                self._of_epoch = functools.partial(of_epoch, epochs)
         self.are_indices = (
             self.cached is None and type(source) is range and source == range(len(source))
         )
@@ -93,8 +96,8 @@ class ItemReader:
             batch_rows: rows of each batch, if they vary.
         """
         read = self._read
-        if self._varying is not None:
-            read = functools.partial(self._of_epoch or self._varying.item, ticket.epoch)
+        if self._of_epoch is not None:
+            read = functools.partial(self._of_epoch, ticket.epoch)
         opened = Opened(ticket, positions, indices, read, batch_rows)
         if self.reads_many:
             # A part may end the process, so its rows are read alone. A batch of `batch_fn` is
@@ -107,7 +110,7 @@ class ItemReader:
 
     # ---- many rows with one call: see `fetching.RowsReader` ----
 
-    def read_many(self, indices: list[int]) -> list[Any]:
+    def read_many(self, indices: list[int]) -> list[object]:
         assert self._many is not None
         rows = self._many(indices[:])  # a copy, which the source may change
         end_stray()
@@ -141,6 +144,8 @@ class ItemReader:
 
 # ---- items with a cache ----
 
+# Snapshots of the global generators, and of those that the function holds.
+_States = tuple[Picture, object]
 
 _DREW = (
     "fn used {} for source index {}. With cache=, it is called only once per item, so all epochs "
@@ -163,8 +168,8 @@ class CachedFunction:
 
     def __init__(
         self,
-        source: Any,
-        fn: Callable[[Any], Any],
+        source: Indexed,
+        fn: Callable[[Any], object],
         shared: SharedCache,
         cell: int,
         seeding: Seeding,
@@ -177,7 +182,7 @@ class CachedFunction:
         self._seeding = seeding  # the function must not draw from the generators that it holds
         self.refusal: CacheError | None = None
 
-    def __call__(self, index: int, get: Callable[[int], Any] | None = None) -> Any:
+    def __call__(self, index: int, get: Callable[[int], object] | None = None) -> object:
         """Return the result of `fn` for this source index.
 
         Args:
@@ -196,23 +201,24 @@ class CachedFunction:
         except (OSError, ValueError, struct.error):
             return False
 
-    def of_epoch(self, epoch: int, index: int) -> Any:
-        """Return the result of `fn` for an index in one epoch of a `VaryingSource`. Each record has
-        one entry.
-        """
-        get = functools.partial(self._source.item, epoch)
-        return self._kept(self._source.record(epoch, index), index, get)
+    def of_epoch(self, source: VaryingSource, epoch: int, index: int) -> object:
+        """Return the result of `fn` for an index in one epoch of a source.
 
-    async def call_async(self, index: int, get: Callable[[int], Any] | None = None) -> Any:
+        Each record has one entry.
+        """
+        get = functools.partial(source.item, epoch)
+        return self._kept(source.record(epoch, index), index, get)
+
+    async def call_async(self, index: int, get: Callable[[int], object] | None = None) -> object:
         """Return the result of an async `fn`, as `__call__` does."""
         return await self._kept_async(index, index, get or self._source.__getitem__)
 
-    async def of_epoch_async(self, epoch: int, index: int) -> Any:
+    async def of_epoch_async(self, source: VaryingSource, epoch: int, index: int) -> object:
         """Return the result of an async `fn`, as `of_epoch` does."""
-        get = functools.partial(self._source.item, epoch)
-        return await self._kept_async(self._source.record(epoch, index), index, get)
+        get = functools.partial(source.item, epoch)
+        return await self._kept_async(source.record(epoch, index), index, get)
 
-    def _kept(self, entry: int, index: int, get: Callable[[int], Any]) -> Any:
+    def _kept(self, entry: int, index: int, get: Callable[[int], object]) -> object:
         is_found, found, store = self._look_up(entry)
         if is_found:
             return found
@@ -227,17 +233,17 @@ class CachedFunction:
             self._refuse(_DREW.format("random or numpy.random", index))
         return self._put(store, entry, index, value)
 
-    async def _kept_async(self, entry: int, index: int, get: Callable[[int], Any]) -> Any:
+    async def _kept_async(self, entry: int, index: int, get: Callable[[int], object]) -> object:
         is_found, found, store = self._look_up(entry)
         if is_found:
             return found
         draws: list[bool] = []
 
-        async def call() -> Any:
+        async def call() -> object:
             value = self._fn(get(index))
             return await value if inspect.isawaitable(value) else value
 
-        def note(before: tuple[Any, Any]) -> None:
+        def note(before: _States) -> None:
             draws.append(self._drew(before, index))
 
         for _ in range(2):
@@ -249,7 +255,7 @@ class CachedFunction:
             self._refuse(_DREW.format("random or numpy.random", index))
         return self._put(store, entry, index, value)
 
-    def _look_up(self, entry: int) -> tuple[bool, Any, Store | None]:
+    def _look_up(self, entry: int) -> tuple[bool, object, Store | None]:
         """Return True if a result is stored; the result; and the store, None if unavailable."""
         store: Store | None = None
         try:
@@ -266,12 +272,12 @@ class CachedFunction:
             self._counts[self._count.NO_ROOM if store is None else self._count.DAMAGED] += 1
         return False, None, store
 
-    def _states(self) -> tuple[Any, Any]:
+    def _states(self) -> _States:
         """Return the states of the global generators, and of those that the function holds."""
         captured = self._seeding.captured
         return self._watch.look(), None if captured is None else captured.states()
 
-    def _drew(self, before: tuple[Any, Any], index: int) -> bool:
+    def _drew(self, before: _States, index: int) -> bool:
         """Return True if `fn` has drawn from the global generators.
 
         Raises:
@@ -281,9 +287,9 @@ class CachedFunction:
         of_globals, of_held = self._states()
         if of_held != before[1]:
             self._refuse(_DREW.format("a random number generator that it holds", index))
-        return bool(of_globals != before[0])
+        return of_globals != before[0]
 
-    def _put(self, store: Store | None, entry: int, index: int, value: Any) -> Any:
+    def _put(self, store: Store | None, entry: int, index: int, value: object) -> object:
         """Store a result. Return it as a separate object."""
         self._counts[self._count.MISSES] += 1
         try:

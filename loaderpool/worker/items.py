@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +73,7 @@ class IndexedItems:
         positions = plan.positions(epoch, batch, min(self._at_once, plan.batches_per_epoch - batch))
         return positions, plan.order.indices(epoch, positions)
 
-    def put(self, positions: Sequence[int], items: Sequence[Any]) -> None:
+    def put(self, positions: Sequence[int], items: Sequence[object]) -> None:
         """Do nothing, because each worker reads items itself."""
 
     def seed(self, captured: CapturedGenerators | None) -> None:

@@ -13,7 +13,6 @@ import os
 import pickle
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from loaderpool.memory.arena import Arena, SlotFile, map_memory_file
 from loaderpool.memory.board import Board, Field
@@ -26,7 +25,7 @@ from loaderpool.transport.messages import Done, Ended, Found, Ticket
 from loaderpool.transport.payload.record import WorkerPayload
 from loaderpool.transport.pickling import dumps, receive
 from loaderpool.transport.reports import LOST_PIPES_STATUS, describe_failure
-from loaderpool.worker.bundles import Bundle, Frame, unpacked
+from loaderpool.worker.bundles import Bundle, Frame, HandedOver, unpacked
 from loaderpool.worker.event_loop import EventLoop
 from loaderpool.worker.own_process import end_stray
 from loaderpool.worker.probe import probe
@@ -63,14 +62,11 @@ class TicketQueue:
             self._begun = ticket.number
         return True
 
-    def items_of(self, ticket: Ticket) -> tuple[list[int], list[Any]]:
-        """Return the items that another worker has read, and their positions."""
+    def items_of(self, ticket: Ticket) -> HandedOver:
+        """Return the positions and items of a ticket that another worker has read."""
         nbytes, buffers = ticket.items
         with memoryview(map_memory_file(self._files[ticket.number], nbytes)).cast("B") as content:
-            found: tuple[list[int], list[Any]] = unpacked(
-                content, Bundle(0, nbytes, buffers, 0), ticket.loader
-            )
-        return found
+            return unpacked(content, Bundle(0, nbytes, buffers, 0), ticket.loader)
 
     def drop_file(self, ticket: Ticket) -> None:
         """Close the file of a ticket that was answered."""

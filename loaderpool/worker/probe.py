@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -177,7 +177,7 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
     )
 
 
-def _refuse_awaitable(result: Any, origin: str) -> NoReturn:
+def _refuse_awaitable(result: object, origin: str) -> NoReturn:
     if inspect.iscoroutine(result):
         result.close()  # otherwise Python warns that it was never awaited
     raise SpecMismatchError(
@@ -233,7 +233,7 @@ def _refuse_elements_for_items(
     raise work.failures.of(error, epoch, indices, int(positions[0]))
 
 
-def _classes_of(result: Any) -> bytes:
+def _classes_of(result: object) -> bytes:
     """Return a pickle of the classes in a result that the function itself defines.
 
     It is empty if there are none, or if they cannot be pickled.
@@ -249,7 +249,7 @@ def _classes_of(result: Any) -> bytes:
         return b""
 
 
-def _kept(leaf: Any, path: str) -> Any:
+def _kept(leaf: object, path: str) -> object:
     """Return a copy of the leaf, because the function may refill its buffer (or list) before the
     ticket's turn.
     """
@@ -257,7 +257,7 @@ def _kept(leaf: Any, path: str) -> Any:
     return leaf if is_immutable else convert_leaf(leaf, path).copy()
 
 
-def _nbytes(leaf: Any) -> int:
+def _nbytes(leaf: object) -> int:
     array = np.asarray(leaf)
     if array.dtype != object:
         return array.nbytes

@@ -52,7 +52,7 @@ class Converter:
     """
 
     def __init__(
-        self, form: BatchForm, is_given: bool, pad: Any = False, is_ragged: bool = False
+        self, form: BatchForm, is_given: bool, pad: object = False, is_ragged: bool = False
     ) -> None:
         self._is_given, self._pad = is_given, pad
         self._spec = form.spec
@@ -74,7 +74,7 @@ class Converter:
                 ArraySpec((None,) * len(c.shape), c.dtype, c.text) for c in form.spec.components
             )
 
-    def row(self, result: Any, index: int) -> list[npt.NDArray[Any]]:
+    def row(self, result: object, index: int) -> list[npt.NDArray[Any]]:
         """Return all components of the result of one call, converted and checked."""
         try:
             leaves = self._flatten(result)
@@ -83,7 +83,7 @@ class Converter:
             raise SpecMismatchError(f"{error}{given} ({item_name(index)})") from None
         return [self.leaf(leaf, component, index) for component, leaf in enumerate(leaves)]
 
-    def leaf(self, value: Any, component: int, index: int) -> npt.NDArray[Any]:
+    def leaf(self, value: object, component: int, index: int) -> npt.NDArray[Any]:
         """Return one component, converted and checked.
 
         Raises:
@@ -140,7 +140,7 @@ class Converter:
     # ---- rows of a fixed slot ----
 
     def write_row(
-        self, arrays: Sequence[npt.NDArray[Any]], row: int, result: Any, index: int
+        self, arrays: Sequence[npt.NDArray[Any]], row: int, result: object, index: int
     ) -> None:
         """Write the result of one call into a row of each array.
 
@@ -243,7 +243,7 @@ def _join(
     return True
 
 
-def _origins(form: BatchForm, is_given: bool, pad: Any, is_ragged: bool) -> Iterator[Origin]:
+def _origins(form: BatchForm, is_given: bool, pad: object, is_ragged: bool) -> Iterator[Origin]:
     """Yield the origin of each component's expected shape."""
     whole = form.unit != "sample"
     padding = padding_of(False if whole else pad, form.spec.structure)
@@ -274,7 +274,7 @@ def collate(
     component: ArraySpec,
     path: str,
     indices: Sequence[int],
-    pad: Any,
+    pad: object,
 ) -> list[Block]:
     """Return the blocks of one component of a batch of samples.
 
@@ -313,7 +313,9 @@ def collate(
         if not is_full:
             out[...] = filler
         for row, value in enumerate(values):
-            corner: Any = row if pad is False else (row, *map(slice, value.shape))
+            corner: int | tuple[int | slice, ...] = (
+                row if pad is False else (row, *map(slice, value.shape))
+            )
             out[corner] = value
 
     if component.text is not None:
@@ -387,7 +389,7 @@ def _text_blocks(texts: list[Any], shape: tuple[int, ...]) -> list[Block]:
 # ---- results that are kept together ----
 
 
-def share_memory(results: Iterable[Any], but: Iterable[Any] = ()) -> bool:
+def share_memory(results: Iterable[object], but: Iterable[object] = ()) -> bool:
     """Return True if several results contain the same writable array, list or dict.
 
     An array counts even if it is only the base of a view. Arrays in `but` may be shared.
@@ -402,7 +404,7 @@ def share_memory(results: Iterable[Any], but: Iterable[Any] = ()) -> bool:
     return False
 
 
-def _roots(value: Any) -> Iterator[int]:
+def _roots(value: object) -> Iterator[int]:
     if isinstance(value, np.ndarray):
         while isinstance(value.base, np.ndarray):
             value = value.base
@@ -417,7 +419,7 @@ def _roots(value: Any) -> Iterator[int]:
                 yield from _roots(part)
 
 
-def copy_of(item: Any) -> Any:
+def copy_of(item: object) -> object:
     """Return the item with copies of its arrays, lists and dicts."""
     if isinstance(item, np.ndarray):
         return item.copy()
@@ -426,9 +428,8 @@ def copy_of(item: Any) -> Any:
         for key, value in item.items():
             copied[key] = copy_of(value)
         return copied
-    kind = type(item)
-    if kind is list or kind is tuple:
-        return kind(map(copy_of, item))
+    if type(item) is list or type(item) is tuple:
+        return type(item)(map(copy_of, item))
     return (
         item._make(map(copy_of, item))
         if isinstance(item, tuple) and hasattr(item, "_make")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import brief
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
-from loaderpool.memory.layout import VaryingLayout
+from loaderpool.memory.layout import Buffer, VaryingLayout
 from loaderpool.memory.recorder import CallKind
 from loaderpool.plan.batches import bounds_of
 from loaderpool.plan.generators import CapturedGenerators
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from loaderpool.worker.bundles import Frame
 
 _SHOWN_COLUMNS = 8  # columns in a message about a missing one
+_NO_SLOT: tuple[Buffer, int, int] = (bytearray(), 0, 0)
 
 
 class Abandoned(Exception):
@@ -59,15 +61,15 @@ class Opened:
     positions: npt.NDArray[np.int64]  # positions of the rows, in the plan's order
     indices: list[int]  # source index of each position
     # Returns the item of a source index, even after later tickets were opened.
-    read: Callable[[int], Any]
+    read: Callable[[int], object]
     batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, if they vary
     # the slot's arrays, if each row is written before the next one is made
     arrays: Sequence[npt.NDArray[Any]] | None = None
-    slot: tuple[Any, int, int] = (None, 0, 0)  # buffer, first byte in it, number of bytes
-    calls: Any = None  # calls made by threads, keyed by their first row
+    # buffer, first byte in it, number of bytes; the probe and `replay` have no slot
+    slot: tuple[Buffer, int, int] = _NO_SLOT
     fetched: Fetched | None = None  # the items, if the source reads many rows with one call
 
-    def item(self, row: int) -> Any:
+    def item(self, row: int) -> object:
         """Return what the first function is called with for a row."""
         return self.read(self.indices[row]) if self.fetched is None else self.fetched.value(row)
 
@@ -125,14 +127,14 @@ class StreamedItems:
     """
 
     def __init__(self) -> None:
-        self.shared: Any = None
+        self.shared: mmap.mmap | None = None
         self.loader = 0
-        self._items: dict[int, Any] = {}
+        self._items: dict[int, object] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StreamedItems, ()
 
-    def __getitem__(self, position: int) -> Any:
+    def __getitem__(self, position: int) -> object:
         return self._items[position]
 
     @property
@@ -164,7 +166,7 @@ class StreamedItems:
     def close(self) -> None:
         """Do nothing."""
 
-    def put(self, positions: Sequence[int], items: Sequence[Any]) -> None:
+    def put(self, positions: Sequence[int], items: Sequence[object]) -> None:
         """Store the items of the next ticket. Called by the main process, with `workers=0`."""
         self._items = dict(zip(positions, items, strict=True))
 
@@ -206,7 +208,7 @@ class Failures:
     def __init__(self, worker: int | None, catches: type[BaseException]) -> None:
         self._worker, self.catches = worker, catches
         self.timeout_s = 0.0
-        self.shards: Sequence[Any] | None = None
+        self.shards: Sequence[object] | None = None
         self.columns: tuple[str, ...] = ()
         # Failures of calls that must not run again, by epoch and source index. The key of a batch
         # is its first index.

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.board import Board
-from loaderpool.memory.layout import BatchForm, Block, VaryingLayout
+from loaderpool.memory.layout import BatchForm, Block, Buffer, VaryingLayout
 from loaderpool.sources.tables import Columns
 from loaderpool.system import clock
 from loaderpool.transport.messages import Ticket
@@ -180,7 +180,7 @@ class Work:
         """Close the generators that run here."""
         self.items.close()
 
-    def call(self, epoch: int, positions: list[int], indices: list[int], row: int) -> Any:
+    def call(self, epoch: int, positions: list[int], indices: list[int], row: int) -> object:
         """Return the unconverted result of one call: a sample of this row of a batch, or the batch.
 
         Called by `replay`. Raises the exceptions of the function.
@@ -211,7 +211,7 @@ class Work:
         self.calls.after_call = self.check if is_suspect else end_stray
         self.items.check_after_each(self.calls.after_call)
 
-    def begin(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> bool:
+    def begin(self, ticket: Ticket, buffer: Buffer, base: int, capacity: int) -> bool:
         """Start the calls of a later ticket, while an earlier one is filled. Return True if they
         have started.
 
@@ -235,7 +235,7 @@ class Work:
         if self._concurrent is not None and ticket in self._concurrent.begun:
             self._concurrent.end(ticket)
 
-    def fill(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> MadeRows:
+    def fill(self, ticket: Ticket, buffer: Buffer, base: int, capacity: int) -> MadeRows:
         """Make the ticket's rows in the slot at byte `base` of `buffer`, which has `capacity`
         bytes.
 
@@ -251,7 +251,7 @@ class Work:
                 started, ticket, are_told=concurrent is not None or progress.counts_generated
             )
         begun = None if concurrent is None else concurrent.begun.get(ticket)
-        opened = begun or self._open(ticket, buffer, base, capacity)
+        opened = self._open(ticket, buffer, base, capacity) if begun is None else begun.opened
         if not opened.indices:  # the ticket's lane has ended
             VaryingLayout([]).write(buffer, base)
             return MadeRows(0)
@@ -279,7 +279,7 @@ class Work:
             self._handing_over.calls_ns = now - opened_ns
         return filled
 
-    def _open(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> Opened:
+    def _open(self, ticket: Ticket, buffer: Buffer, base: int, capacity: int) -> Opened:
         """Return the rows of a ticket. Their items can be read by index from now on."""
         if self.calls.kept:
             self.calls.kept.keep_only(ticket.epoch)
@@ -330,7 +330,7 @@ class Work:
         start = 0
         while start < rows:
             stop, row = min(start + block, rows), ticket.start + start
-            results: list[Any] = []
+            results: list[object] = []
             # The main process skips this, because its notes are never read. Tiny batches would be
             # slower.
             if is_noted:
