@@ -48,9 +48,9 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 243_500,
+    "loaderpool": 247_000,
     "scripts": 50_500,
-    "tests": 363_000,
+    "tests": 365_500,
 }
 MOST_NAMES = 18  # beside `__init__.py` and `py.typed`, directly in the package
 
