@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from loaderpool.errors import ArgumentError
+from loaderpool.sources.many_rows import MOST_ROWS
 from loaderpool.system import clock
 from loaderpool.transport.messages import Ticket
 from loaderpool.worker.calls import Calls
@@ -49,8 +50,8 @@ class Call(Outcome):
         super().__init__()
         self.index = opened.indices[start]
         self._calls, self._rows = calls, (opened, start, stop)
-        # A read of many rows does not count as time of the call that needs the first of them.
-        self._reads_before = opened.fetched is not None and calls.chain.batch_fn is None
+        # Number of rows that the source reads with one call, before the function is called.
+        self.reads = 0
         self.thread = self.started_ns = self.ended_ns = 0
         # Its progress on a thread, or as a coroutine, once it has been submitted.
         self.future: Future[None] | None = None
@@ -61,11 +62,12 @@ class Call(Outcome):
         """Make the call, and store its outcome. Called in one of the worker's threads."""
         self.thread, self.started_ns = threading.get_ident(), clock.monotonic_ns()
         try:
-            if self._reads_before:
-                opened, start, _ = self._rows
-                assert opened.fetched is not None
+            opened, start, _ = self._rows
+            if opened.fetched is not None and self._calls.chain.batch_fn is None:
+                # The read does not count as time of the call that needs the first of its rows.
+                self.reads = min(len(opened.indices), MOST_ROWS)
                 opened.fetched.prepare(start)
-                self.started_ns = clock.monotonic_ns()
+                self.reads, self.started_ns = 0, clock.monotonic_ns()
             self.result = self._calls.unit(*self._rows)
         except BaseException as error:
             end_stray(error)
@@ -260,10 +262,14 @@ class ConcurrentCalls:
         """
         if self.executor.is_over(call):
             return
-        # The call may have started long ago, while the main thread waited for earlier rows.
-        self._progress.note_thread(call.thread, call.started_ns or clock.monotonic_ns(), call.index)
-        has_more = False
+        has_more, noted = False, -1
         while not self.executor.is_over(call):
+            if noted != call.reads:
+                noted = call.reads
+                # The call may have started long ago, while the main thread waited for earlier rows.
+                started_ns = call.started_ns or clock.monotonic_ns()
+                self._progress.note_thread(call.thread, started_ns, call.index)
+                self._progress.begin_blocks(noted)
             if is_needed:
                 self._progress.check_run()
                 has_more = self._look_ahead is not None and self._look_ahead()
