@@ -26,7 +26,7 @@ import numpy as np
 from loaderpool.errors import shortened
 from loaderpool.plan.generators import is_generator
 from loaderpool.sources.arrays import ArrayRows
-from loaderpool.sources.recognise import Sized
+from loaderpool.sources.indexing import Sized
 from loaderpool.system.annotations import annotations_of
 from loaderpool.system.hashes import blake2b
 from loaderpool.system.interrupts import FailuresIgnored, is_of_a_handler

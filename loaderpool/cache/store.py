@@ -125,6 +125,12 @@ class Store:
             raise ValueError(f"entry {item} is damaged")
         return pickled
 
+    def has(self, item: int) -> bool:
+        """Return True if the item has an entry. It may be damaged. Raises as `get`."""
+        if item >= self._items:
+            return False
+        return any(self._read(self._table_at + _PLACE.size * item, _PLACE.size))
+
     def put(self, item: int, pickled: bytes) -> Count | None:
         """Store the item's pickle. Called in the process that runs `fn`.
 

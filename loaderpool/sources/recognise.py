@@ -10,7 +10,7 @@ import io
 import itertools
 import numbers
 import os
-from collections.abc import Callable, Iterable, Mapping, MappingView
+from collections.abc import Iterable, Mapping, MappingView
 from collections.abc import Set as AbstractSet
 from typing import Any, Protocol, TypeGuard
 
@@ -19,7 +19,7 @@ import numpy as np
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief, counted, warn
 from loaderpool.sources.arrays import ArrayRows, SparseRows, has_rows, is_of, is_sparse, read_rows
-from loaderpool.sources.indexing import Indexed
+from loaderpool.sources.indexing import Indexed, Sized
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import (
     IS_ASYNC,
@@ -44,30 +44,6 @@ from loaderpool.system.interrupts import FailuresIgnored, is_of_a_handler
 # here because hooks find the user's object through it.
 _READY = (list, range, Columns, BatchSequence, ArrayRows, SparseRows)
 _ALSO_READY = (tuple, np.ndarray, VaryingSource)  # types that need no `Sized`, with subclasses
-
-
-class Sized:
-    """A user's object with the length that it had when the loader was made.
-
-    Its own `len` may run a query, or may change.
-    """
-
-    __slots__ = ("_size", "items")
-
-    def __init__(self, items: Indexed, size: int) -> None:
-        self.items, self._size = items, size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def user_parts(self) -> list[tuple[str, Any]]:
-        """Return the user's object, for messages (`walk.parts_of`)."""
-        return [("", self.items)]
-
-    # A property that returns the object's own bound method, so reading an item costs no extra call.
-    @property
-    def __getitem__(self) -> Callable[[int], object]:
-        return self.items.__getitem__
 
 
 def as_source(obj: object) -> Indexed | StreamSource | ReplicatedSource:

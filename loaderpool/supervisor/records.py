@@ -26,7 +26,9 @@ class Layout(NamedTuple):
 
     slot_bytes: int  # size of a slot
     max_chunk: int  # number of batches that fit a slot
-    splits: bool  # True if several workers may make rows of one batch
+    # Several workers may make rows of one batch, in ranges that begin at multiples of this number.
+    # 0: one worker makes the batch.
+    range_rows: int
     limit_bytes: int = 1 << 62  # limit of all slots of the loader's runs together
     room: int = MOST_TICKETS  # tickets that a worker may have; larger for workers with threads
 
@@ -227,6 +229,7 @@ class Death(NamedTuple):
     exit_code: int = 0
     has_begun: bool = True  # True if the worker had started to read tickets
     is_generator: bool = False  # True if a generator made the sample, which cannot be left out
+    rows: int = 1  # rows that the call in work was reading, of which any may be the cause
 
 
 class Deaths:

@@ -246,15 +246,16 @@ class Cutter:
             # this one and return its slot.
             may_lend = 0
         run.may_lend = max(run.may_lend, may_lend)
-        rows = run.total_rows(batch, count)
+        rows, part_rows = run.total_rows(batch, count), max(layout.range_rows, 1)
+        parts = -(-rows // part_rows)
         if (
             batch_s > _RANGE_S
             and count == 1
-            and layout.splits
+            and layout.range_rows
             and lane is None
             and not self._of_nodes
         ):
-            ranges = min(rows, round(batch_s / _RANGE_S))
+            ranges = min(parts, round(batch_s / _RANGE_S))
         slot = run.making[offset] = Filling(run, offset, batch, count, ranges, may_lend, rows, lane)
         # If some workers have no lane, they make rows of items that others read.
         hands_over = (
@@ -265,7 +266,9 @@ class Cutter:
         place = offset, layout.slot_bytes, is_fresh, run.feed, 0, (), hands_over
         jobs = []
         for number in range(ranges):
-            start, stop = rows * number // ranges, rows * (number + 1) // ranges
+            start, stop = (
+                min(rows, parts * each // ranges * part_rows) for each in (number, number + 1)
+            )
             run.last_ticket = next(self._tickets)
             ticket = Ticket(
                 run.last_ticket,

@@ -651,7 +651,7 @@ class State:
         if why is not None and (death.is_generator or not is_left_out):
             self._give_up(job, death.error(why, deaths, job.ticket))
             return
-        if why is not None:
+        if why is not None and death.rows == 1:  # otherwise the rows are read alone
             job.loader.left_out.append(
                 (job.ticket.epoch, death.sample, death.hung_s, death.exit_code)
             )

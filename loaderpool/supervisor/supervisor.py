@@ -433,9 +433,7 @@ class Supervisor:
             return
         self._tell_workers(message)
         form, _ = receive(message.content, own=message.loader)
-        self._state.lay_out(
-            message.loader, forms.known_layout(form, settings.config), message.seconds
-        )
+        self._state.lay_out(message.loader, forms.known_layout(form, settings), message.seconds)
 
     def _lay_out(self, number: int, probe: Probe) -> None:
         """Choose the form of the batches from the first sample. Send it to all processes."""
@@ -519,7 +517,7 @@ class Supervisor:
         stacks = fault_in(worker.stacks.read())
         job = self._state.running(worker.number)
         timeout_s = job.loader.timeout_s or 0.0 if job is not None else 0.0
-        hung_s = 0.0
+        hung_s, rows = 0.0, max(1, read(worker.cell, Field.BLOCK))
         if sample.index is not None and sample.ticket == read(worker.cell, Field.TICKET):
             index, hung_s = sample.index, sample.ran_ns / 1e9
 
@@ -529,7 +527,7 @@ class Supervisor:
                 failure = describe_timeout(
                     index=index, epoch=epoch, worker=worker.number, ran_s=hung_s,
                     in_generator=in_generator, timeout_s=timeout_s,
-                    stacks=sample.stacks_text,
+                    stacks=sample.stacks_text, rows=rows,
                 )  # fmt: skip
                 return reports.of_sample(failure)
             report = LostReport(
@@ -540,7 +538,7 @@ class Supervisor:
             return reports.of_deaths(report)
 
         has_begun = bool(read(worker.cell, Field.BEGUN))
-        return records.Death(error, index, hung_s, exit_code, has_begun, in_generator)
+        return records.Death(error, index, hung_s, exit_code, has_begun, in_generator, rows)
 
     # ---- instructions
 

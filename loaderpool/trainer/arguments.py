@@ -21,7 +21,8 @@ from loaderpool.errors import ArgumentError, SourceError, brief, counted
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.order import Order
 from loaderpool.plan.permutation import MAX_SIZE
-from loaderpool.sources.recognise import Sized, as_source, whole_batches
+from loaderpool.sources.indexing import Sized
+from loaderpool.sources.recognise import as_source, whole_batches
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
 from loaderpool.sources.varying import varying

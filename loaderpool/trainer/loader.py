@@ -41,8 +41,9 @@ class Loader:
 
     Args:
         source: Items to load: a list, `range(n)`, array, table or other object with `__len__` and
-            `__getitem__`. A tuple, dict or other mapping of arrays is read row by row. Any other
-            iterable is a stream, read once per epoch.
+            `__getitem__`. If it has `__getitems__`, a batch is read with one call. A tuple, dict or
+            other mapping of arrays is read row by row. Any other iterable is a stream, read once
+            per epoch.
         fn: Function `fn(item)`, also async, that returns a sample: an array, number, string, or a
             tuple or mapping of these. A parameter `rng` gets a `numpy.random.Generator` seeded for
             the sample; `out` gets arrays to fill. This applies if the parameter has no default or

@@ -151,7 +151,8 @@ class Calls:
 
         Raises:
             BaseException: an exception that `work` raised.
-            CacheError: the function cannot be cached. Raised even if `work` skipped the error.
+            CacheError, SourceError: the function cannot be cached, or the source breaks the protocol of
+                reads of many rows. Raised even if `work` skipped the error.
             ArgumentError: calls draw, and concurrent calls cannot each have their own state of
                 these generators.
         """
@@ -174,9 +175,21 @@ class Calls:
         return result
 
     def _check_cached(self) -> None:
-        cached = self.reader.cached
-        if cached is not None and cached.refusal is not None:
-            raise cached.refusal
+        cached, refusal = self.reader.cached, self.reader.refusal
+        if refusal is None and cached is not None:
+            refusal = cached.refusal
+        if refusal is not None:
+            raise refusal
+
+    @property
+    def can_keep(self) -> bool:
+        """True if a sample of the probe equals the sample of its ticket.
+
+        Rows that are read together may have other random numbers than a row that is read alone.
+        """
+        seeding = self.seeding
+        is_random = seeding.seeds_globals or seeding.captured is not None
+        return not (is_random and self.reader.reads_many and self.chain.batch_fn is None)
 
     # ---- calls ----
 
@@ -235,9 +248,11 @@ class Calls:
                 )
                 results.append(value if take is None else take(value))
         else:
-            values: Iterable[object] = (
-                indices if self.reader.are_indices else map(opened.read, indices)
-            )
+            values: Iterable[object]
+            if opened.fetched is not None:
+                values = opened.fetched.values(start, stop)
+            else:
+                values = indices if self.reader.are_indices else map(opened.read, indices)
             for function in chain.plain if take is None else (*chain.plain, take):
                 values = map(function, values)
             results.extend(values)  # a loop in C; if a call raises, earlier results stay

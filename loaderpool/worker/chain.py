@@ -35,6 +35,7 @@ class Chain:
 
     def __init__(self, payload: WorkerPayload, seeding: Seeding, is_cached: bool) -> None:
         self._seeding, self._is_cached = seeding, is_cached
+        self._reads_first = is_cached or payload.reads_many
         self.batch_fn = payload.batch_fn
         self.takes_out = payload.takes_out
         self.unflatten: Callable[[Sequence[object]], object] | None = None
@@ -59,15 +60,15 @@ class Chain:
 
     def sample(self, opened: Opened, at: int, position: int) -> object:
         """Return the sample of one row, whose position is `position`."""
-        epoch, index = opened.ticket.epoch, opened.indices[at]
-        if not self._is_cached:
-            generator = self._seeding.begin(epoch, position)
-            value = opened.read(index)
-        else:
+        epoch = opened.ticket.epoch
+        if self._reads_first:
             # Seeded after `fn`, so that the state does not depend on whether `fn` was called now or
-            # earlier.
-            value = opened.read(index)
+            # earlier. The same holds for a read of many rows, which has a state of its own.
+            value = opened.item(at)
             generator = self._seeding.begin(epoch, position)
+        else:
+            generator = self._seeding.begin(epoch, position)
+            value = opened.read(opened.indices[at])
         for function, takes_rng in self._functions:
             value = function(value, rng=generator) if takes_rng else function(value)
         if self._last is not None:
@@ -89,14 +90,18 @@ class Chain:
         self, opened: Opened, start: int, stop: int, streams: SampleStreams | None = None
     ) -> object:
         """Return the result of `batch_fn` for these rows. `streams` are those of a coroutine."""
-        batch_fn, items, position = self.batch_fn, [], int(opened.positions[start])
+        batch_fn, position = self.batch_fn, int(opened.positions[start])
+        items: list[object] = []
         assert batch_fn is not None
         generator = self._seeding.begin(opened.ticket.epoch, position, True, streams)
         try:
-            for index in opened.indices[start:stop]:
-                items.append(opened.read(index))
+            if opened.fetched is not None:
+                items.extend(opened.fetched.values(start, stop))
+            else:
+                for index in opened.indices[start:stop]:
+                    items.append(opened.read(index))
         except Exception as error:
-            add_note(error, f"while source[{index}] was read")
+            add_note(error, f"while source[{opened.indices[start + len(items)]}] was read")
             raise
         return batch_fn(items, rng=generator) if self._seeding.takes_rng else batch_fn(items)
 
@@ -104,13 +109,15 @@ class Chain:
         self, opened: Opened, at: int, position: int, streams: SampleStreams | None
     ) -> object:
         """Return a sample, as `sample` does. `streams` are those of the coroutine."""
-        epoch, index = opened.ticket.epoch, opened.indices[at]
-        if not self._is_cached:
+        epoch = opened.ticket.epoch
+        if self._reads_first:
+            value = opened.item(at)
+            if self._is_cached:
+                value = await cast(Awaitable[object], value)
             generator = self._seeding.begin(epoch, position, streams=streams)
-            value = opened.read(index)
         else:
-            value = await cast(Awaitable[object], opened.read(index))
             generator = self._seeding.begin(epoch, position, streams=streams)
+            value = opened.read(opened.indices[at])
         for function, takes_rng in self._functions:
             value = function(value, rng=generator) if takes_rng else function(value)
             if inspect.isawaitable(value):  # functions that are not async may be in the chain

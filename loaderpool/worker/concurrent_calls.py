@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from loaderpool.errors import ArgumentError
+from loaderpool.sources.many_rows import MOST_ROWS
 from loaderpool.system import clock
 from loaderpool.transport.messages import Ticket
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.contracts import Runner
 from loaderpool.worker.event_loop import EventLoop, Outcome
+from loaderpool.worker.fetching import Fetched
 from loaderpool.worker.own_process import end_stray
 from loaderpool.worker.rows import share_memory
 from loaderpool.worker.tickets import MadeRows, Opened, Progress
@@ -48,6 +50,8 @@ class Call(Outcome):
         super().__init__()
         self.index = opened.indices[start]
         self._calls, self._rows = calls, (opened, start, stop)
+        # Number of rows that the source reads with one call, before the function is called.
+        self.reads = 0
         self.thread = self.started_ns = self.ended_ns = 0
         # Its progress on a thread, or as a coroutine, once it has been submitted.
         self.future: Future[None] | None = None
@@ -58,6 +62,12 @@ class Call(Outcome):
         """Make the call, and store its outcome. Called in one of the worker's threads."""
         self.thread, self.started_ns = threading.get_ident(), clock.monotonic_ns()
         try:
+            opened, start, _ = self._rows
+            if opened.fetched is not None and self._calls.chain.batch_fn is None:
+                # The read does not count as time of the call that needs the first of its rows.
+                self.reads = min(len(opened.indices), MOST_ROWS)
+                opened.fetched.prepare(start)
+                self.reads, self.started_ns = 0, clock.monotonic_ns()
             self.result = self._calls.unit(*self._rows)
         except BaseException as error:
             end_stray(error)
@@ -215,6 +225,9 @@ class ConcurrentCalls:
             draws.globals_watch.seen = draws.globals_watch.look()
         calls: dict[int, Call] = {}
         self.begun[opened.ticket] = Begun(opened, calls)
+        if opened.fetched is not None:
+            opened.fetched.reset()
+            opened.fetched.others = self._fetched if isinstance(self.executor, Threads) else None
         rows, excluded = len(opened.indices), self._progress.failures.excluded
         for start, stop in (
             opened.bounds() if self._makes_units else zip(range(rows), itertools.count(1))
@@ -228,6 +241,10 @@ class ConcurrentCalls:
                 self.executor.submit(call)
             else:
                 call.is_over = True
+
+    def _fetched(self) -> list[Fetched]:
+        opened = [each.opened for each in list(self.begun.values())]
+        return [each.fetched for each in opened if each.fetched is not None]
 
     def unit(self, opened: Opened, start: int, stop: int) -> object:
         """Return the result of one call, as `Calls.unit` does. Blocks until the call is over."""
@@ -245,10 +262,14 @@ class ConcurrentCalls:
         """
         if self.executor.is_over(call):
             return
-        # The call may have started long ago, while the main thread waited for earlier rows.
-        self._progress.note_thread(call.thread, call.started_ns or clock.monotonic_ns(), call.index)
-        has_more = False
+        has_more, noted = False, -1
         while not self.executor.is_over(call):
+            if noted != call.reads:
+                noted = call.reads
+                # The call may have started long ago, while the main thread waited for earlier rows.
+                started_ns = call.started_ns or clock.monotonic_ns()
+                self._progress.note_thread(call.thread, started_ns, call.index)
+                self._progress.begin_blocks(noted)
             if is_needed:
                 self._progress.check_run()
                 has_more = self._look_ahead is not None and self._look_ahead()

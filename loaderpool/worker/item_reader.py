@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import pickle
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from loaderpool.cache.setting import Count
-from loaderpool.errors import CacheError
+from loaderpool.errors import CacheError, SourceError
+from loaderpool.sources.many_rows import checked_rows, many_rows
 from loaderpool.sources.varying import VaryingSource, varying
 from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.transport.messages import Ticket
 from loaderpool.transport.payload.record import WorkerPayload
 from loaderpool.worker.event_loop import by_steps
+from loaderpool.worker.fetching import Fetched
 from loaderpool.worker.own_process import GlobalsWatch, Picture, end_stray
 from loaderpool.worker.seeding import Seeding
+from loaderpool.worker.tickets import Opened, Progress
 
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache, Store
@@ -24,8 +33,6 @@ if TYPE_CHECKING:
 
 class ItemReader:
     """Reads what the first function of the chain is called with, by source index.
-
-    All calls for one epoch read by the function that `of_epoch` returns for it.
 
     Args:
         payload: the loader's source, and its cache.
@@ -36,17 +43,30 @@ class ItemReader:
         cached: reads the results of `fn`. None: there is no cache, and items are read.
         are_indices: True for `range(n)`: looking up each item would take a tenth of the time of a
             batch of tiny samples.
+        reads_many: True if the source reads many rows with one call.
+        progress: notes these calls. None: they are made on threads.
+        stops_at_errors, through_cache: see `fetching.RowsReader`.
+        refusal: the error of a source that breaks the protocol, once it is known. It applies to all
+            samples.
     """
 
     def __init__(self, payload: WorkerPayload, cell: int, seeding: Seeding) -> None:
         source = self._source = payload.source
         epochs = varying(source)  # None: all epochs have the same items
+        self._seeding, self._unit = seeding, payload.unit
+        self._many = many_rows(source) if payload.reads_many else None
+        self.reads_many = self._many is not None
+        self.stops_at_errors = self._unit == "batch" or payload.config.on_error.action == "raise"
+        self.progress: Progress | None = None
+        self.refusal: Exception | None = None
+        self.through_cache: Callable[[int, Callable[[int], object]], object] | None = None
         self.cached: CachedFunction | None = None
         self._read: Callable[[int], object] = source.__getitem__
         self._of_epoch = None if epochs is None else epochs.item
         if payload.cache is not None and payload.fn is not None:
             cached = self.cached = CachedFunction(source, payload.fn, payload.cache, cell, seeding)
-            self._read = cached.call_async if payload.is_async else cached
+            call = cached.call_async if payload.is_async else cached
+            self._read, self.through_cache = call, call
             if epochs is not None:
                 of_epoch = cached.of_epoch_async if payload.is_async else cached.of_epoch
                 self._of_epoch = functools.partial(of_epoch, epochs)
@@ -58,10 +78,69 @@ class ItemReader:
         """Read items by the current method of the source's class. Called in the main process."""
         if self.cached is None:
             self._read = self._source.__getitem__
+        if self.reads_many:
+            self._many = many_rows(self._source) or self._many
 
-    def of_epoch(self, epoch: int) -> Callable[[int], object]:
-        """Return the function that reads the items of an epoch, for `Opened.read`."""
-        return self._read if self._of_epoch is None else functools.partial(self._of_epoch, epoch)
+    def open(
+        self,
+        ticket: Ticket,
+        positions: npt.NDArray[np.int64],
+        indices: list[int],
+        batch_rows: tuple[int, ...] = (),
+    ) -> Opened:
+        """Return the rows of a ticket, whose items this reads.
+
+        Args:
+            ticket: the ticket.
+            positions: position of each row.
+            indices: source index of each row.
+            batch_rows: rows of each batch, if they vary.
+        """
+        read = self._read
+        if self._of_epoch is not None:
+            read = functools.partial(self._of_epoch, ticket.epoch)
+        opened = Opened(ticket, positions, indices, read, batch_rows)
+        if self.reads_many:
+            # A part may end the process, so its rows are read alone. A batch of `batch_fn` is
+            # never made in part.
+            is_alone = ticket.deaths > 0 and self._unit == "sample"
+            opened.fetched = Fetched(
+                self, ticket.epoch, positions, indices, opened.bounds(), is_alone
+            )
+        return opened
+
+    # ---- many rows with one call: see `fetching.RowsReader` ----
+
+    def read_many(self, indices: list[int]) -> list[object]:
+        assert self._many is not None
+        rows = self._many(indices[:])  # a copy, which the source may change
+        end_stray()
+        try:
+            return checked_rows(rows, len(indices))
+        except SourceError as error:
+            self.refusal = error
+            raise
+
+    def begin_rows(self, epoch: int, position: int) -> None:
+        # The results of `fn` in a cache are not random, and a `batch_fn` was seeded before.
+        if self._unit == "sample" and self.cached is None:
+            self._seeding.begin(epoch, position, True)
+
+    def noted(self, index: int, rows: int) -> contextlib.AbstractContextManager[None]:
+        # The call of a `batch_fn` includes the reads of its items.
+        if self.progress is None or self._unit == "batch":
+            return contextlib.nullcontext()
+        return self.progress.fetching(index, rows)
+
+    def rows_to_read(self, epoch: int, row: int, indices: Sequence[int]) -> Sequence[int]:
+        failures = None if self.progress is None else self.progress.failures
+        rows: Sequence[int] = range(len(indices))
+        if failures is not None and failures.has_excluded and self._unit == "sample":
+            rows = [at for at in rows if failures.excluded(epoch, [indices[at]]) is None]
+        if self.cached is not None:
+            has = self.cached.has
+            rows = [at for at in rows if at == row or (at > row and not has(indices[at]))]
+        return rows
 
 
 # ---- items with a cache ----
@@ -101,13 +180,24 @@ class CachedFunction:
         self._seeding = seeding  # the function must not draw from the generators that it holds
         self.refusal: CacheError | None = None
 
-    def __call__(self, index: int) -> object:
+    def __call__(self, index: int, get: Callable[[int], object] | None = None) -> object:
         """Return the result of `fn` for this source index.
+
+        Args:
+            index: the source index.
+            get: returns the item. None: it is read from the source.
 
         Raises:
             CacheError: the result is random, or cannot be pickled.
         """
-        return self._kept(index, index, self._source.__getitem__)
+        return self._kept(index, index, get or self._source.__getitem__)
+
+    def has(self, index: int) -> bool:
+        """Return True if there probably is a result for this source index."""
+        try:
+            return self._shared.store().has(index)
+        except (OSError, ValueError, struct.error):
+            return False
 
     def of_epoch(self, source: VaryingSource, epoch: int, index: int) -> object:
         """Return the result of `fn` for an index in one epoch of a source.
@@ -117,9 +207,9 @@ class CachedFunction:
         get = functools.partial(source.item, epoch)
         return self._kept(source.record(epoch, index), index, get)
 
-    async def call_async(self, index: int) -> object:
+    async def call_async(self, index: int, get: Callable[[int], object] | None = None) -> object:
         """Return the result of an async `fn`, as `__call__` does."""
-        return await self._kept_async(index, index, self._source.__getitem__)
+        return await self._kept_async(index, index, get or self._source.__getitem__)
 
     async def of_epoch_async(self, source: VaryingSource, epoch: int, index: int) -> object:
         """Return the result of an async `fn`, as `of_epoch` does."""

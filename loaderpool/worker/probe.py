@@ -24,7 +24,7 @@ from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.messages import Ticket
 from loaderpool.transport.pickling import send
-from loaderpool.worker.tickets import Abandoned, Opened, Probe, WorkFailed
+from loaderpool.worker.tickets import Abandoned, Probe, WorkFailed
 from loaderpool.worker.work import Work
 
 # Samples that the probe tries if errors may be skipped. Smaller: it stops after a few bad
@@ -153,7 +153,7 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
     if excluded is not None:
         raise WorkFailed(excluded, RuntimeError(excluded.text))
     calls.kept.keep_only(epoch)
-    opened = Opened(Ticket(epoch=epoch), positions, indices, calls.reader.of_epoch(epoch))
+    opened = calls.reader.open(Ticket(epoch=epoch), positions, indices)
     started = clock.monotonic_ns()
     work.progress.note_thread(0, started, indices[0])
     try:
@@ -170,7 +170,8 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
             failure = failed.failure._replace(text=f"{failed.failure.text} ({_WITHOUT_OUT})")
             raise WorkFailed(failure, error) from None
         raise failed from None
-    calls.kept[indices[0]] = spec.structure.unflatten(kept)
+    if calls.can_keep:
+        calls.kept[indices[0]] = spec.structure.unflatten(kept)
     return Probe(
         spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows, _classes_of(result)
     )
@@ -211,7 +212,7 @@ def _refuse_elements_for_items(
     calls, rows, indices = work.calls, len(positions), work.plan.order.indices(epoch, positions)
     kept = calls.kept.pop(indices[0], None)
     try:
-        opened = Opened(Ticket(epoch=epoch), positions, indices, calls.reader.of_epoch(epoch))
+        opened = calls.reader.open(Ticket(epoch=epoch), positions, indices)
         fewer = Structure.of(calls.watched(calls.unit, opened, 0, rows - 1))
     except work.failures.catches:
         # If it matters, it fails again in its own ticket.

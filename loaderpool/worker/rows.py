@@ -33,7 +33,9 @@ _IMMUTABLE = (bool, int, float, complex, np.generic)
 # Dtypes of Python scalars.
 _SCALAR_DTYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
 _SHAPE, _BASE = attrgetter("shape"), attrgetter("base")
-_ONLY_ARRAYS, _ONLY_NONE = {np.ndarray}, {type(None)}
+_ONLY_ARRAYS = {np.ndarray}
+# Bases of arrays that own their memory, or whose memory nobody can change.
+_UNCHANGING = {type(None), bytes}
 # Containers that a function may refill. A store that is a mapping is none of them.
 _NESTED = (dict, list, tuple, UserDict)
 _INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
@@ -153,26 +155,37 @@ class Converter:
             array[row] = leaf
 
     def write_block(
-        self, arrays: Sequence[npt.NDArray[Any]], row: int, results: Sequence[Any]
+        self,
+        arrays: Sequence[npt.NDArray[Any]],
+        row: int,
+        results: Sequence[Any],
+        are_items: bool = False,
     ) -> bool:
         """Write several results of `take` into the rows from `row` on. Return False to have them
         made one by one.
 
         It returns False if a result differs from the spec, because its own call then reports the
         error. It also does so if a result may have changed since: a function that refills one
-        buffer has overwritten the first results.
+        buffer has overwritten the first results. That is not so with `are_items`: the results are
+        items of the source that were read with one call, as they are.
         """
-        columns = [results] if self.take is None else zip(*results, strict=True)
+        columns: Iterable[Sequence[Any]] = [results]
+        if self.take is not None:
+            is_flat = not are_items
+            columns = (
+                zip(*results, strict=True) if is_flat else self._spec.structure.columns(results)
+            )
         waiting: set[int] = set()
         count = 0
         try:
             for component, (array, column) in enumerate(zip(arrays, columns, strict=True)):
                 kinds = set(map(type, column))
                 if kinds == _ONLY_ARRAYS:
-                    if not _join(array, row, column):
+                    if not _join(array, row, column, are_items):
                         return False
-                    waiting.update(map(id, column))
-                    count += len(column)
+                    if not are_items:
+                        waiting.update(map(id, column))
+                        count += len(column)
                 elif not self._write_scalars(component, array, row, column, kinds):
                     return False
         except (TypeError, ValueError, OverflowError) as error:
@@ -205,11 +218,13 @@ class Converter:
         return True
 
 
-def _join(array: npt.NDArray[Any], row: int, column: Sequence[npt.NDArray[Any]]) -> bool:
-    """Write arrays that own their memory, by calls that loop in C.
+def _join(
+    array: npt.NDArray[Any], row: int, column: Sequence[npt.NDArray[Any]], may_be_views: bool
+) -> bool:
+    """Write arrays, by calls that loop in C.
 
-    Returns False, or raises, if one of the arrays does not own its memory or has another shape or
-    dtype.
+    Returns False, or raises, if one of the arrays has another shape or dtype, or does not own its
+    memory although it must.
     """
     shape = array.shape[1:]
     # For a single axis, comparing lengths is enough and faster. Arrays with more axes would fail to
@@ -219,7 +234,9 @@ def _join(array: npt.NDArray[Any], row: int, column: Sequence[npt.NDArray[Any]])
         if len(shape) == 1
         else set(map(_SHAPE, column)) == {shape}
     )
-    if not shape or not alike or set(map(type, map(_BASE, column))) != _ONLY_NONE:
+    if not shape or not alike:
+        return False
+    if not (may_be_views or set(map(type, map(_BASE, column))) <= _UNCHANGING):
         return False
     joined = array[row : row + len(column)].reshape(len(column) * shape[0], *shape[1:])
     np.concatenate(column, out=joined, casting="equiv")

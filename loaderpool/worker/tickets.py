@@ -32,6 +32,7 @@ from loaderpool.transport.reports import (
     how_it_ended,
 )
 from loaderpool.worker.event_loop import CallTimeoutError
+from loaderpool.worker.fetching import Fetched
 from loaderpool.worker.own_process import end_stray
 
 if TYPE_CHECKING:
@@ -67,6 +68,11 @@ class Opened:
     arrays: Sequence[npt.NDArray[Any]] | None = None
     # buffer, first byte in it, number of bytes; the probe and `replay` have no slot
     slot: tuple[Buffer, int, int] = _NO_SLOT
+    fetched: Fetched | None = None  # the items, if the source reads many rows with one call
+
+    def item(self, row: int) -> object:
+        """Return what the first function is called with for a row."""
+        return self.read(self.indices[row]) if self.fetched is None else self.fetched.value(row)
 
     def bounds(self) -> list[tuple[int, int]]:
         """Return the first and the end row of each batch."""
@@ -290,6 +296,11 @@ class Failures:
             )
         self._excluded[epoch, index] = failure
 
+    @property
+    def has_excluded(self) -> bool:
+        """True if any call must not run again."""
+        return bool(self._excluded)
+
     def excluded(self, epoch: int, indices: Sequence[int]) -> Failure | None:
         """Return the failure of the call for these items, or None if the call may run."""
         failure = self._excluded.get((epoch, indices[0])) if self._excluded else None
@@ -401,6 +412,7 @@ class Progress:
 
         Unlike `note`, it does not check the run.
         """
+        self._numbers[self.cell + Field.BLOCK] = 0
         self._numbers[self.cell + Field.THREAD] = thread
         self._numbers[self._started_field] = started_ns
         self._numbers[self._index_field] = index + 1
@@ -430,6 +442,26 @@ class Progress:
         Otherwise the supervisor would end the worker while `finally` blocks run.
         """
         self._numbers[self._started_field] = clock.monotonic_ns()
+
+    @contextlib.contextmanager
+    def fetching(self, index: int, rows: int) -> Iterator[None]:
+        """Note that one call in the block reads this many rows of the source, from `index` on.
+
+        The time limit of the sample in work starts again after it, and its time does not count as
+        time of that sample's call.
+        """
+        numbers, block = self._numbers, self.cell + Field.BLOCK
+        noted, begun_ns = (numbers[self._index_field], numbers[block]), clock.monotonic_ns()
+        numbers[self._started_field] = begun_ns
+        numbers[self._index_field], numbers[block] = index + 1, rows
+        try:
+            yield
+        finally:
+            now_ns = clock.monotonic_ns()
+            numbers[self._started_field] = now_ns
+            numbers[self._index_field], numbers[block] = noted
+            if self._counted is not None:
+                self._counted.leave_out(now_ns - begun_ns)
 
     def note_generator(self, run: int, position: int) -> None:
         """Note that a generator makes items from this position on.

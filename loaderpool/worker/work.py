@@ -120,6 +120,8 @@ class Work:
             self.items, source.shared, source.loader = source, shared, loader
         else:
             self.items = IndexedItems(self.plan, calls.reader, looks_ahead=progress.worker is None)
+        if progress.worker is not None:
+            calls.reader.progress = progress
         self._concurrent: ConcurrentCalls | None = None
         if threads > 1:
             executor = (
@@ -178,19 +180,25 @@ class Work:
         """Close the generators that run here."""
         self.items.close()
 
-    def call(self, epoch: int, positions: list[int], indices: list[int]) -> object:
-        """Return the unconverted result of one call for these positions.
+    def call(self, epoch: int, positions: list[int], indices: list[int], row: int) -> object:
+        """Return the unconverted result of one call: a sample of this row of a batch, or the batch.
 
         Called by `replay`. Raises the exceptions of the function.
+
+        Args:
+            epoch: the epoch.
+            positions: position of each row of the batch.
+            indices: source index of each row of the batch.
+            row: the row.
         """
         self.calls.kept.keep_only(epoch)
-        read = self.calls.reader.of_epoch(epoch)
-        opened = Opened(Ticket(epoch=epoch), np.array(positions), indices, read)
+        opened = self.calls.reader.open(Ticket(epoch=epoch), np.array(positions), indices)
         fixed = None if self.form is None else self.form.fixed
         if self.calls.chain.takes_out and fixed is not None:
             shapes = zip(fixed.row_shapes, fixed.dtypes, strict=True)
-            opened.arrays = [np.empty((1, *shape), dtype) for shape, dtype in shapes]
-        return self.calls.unit(opened, 0, len(indices))
+            opened.arrays = [np.empty((len(indices), *shape), dtype) for shape, dtype in shapes]
+        start = 0 if self.unit == "batch" else row
+        return self.calls.unit(opened, start, len(indices))
 
     # ---- tickets ----
 
@@ -252,13 +260,12 @@ class Work:
             if read := self._handing_over.frame(opened):
                 return MadeRows(0, items=len(opened.indices), read=read)
             opened_ns = clock.monotonic_ns()
-        # Not stored in `self`: a reference cycle would keep the files of a dropped loader open.
-        fill = self._fill_batches if opened.arrays is None else self._fill_rows
+        fetched = opened.fetched
         try:
             if concurrent is None:
-                filled = calls.watched(fill, calls, opened)
+                filled = calls.watched(self._fill, calls, opened)
             else:
-                filled = concurrent.run(opened, fill, self.look_ahead)
+                filled = concurrent.run(opened, self._fill, self.look_ahead)
         except self.failures.catches as error:
             raise self.failures.of(
                 error, ticket.epoch, opened.indices, int(opened.positions[0])
@@ -266,7 +273,8 @@ class Work:
         now = clock.monotonic_ns()
         if progress.worker is not None:
             progress.end_ticket(now)
-        self._row_times.note((now - started) // len(opened.indices))
+        read_ns = 0 if fetched is None else fetched.spent_ns
+        self._row_times.note((now - started - read_ns) // len(opened.indices))
         if opened_ns:
             self._handing_over.calls_ns = now - opened_ns
         return filled
@@ -290,6 +298,13 @@ class Work:
                 opened.arrays = self.form.row_arrays(buffer, base, rows, capacity)
         return opened
 
+    def _fill(self, calls: Runner, opened: Opened) -> MadeRows:
+        if opened.fetched is not None and calls is self.calls:
+            opened.fetched.reset()
+        # Not stored in `self`: a reference cycle would keep the files of a dropped loader open.
+        fill = self._fill_batches if opened.arrays is None else self._fill_rows
+        return fill(calls, opened)
+
     # ---- rows that are written before the next ones are made ----
 
     def _fill_rows(self, calls: Runner, opened: Opened) -> MadeRows:
@@ -311,6 +326,7 @@ class Work:
         )
         if block > 1 and is_noted:
             progress.begin_blocks(block)
+        are_items = opened.fetched is not None and not self.calls.chain.plain
         start = 0
         while start < rows:
             stop, row = min(start + block, rows), ticket.start + start
@@ -325,8 +341,9 @@ class Work:
                         arrays, row, calls.unit(opened, start, stop), indices[start]
                     )
                 else:
-                    self.calls.block(opened, start, stop, results, converter.take)
-                    if not converter.write_block(arrays, row, results):
+                    take = None if are_items else converter.take
+                    self.calls.block(opened, start, stop, results, take)
+                    if not converter.write_block(arrays, row, results, are_items):
                         raise SpecMismatchError  # single calls find the wrong row
                 start = stop
             except self.failures.catches as error:

@@ -144,14 +144,11 @@ class Pace(NamedTuple):
         return self.samples_per_s <= (1 + TOLERANCE) * few.samples_per_s
 
 
-@dataclasses.dataclass(init=False, eq=False, repr=False)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Sums:
     """Counters that only grow, since the loader was created, or their differences over a window.
 
     A step is the time from one delivery to the next.
-
-    Args:
-        given: Values of fields by name. The others keep their defaults.
     """
 
     # Time of steps and of waits for epochs' first batches, without the time between passes.
@@ -179,10 +176,6 @@ class Sums:
     copied: int = 0  # batches copied out of slots, because too few slots were free
     copy_s: float = 0.0  # time of the consumer for these copies
 
-    # Generated constructors of these classes would take 6 ms to compile before the first batch.
-    def __init__(self, **given: Any) -> None:
-        vars(self).update(given)
-
     @property
     def step_s(self) -> float:
         return self.seconds / self.steps if self.steps else 0.0
@@ -196,7 +189,7 @@ class Sums:
         return min(1.0, self.wait_s / self.seconds) if self.seconds > 0 else 0.0
 
 
-@dataclasses.dataclass(init=False, eq=False, repr=False)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Snapshot(Sums):
     """All counters and settings of a loader, at a moment."""
 
@@ -235,10 +228,6 @@ class Snapshot(Sums):
     machine_cpus: float = 0.0  # CPUs of the machine if these are more
     cpu_advice: str = ""  # problem with the usable CPUs
 
-    def __init__(self, **given: Any) -> None:
-        made = {"calls": CallTimes(), "by_worker": {}, "autotuned": Autotuned()}
-        super().__init__(**{**made, **given})
-
     def since(self, first: Sums) -> Sums:
         """Return the differences since an earlier snapshot."""
         return Sums(**{name: getattr(self, name) - getattr(first, name) for name in _SUMS})
@@ -260,7 +249,7 @@ def sums_of_workers(now: Mapping[int, WorkerCounts], before: Snapshot | None) ->
     }
 
 
-@dataclasses.dataclass(init=False, eq=False, repr=False)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Window(Snapshot):
     """Measurements over a time that begins and ends at a delivery.
 
