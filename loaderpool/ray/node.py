@@ -169,7 +169,7 @@ class _Run(_Calls):
     def __init__(self, session: Session, loader: _Loader, items: StoredItems | None) -> None:
         super().__init__(session)
         self.loader, self.items = loader, items
-        self.lent: dict[int, None] = {}  # offsets of the slots whose bytes are being sent
+        self.lent: dict[int, None] = {}  # tickets of the slots whose bytes are being sent
 
     def settle(self, received: Received) -> None:
         match received.message:

@@ -226,7 +226,8 @@ class State:
 
         Args:
             number: Number of the run.
-            lent: Offsets of the slots with views.
+            lent: Tickets of the slots with views. Not offsets: if a slot's release came before this
+                message, the slot may have been filled again since.
         """
         run = self.runs.get(number)
         if run is None or run.is_ended:
@@ -236,8 +237,9 @@ class State:
         # These workers close the run's generators.
         for worker in {lane.home for lane in run.lanes if lane.home is not None}:
             self._say(ToWorker(worker, Ended(number)))
-        run.free.extend(run.filled.keys() - set(lent))
-        run.filled = {offset: run.filled[offset] for offset in lent if offset in run.filled}
+        kept = {offset: ticket for offset, ticket in run.filled.items() if ticket in lent}
+        run.free.extend(run.filled.keys() - kept.keys())
+        run.filled = kept
         for job in [job for job in self.due if job.slot is not None and job.slot.run is run]:
             self.due.remove(job)
             self._answered(job)
