@@ -444,8 +444,11 @@ class State:
         ]
         heapq.heapify(asked)
         while asked:
-            _, place, worker = heapq.heappop(asked)
+            tickets, place, worker = heapq.heappop(asked)
             if worker.number not in self.roomy:  # it got the ticket of another worker
+                continue
+            if len(worker.jobs) // worker.workers > tickets:  # the same
+                heapq.heappush(asked, (tickets + 1, place, worker))
                 continue
             job = self._next_job(worker)
             if job is not None:

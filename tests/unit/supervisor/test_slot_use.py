@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from loaderpool.supervisor import slots
-from loaderpool.transport.messages import Filled
-from tests.support.state import RUN, Pool, release
+from loaderpool.supervisor.records import Layout, ToWorker
+from loaderpool.transport.messages import Filled, Found
+from tests.support.state import LOADER, RUN, Endless, Pool, begin, look, release
 
 LARGE = 2 * slots._LARGE_BYTES
 TWO_WORKERS = slots.slots_of(LARGE, 1, 2, 2)
@@ -55,6 +56,22 @@ def test_run_begins_with_one_large_slot_per_worker() -> None:
     pool = large(workers=3)
     assert used(pool) == 3
     assert [len(tickets) for tickets in pool.channels.values()] == [1, 1, 1]
+
+
+def test_all_workers_get_a_first_ticket_if_one_had_the_first_sample() -> None:
+    pool = Pool(3)
+    pool.state.load(LOADER, Endless())
+    look(pool.state, LOADER)
+    pool.turn()
+    (keeper,) = pool.busy()
+    pool.state.found(keeper, Found(pool.channels[keeper].pop().number, LOADER, b"", 0.0))
+    pool.state.lay_out(LOADER, Layout(LARGE, 1, 0), 0.001)
+    pool.die(keeper + 1)  # the worker in its place comes after the keeper
+    pool.turn()
+    begin(pool.state, RUN, LOADER, 0)
+    pool.state.deal()
+    given = [each.worker for each in pool.state.instructions if isinstance(each, ToWorker)]
+    assert sorted(given) == sorted(pool.state.workers)
 
 
 def test_fast_consumer_needs_few_large_slots() -> None:
