@@ -142,6 +142,43 @@ def test_idle_worker_gets_every_slot() -> None:
     assert len(pool.of(Filled)) == TWO_WORKERS
 
 
+def beside_another_run() -> Pool:
+    """A run of small slots, whose tickets all workers have, and then one of large slots."""
+    pool = Pool(2).with_a_run()
+    pool.state.load(2, Endless())
+    pool.state.lay_out(2, Layout(LARGE, 1, 0), 0.001)
+    begin(pool.state, RUN + 1, 2, 0)
+    return pool
+
+
+def pass_time(pool: Pool, steps: int) -> list[Filled]:
+    """Workers answer. All small slots are released, and no large one is. Return the large ones."""
+    for _ in range(steps):
+        for worker in pool.busy():
+            pool.answer(worker, row_s=SLOW_S)
+            for message in pool.of(Filled):
+                if message.run == RUN:
+                    release(pool.state, RUN, message.offset)
+            pool.turn(has_waited=False)
+    return [message for message in pool.of(Filled) if message.run != RUN]
+
+
+def test_run_gets_large_slots_while_another_one_keeps_all_workers_busy() -> None:
+    pool = beside_another_run()
+    assert len(pass_time(pool, 20)) == 4
+
+
+def test_wait_for_a_slot_goes_on_while_no_worker_has_room() -> None:
+    pool = beside_another_run()
+    pass_time(pool, 20)
+    assert pool.state.lacks_slot and not pool.state.roomy
+    pool.turn(has_waited=False)
+    assert pool.state.lacks_slot
+    pool.answer(pool.busy()[0], row_s=SLOW_S)
+    pool.turn(has_waited=True)
+    assert len(pass_time(pool, 5)) == 5
+
+
 def test_small_slots_are_used_at_once() -> None:
     pool = Pool(2).with_a_run()
     assert [len(tickets) for tickets in pool.channels.values()] == [2, 2]
