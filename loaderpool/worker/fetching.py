@@ -179,6 +179,10 @@ class Fetched:
             else:
                 yield from map(self.item, range(first + 1, end))
 
+    def part_end(self, row: int) -> int:
+        """Return the end row of the part that has this row."""
+        return self._part(row).stop
+
     def read_ahead(self) -> bool:
         """Read a part that no thread has read or is reading. Return False if there is none."""
         for part in self._parts:

@@ -285,6 +285,41 @@ def test_an_array_or_a_tuple_has_rows_too(tmp_path: Path, result: Any) -> None:
         assert indices_in(read(loader)) == [0, 1, 2, 3] * 3
 
 
+class Refilled(Table):
+    """Each call writes its rows into the same memory."""
+
+    memory = np.empty((MOST_ROWS, 1))
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        self.memory[: len(indices)] = np.array(indices)[:, np.newaxis]
+        return list(self.memory[: len(indices)])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_each_call_may_write_into_the_same_memory(
+    tmp_path: Path, on: Place, workers: int
+) -> None:
+    table = Refilled(tmp_path / "log", 30_000)
+    with lp.Loader(table, batch_size=50, **on(workers)) as loader:
+        assert indices_in(read(loader)) == [*range(30_000)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_function_with_a_generator_may_refill_its_result(
+    tmp_path: Path, on: Place, workers: int
+) -> None:
+    result = np.empty(1)
+
+    def fill(item: Any, rng: np.random.Generator) -> Any:
+        result[:] = item
+        return result
+
+    with lp.Loader(
+        Table(tmp_path / "log", 5_000), fill, batch_size=50, **on(workers)
+    ) as loader:
+        assert indices_in(read(loader)) == [*range(5_000)]
+
+
 @pytest.mark.parametrize("fn", [float, later])
 def test_a_cache_reads_only_the_rows_that_it_lacks(tmp_path: Path, on: Place, fn: Any) -> None:
     table, more = Table(tmp_path / "log", 12), {"batch_size": 4, "cache": tmp_path / "cache"}
