@@ -162,7 +162,7 @@ class Fetched:
     def values(self, start: int, stop: int) -> Iterator[object]:
         """Return the `value` of consecutive rows. No other thread needs rows of these parts."""
         if self._reader.through_cache is not None:
-            return map(self.value, range(start, stop))
+            return (self.value(row) for row in range(start, stop))
         return self._items(start, stop)
 
     def _items(self, start: int, stop: int) -> Iterator[object]:
@@ -177,7 +177,8 @@ class Fetched:
                 part.items[at:last] = [_NONE] * (last - at)
                 yield from following
             else:
-                yield from map(self.item, range(first + 1, end))
+                for row in range(first + 1, end):  # with `map`, a StopIteration would end all rows
+                    yield self.item(row)
 
     def part_end(self, row: int) -> int:
         """Return the end row of the part that has this row."""

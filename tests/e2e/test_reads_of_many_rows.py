@@ -171,6 +171,21 @@ def test_an_error_of_a_whole_batch_names_the_row(tmp_path: Path, on: Place) -> N
         read(loader)
 
 
+class Stopping(Table):
+    """An iterator that a row is read from has ended."""
+
+    def row(self, index: int) -> Any:
+        return next(iter([]) if index == 13 else iter([super().row(index)]))
+
+
+def test_row_that_raises_stop_iteration_is_not_missing(tmp_path: Path, on: Place) -> None:
+    with (
+        lp.Loader(Stopping(tmp_path / "log", 30), batch_fn=np.stack, batch_size=10, **on(2)) as loader,
+        pytest.raises(SampleError, match="StopIteration"),
+    ):
+        read(loader)
+
+
 class Flaky(Table):
     """Each call for several rows fails."""
 
