@@ -50,7 +50,7 @@ class RowsReader(Protocol):
         """Return a context manager for a call that reads this number of rows from an index on."""
 
     def rows_to_read(self, epoch: int, row: int, indices: Sequence[int]) -> Sequence[int]:
-        """Return the rows of a part that have to be read, when `row` is needed.
+        """Return the rows of a part that have to be read, when `row` is needed (-1: none yet).
 
         Rows are counted from the part's start. `indices` are those of all its rows.
         """
@@ -153,11 +153,11 @@ class Fetched:
         return item
 
     def prepare(self, row: int) -> None:
-        """Read the item of a row, unless it was read before. Raises as `item`, or `item` raises."""
+        """Read the part of a row, unless it was read before. Raises as `item`, or `item` raises."""
         part = self._part(row)
         with self._locked(part):
             if not part.items:
-                self._read(part, row)
+                self._read(part, part.start - 1)
 
     def values(self, start: int, stop: int) -> Iterator[object]:
         """Return the `value` of consecutive rows. No other thread needs rows of these parts."""
@@ -190,7 +190,7 @@ class Fetched:
             if not part.items and part.lock.acquire(blocking=False):
                 try:
                     if not part.items:
-                        self._read(part, part.start)
+                        self._read(part, part.start - 1)
                         return True
                 finally:
                     part.lock.release()
@@ -200,7 +200,7 @@ class Fetched:
         return self._parts[bisect.bisect_right(self._starts, row) - 1]
 
     def _locked(self, part: _Part) -> contextlib.AbstractContextManager[object]:
-        if self.others is not None and part.lock.locked():
+        if self.others is not None and part.lock.locked() and not part.items:
             any(other.read_ahead() for other in self.others())
         return part.lock
 
@@ -209,6 +209,9 @@ class Fetched:
         begun_ns, reader, first = clock.monotonic_ns(), self._reader, part.start
         all_indices = self._indices[first : part.stop]
         rows = reader.rows_to_read(self._epoch, row - first, all_indices)
+        if not rows:  # a cache has all of them, or they are left out
+            part.items = [_NONE] * len(all_indices)
+            return
         indices = [all_indices[each] for each in rows]
         items: list[object] = []
         is_alone = self._is_alone
