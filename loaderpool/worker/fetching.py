@@ -18,6 +18,7 @@ import numpy.typing as npt
 from loaderpool.sources.many_rows import MOST_ROWS
 from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.worker.rows import copy_of
 
 _NONE = object()  # in place of an item that was given out, or that was not read
 _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -223,7 +224,8 @@ class Fetched:
             items = []
             reader.begin_rows(self._epoch, int(self._positions[first]))
             for index in indices:
-                items += self._call([index])
+                # Copies, because the next call may refill the memory of this one's item.
+                items += map(copy_of, self._call([index]))
                 if reader.stops_at_errors and type(items[-1]) is _Failed:
                     items += [items[-1]] * (len(indices) - len(items))
                     break

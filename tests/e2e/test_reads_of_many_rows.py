@@ -319,6 +319,21 @@ def test_each_call_may_write_into_the_same_memory(
         assert indices_in(read(loader)) == [*range(30_000)]
 
 
+class RefilledAndBad(Refilled):
+    """The same, and one row cannot be read."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        if 13 in indices:
+            raise ZeroDivisionError("row 13")
+        return super().__getitems__(indices)
+
+
+def test_rows_that_are_read_alone_may_be_in_the_same_memory(tmp_path: Path, on: Place) -> None:
+    table = RefilledAndBad(tmp_path / "log", 30)
+    with lp.Loader(table, batch_size=10, on_error="skip", **on(1)) as loader:
+        assert indices_in(read(loader)) == [*range(13), *range(14, 30)]
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_function_with_a_generator_may_refill_its_result(
     tmp_path: Path, on: Place, workers: int
