@@ -374,6 +374,7 @@ class Supervisor:
 
     def _load(self, message: messages.Load, received: Received) -> None:
         # Assign all work now, because no work is assigned while modules are imported.
+        self._hear_releases()
         self._state.deal()
         self._carry_out()
         number = message.loader

@@ -16,6 +16,8 @@ from loaderpool.transport.messages import (
     Ended,
     Filled,
     Found,
+    Load,
+    Release,
     Status,
     Ticket,
 )
@@ -46,6 +48,28 @@ def test_a_worker_is_stopped_that_has_died_meanwhile() -> None:
             supervisor._obey(instruction)
     pool.turn()
     assert len(pool.channels) == 1 and pool.busy()
+
+
+def test_slots_that_were_released_get_work_before_an_import() -> None:
+    """No worker gets a ticket while the supervisor imports."""
+
+    class Importing(Exception):
+        pass
+
+    pool, supervisor = Pool(1).with_a_run(), object.__new__(Supervisor)
+    while pool.busy():
+        pool.step()
+    released = [Received(Release(RUN, each.offset, each.ticket)) for each in pool.of(Filled)]
+    supervisor._state = pool.state
+    supervisor._releases = SimpleNamespace(receive=lambda: released.pop() if released else None)  # type: ignore[assignment]
+
+    def carry_out() -> None:
+        raise Importing
+
+    supervisor._carry_out = carry_out  # type: ignore[method-assign]
+    with pytest.raises(Importing):
+        supervisor._load(Load(2, 0, 0), Received(Load(2, 0, 0)))
+    assert any(isinstance(each, ToWorker) for each in pool.state.instructions)
 
 
 # ---- a release that crossed an `End`
