@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -180,7 +181,9 @@ class Stopping(Table):
 
 def test_row_that_raises_stop_iteration_is_not_missing(tmp_path: Path, on: Place) -> None:
     with (
-        lp.Loader(Stopping(tmp_path / "log", 30), batch_fn=np.stack, batch_size=10, **on(2)) as loader,
+        lp.Loader(
+            Stopping(tmp_path / "log", 30), batch_fn=np.stack, batch_size=10, **on(2)
+        ) as loader,
         pytest.raises(SampleError, match="StopIteration"),
     ):
         read(loader)
@@ -245,19 +248,29 @@ def test_a_read_that_takes_too_long_says_so(tmp_path: Path) -> None:
         read(loader)
 
 
-def test_the_limit_holds_for_the_read_and_for_each_call(tmp_path: Path) -> None:
-    def slow(item: Any) -> Any:
-        time.sleep(0.4)
-        return item
+def slow(item: Any) -> Any:
+    time.sleep(0.4)
+    return item
 
+
+async def slow_async(item: Any) -> Any:
+    await asyncio.sleep(0.4)
+    return item
+
+
+@pytest.mark.parametrize(("fn", "threads"), [(slow, 1), (slow_async, 1), (slow_async, 4)])
+def test_the_limit_holds_for_the_read_and_for_each_call(
+    tmp_path: Path, fn: Any, threads: int
+) -> None:
     with lp.Loader(
-        Table(tmp_path / "log", 4, pause_s=0.4),
-        slow,
+        Table(tmp_path / "log", 8, pause_s=0.4),
+        fn,
         batch_size=2,
         workers=1,
+        threads=threads,
         limits=lp.Limits(timeout_s=0.7),
     ) as loader:
-        assert indices_in(read(loader)) == [*range(4)]
+        assert indices_in(read(loader)) == [*range(8)]
 
 
 class Odd(Table):
@@ -311,9 +324,7 @@ class Refilled(Table):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_each_call_may_write_into_the_same_memory(
-    tmp_path: Path, on: Place, workers: int
-) -> None:
+def test_each_call_may_write_into_the_same_memory(tmp_path: Path, on: Place, workers: int) -> None:
     table = Refilled(tmp_path / "log", 30_000)
     with lp.Loader(table, batch_size=50, **on(workers)) as loader:
         assert indices_in(read(loader)) == [*range(30_000)]
@@ -344,9 +355,7 @@ def test_function_with_a_generator_may_refill_its_result(
         result[:] = item
         return result
 
-    with lp.Loader(
-        Table(tmp_path / "log", 5_000), fill, batch_size=50, **on(workers)
-    ) as loader:
+    with lp.Loader(Table(tmp_path / "log", 5_000), fill, batch_size=50, **on(workers)) as loader:
         assert indices_in(read(loader)) == [*range(5_000)]
 
 
