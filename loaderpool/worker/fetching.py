@@ -51,7 +51,7 @@ class RowsReader(Protocol):
         """Return a context manager for a call that reads this number of rows from an index on."""
 
     def rows_to_read(self, epoch: int, row: int, indices: Sequence[int]) -> Sequence[int]:
-        """Return the rows of a part that have to be read, when `row` is needed (-1: none yet).
+        """Return the rows of a part that have to be read, when `row` is needed.
 
         Rows are counted from the part's start. `indices` are those of all its rows.
         """
@@ -154,11 +154,11 @@ class Fetched:
         return item
 
     def prepare(self, row: int) -> None:
-        """Read the part of a row, unless it was read before. Raises as `item`, or `item` raises."""
+        """Read the item of a row, unless it was read before. Raises as `item`, or `item` raises."""
         part = self._part(row)
         with self._locked(part):
             if not part.items:
-                self._read(part, part.start - 1)
+                self._read(part, row)
 
     def values(self, start: int, stop: int) -> Iterator[object]:
         """Return the `value` of consecutive rows. No other thread needs rows of these parts."""
@@ -191,7 +191,7 @@ class Fetched:
             if not part.items and part.lock.acquire(blocking=False):
                 try:
                     if not part.items:
-                        self._read(part, part.start - 1)
+                        self._read(part, part.start)
                         return True
                 finally:
                     part.lock.release()
@@ -210,7 +210,7 @@ class Fetched:
         begun_ns, reader, first = clock.monotonic_ns(), self._reader, part.start
         all_indices = self._indices[first : part.stop]
         rows = reader.rows_to_read(self._epoch, row - first, all_indices)
-        if not rows:  # a cache has all of them, or they are left out
+        if not rows:  # they are all left out
             part.items = [_NONE] * len(all_indices)
             return
         indices = [all_indices[each] for each in rows]
