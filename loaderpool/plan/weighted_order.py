@@ -16,12 +16,13 @@ length starts at once, and any process can look up any position.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.plan.order import Order
+from loaderpool.plan.order import DrawnOrder
 from loaderpool.plan.permutation import stream_key
 
 # 64-bit numbers that Philox makes in one step of its counter.
@@ -29,17 +30,36 @@ _STEP = 4
 
 
 @dataclass(frozen=True, eq=False)
-class WeightedOrder(Order):
-    """Order whose items are drawn by their weights, with replacement."""
+class WeightedOrder(DrawnOrder):
+    """Order whose items are drawn by their weights, with replacement.
 
-    cumulative: npt.NDArray[np.float64] = field(kw_only=True)
-    """Sum of the weights up to and with each item: float64[items], ascending, the last above 0."""
+    Its `table` has the sum of the weights up to and with each item: float64[items], ascending, the
+    last above 0.
+    """
+
+    dtype: ClassVar[type[Any]] = np.float64
 
     def indices(self, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
         """Return the source indices at positions of an epoch."""
-        drawn = uniform(self.seed, epoch, positions) * self.cumulative[-1]
-        indices: list[int] = self.cumulative.searchsorted(drawn, side="right").tolist()
+        assert self.table is not None, "an order that was not drawn"
+        drawn = uniform(self.seed, epoch, positions) * self.table[-1]
+        indices: list[int] = self.table.searchsorted(drawn, side="right").tolist()
         return indices
+
+
+def without_replacement(
+    seed: int, epoch: int, weights: npt.NDArray[np.float64]
+) -> npt.NDArray[np.int64]:
+    """Return the items with a weight above 0 in random order, as if drawn one after another.
+
+    Each is drawn with a probability by its weight among those that are left.
+
+    Source: Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006.
+    """
+    items = np.flatnonzero(weights)
+    # The smallest of exponential random numbers belongs to each item with the probability wanted.
+    numbers = -np.log1p(-uniform(seed, epoch, items)) / weights[items]
+    return items[numbers.argsort(kind="stable")]
 
 
 def uniform(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

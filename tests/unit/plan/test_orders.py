@@ -14,7 +14,7 @@ RECORDED = ["0x1.73fe82eee443dp-1", "0x1.62c54cca11666p-1", "0x1.280819f90d075p-
 
 
 def weighted(weights, size=10_000, seed=3):
-    return WeightedOrder(size, seed=seed, cumulative=np.cumsum(weights, dtype=np.float64))
+    return WeightedOrder(size, seed=seed, table=np.cumsum(weights, dtype=np.float64))
 
 
 def blocks(starts, size, window, seed=3):
