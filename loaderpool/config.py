@@ -300,6 +300,7 @@ class LoaderConfig(NamedTuple):
     shuffle: bool  # another permutation of all indices in each epoch
     # Number of a stream's items that are shuffled among each other; 0: none.
     shuffle_window: int
+    order: str  # class of the user's order; empty: the order is that of the other settings
     seed: int
     drop_remainder: bool
     deterministic: bool
@@ -319,7 +320,8 @@ class LoaderConfig(NamedTuple):
             name: check_setting(name, arguments[name]) for name in SETTINGS if name in arguments
         }
         batch_size, buckets, shuffle = given["batch_size"], given["buckets"], given["shuffle"]
-        if given.pop("order", None) is not None and (shuffle or buckets is not None):
+        order = given["order"]
+        if order is not None and (shuffle or buckets is not None):
             which = "buckets=" if buckets is not None else f"shuffle={shuffle}"
             raise ArgumentError(
                 f"order and {which} cannot be combined, because both order the items: remove one "
@@ -355,6 +357,7 @@ class LoaderConfig(NamedTuple):
             buckets=buckets,
             shuffle=shuffle is True,
             shuffle_window=0 if isinstance(shuffle, bool) else shuffle,
+            order="" if order is None else type(order).__name__,
             shard=given["shard"] or Shard(1, 0),
             limits=given["limits"] or Limits(),
         )

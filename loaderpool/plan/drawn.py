@@ -61,7 +61,8 @@ class DrawnBatches(Plan):
 
     def drawn(self, table: npt.NDArray[Any], size: int, stops: npt.NDArray[np.int64]) -> Plan:
         """Return the plan of an epoch with these batches."""
-        return replace(super().drawn(table, size, stops), stops=stops)
+        plan = super().drawn(table, size, stops)
+        return replace(plan, stops=stops)  # type: ignore[call-arg]
 
     def start_after(self, epoch: int, batches: int) -> Any:
         """Return the number of global batches that all shards together have taken."""

@@ -59,7 +59,8 @@ def without_replacement(
     items = np.flatnonzero(weights)
     # The smallest of exponential random numbers belongs to each item with the probability wanted.
     numbers = -np.log1p(-uniform(seed, epoch, items)) / weights[items]
-    return items[numbers.argsort(kind="stable")]
+    order: npt.NDArray[np.int64] = items[numbers.argsort(kind="stable")]
+    return order
 
 
 def uniform(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

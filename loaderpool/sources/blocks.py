@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from loaderpool.sources.arrays import ArrayRows
+from loaderpool.sources.recognise import Sized
+from loaderpool.sources.tables import Columns
 
 
 def block_starts(source: Any, rows: int | None) -> npt.NDArray[np.int64] | None:
@@ -20,13 +25,19 @@ def block_starts(source: Any, rows: int | None) -> npt.NDArray[np.int64] | None:
     """
     if rows is not None:
         return np.arange(0, len(source), rows, dtype=np.int64)
-    blocks_of = getattr(type(source), "blocks_of", None)
-    if blocks_of is not None:
-        files = zip(source.paths, source.first_records, strict=False)
-        return np.concatenate([first + np.array(blocks_of(source, path)) for path, first in files])
-    parts = getattr(source, "user_parts", None)  # columns, or the array whose rows are read
-    for _, array in [("", source)] if parts is None else parts():
-        chunks = getattr(array, "chunks", None)
+    for part in _parts(source):
+        if hasattr(type(part), "blocks_of"):
+            files = zip(part.paths, part.first_records, strict=False)
+            return np.concatenate([first + np.array(part.blocks_of(path)) for path, first in files])
+        chunks = getattr(part, "chunks", None)
         if isinstance(chunks, tuple) and chunks and isinstance(chunks[0], int):
             return np.arange(0, len(source), chunks[0], dtype=np.int64)
     return None
+
+
+def _parts(source: Any) -> Iterator[Any]:
+    """Yield a source and the objects that it reads rows of: columns, arrays, the user's object."""
+    yield source
+    if isinstance(source, (Sized, Columns, ArrayRows)):
+        for _, part in source.user_parts():
+            yield from _parts(part)

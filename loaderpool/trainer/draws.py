@@ -187,8 +187,9 @@ class _Given:
     def read(self, epoch: int) -> Drawn:
         order = self._order
         for each in (order, getattr(order, "sampler", None)):
-            if callable(getattr(each, "set_epoch", None)):
-                each.set_epoch(epoch)
+            set_epoch = getattr(each, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
         given = order(epoch) if self._is_function else order
         if self.batch_size is not None:
             given = itertools.chain.from_iterable(given)

@@ -10,7 +10,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from loaderpool.engine.contracts import Engine
     from loaderpool.engine.delivery import CheckedArguments
     from loaderpool.plan.batches import Plan
+    from loaderpool.trainer.draws import Draws
     from loaderpool.trainer.observer import Observer
 
 # Part of each `repr`, because Keras shows the `repr` of an argument that it cannot use.
@@ -100,13 +101,7 @@ class LoaderCore:
         # Closes the engine and the loader's own pool. None if neither has processes or files.
         self._undoing: Undoing | None = None
         checked = check_arguments(arguments)
-        draws = None
-        if checked.draw is not None:
-            # Imported here, because few loaders need it.
-            from loaderpool.trainer.draws import Draws
-
-            draws = checked.draw
-            assert isinstance(draws, Draws)
+        draws = cast("Draws | None", checked.draw)
         self.config, self.plan, self.stream, self._unit = (
             checked.config,
             checked.plan,

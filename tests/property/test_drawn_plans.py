@@ -107,4 +107,4 @@ def test_shared_memory_keeps_an_order(plan: Plan) -> None:
     positions = np.arange(plan.order.size)
     assert there.order.indices(5, positions) == plan.order.indices(5, positions)
     assert checksum_of(there) == checksum_of(plan)
-    assert checksum_of(there) != checksum_of(plan.drawn(plan.order.table[::-1], 1, NONE))
+    assert checksum_of(there) != checksum_of(plan.drawn(plan.order.table + 1, 1, NONE))

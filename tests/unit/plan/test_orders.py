@@ -58,7 +58,7 @@ def test_epochs_and_seeds_have_unrelated_draws():
 
 def test_random_numbers_are_uniform_and_never_change():
     numbers = uniform(1, 2, np.arange(1 << 16))
-    assert 0 <= numbers.min()
+    assert numbers.min() >= 0
     assert numbers.max() < 1
     assert abs(np.histogram(numbers, 64, (0, 1))[0] - 1024).max() < 6 * 32
     assert [each.hex() for each in uniform(1, 2, np.array([0, 5, 1 << 60])).tolist()] == RECORDED
