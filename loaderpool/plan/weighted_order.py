@@ -82,4 +82,5 @@ def uniform(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDAr
             bits = np.random.Philox(key=key).advance(steps)
             found[start:end] = bits.random_raw(skipped + end - start)[skipped:]
         start = end
-    return (found >> np.uint64(11)) * 2.0**-53
+    numbers: npt.NDArray[np.float64] = (found >> np.uint64(11)) * 2.0**-53
+    return numbers

@@ -186,10 +186,7 @@ class _Given:
 
     def read(self, epoch: int) -> Drawn:
         order = self._order
-        for each in (order, getattr(order, "sampler", None)):
-            set_epoch = getattr(each, "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(epoch)
+        _set_epoch(order, epoch)
         given = order(epoch) if self._is_function else order
         if self.batch_size is not None:
             given = itertools.chain.from_iterable(given)
@@ -294,6 +291,14 @@ def _weights(given: Any, epoch: int, items: int) -> npt.NDArray[np.float64]:
     return found
 
 
+def _set_epoch(order: Any, epoch: int) -> None:
+    """Call `set_epoch` of a sampler, and of the sampler inside a batch sampler."""
+    for each in (order, getattr(order, "sampler", None)):
+        set_epoch = getattr(each, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+
+
 _TORCH, _BATCHES = "torch.utils.data", "BatchSampler"
 
 
@@ -311,5 +316,6 @@ def _gives_batches(order: Any) -> bool:
         return True
     if _module_of(order) == _TORCH:
         return False
+    _set_epoch(order, 0)
     first = next(iter(order), None)
     return isinstance(first, (list, tuple)) or getattr(first, "ndim", 0) > 0
