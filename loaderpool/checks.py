@@ -16,7 +16,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -43,6 +43,8 @@ _UNITS = {
     "ti": 2**40,
 }
 
+_Checked = TypeVar("_Checked")
+
 
 def whole_number(
     name: str, value: Any, *, at_least: int, at_most: int | None = None, hint: str = ""
@@ -68,7 +70,9 @@ def whole_number(
     return number
 
 
-def or_none(name: str, value: Any, *, check: Callable[..., Any], **bounds: Any) -> Any:
+def or_none(
+    name: str, value: object, *, check: Callable[..., _Checked], **bounds: object
+) -> _Checked | None:
     """Return the checked value; None stays None."""
     return None if value is None else check(name, value, **bounds)
 

@@ -183,8 +183,8 @@ class Limits:
     Args:
         memory: Bytes for buffered batches, or a string such as `"512MiB"`. Default: 25 % of free
             memory, up to 2 GiB; divided by the processes of a distributed training on this machine.
-        timeout_s: Longest time of one sample in seconds; a longer one is an error. Default: `None`,
-            no limit.
+        timeout_s: Longest time of one sample in seconds, or of one read of many rows; a longer one
+            is an error. Default: `None`, no limit.
         restarts: Worker restarts allowed in 60 s, or a pair of a number and seconds; `None`: any.
             Default: `(50, 60)`.
         restarts_per_item: Crashes of one task before it is given up, at least 2. The last two must
@@ -349,8 +349,8 @@ class LoaderConfig(NamedTuple):
         if threads > 1 and given["seed_globals"] is True:
             raise ArgumentError(
                 f"seed_globals=True and threads={threads} cannot be combined, as concurrent calls "
-                "share the global generators. Give the function a parameter rng and draw from it, or set "
-                "threads=1"
+                "share the global generators. Give the function a parameter rng and draw from it, "
+                "or set threads=1"
             )
         given.update(
             batch_size=batch_size,
@@ -463,7 +463,7 @@ def _check_error_policy(name: str, value: object) -> ErrorPolicy:
     return ErrorPolicy(action, int(budget) if is_count else float(budget))  # type: ignore[arg-type]
 
 
-def _check_lengths(name: str, by: Any) -> Any:
+def _check_lengths(name: str, by: object) -> object:
     """Return the lengths of a source's items. Their number is checked with the source."""
     if callable(by) and not hasattr(by, "__len__"):
         own = getattr(by, "__name__", "")
@@ -489,7 +489,7 @@ def _check_weights(name: str, value: Any) -> Any:
     )
 
 
-def _check_boundaries(name: str, value: Any) -> tuple[int, ...]:
+def _check_boundaries(name: str, value: object) -> tuple[int, ...]:
     """Return increasing lengths."""
     edges = whole_numbers(name, value, at_most=_MAX_LENGTH)
     if not 1 <= len(edges) <= _MOST_BOUNDARIES:
@@ -552,7 +552,7 @@ SETTINGS: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
-def check_setting(name: str, value: Any) -> Any:
+def check_setting(name: str, value: object) -> Any:
     """Return the checked value of a setting, in one form.
 
     Raises:
@@ -561,7 +561,7 @@ def check_setting(name: str, value: Any) -> Any:
     return SETTINGS[name](name, value)
 
 
-def _set(group: Any, given: Mapping[str, Any]) -> None:
+def _set(group: Buckets | Limits | Shard, given: Mapping[str, Any]) -> None:
     """Store the checked values of a group's settings, which are among `given`."""
     for field in dataclasses.fields(group):
         checked = check_setting(f"{type(group).__name__}.{field.name}", given[field.name])

@@ -139,8 +139,9 @@ def shortened(text: str, most: int = _MOST_SHOWN) -> str:
 
 
 def counted(number: float, noun: str) -> str:
-    """Return a number with a noun: "1 node", "2,000 nodes", "1.5 CPUs"."""
-    return f"{number:,.6g} {noun}{'s' * (number != 1)}"
+    """Return a number with a noun: "1 node", "2,000,000 items", "1.5 CPUs"."""
+    digits = f"{number:,}" if isinstance(number, int) else f"{number:,.6g}"
+    return f"{digits} {noun}{'s' * (number != 1)}"
 
 
 def readable_number(value: float) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.support import interrupts, leaks, missing, tensorflow_runtime
+from tests.support import coverage_figure, interrupts, leaks, missing, tensorflow_runtime
 from tests.support.batches import Place, shared_pools
 
 # These run whole pools; whatever they leave would also spoil the tests after them.
@@ -46,6 +46,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 def pytest_configure(config: pytest.Config) -> None:
     """Register pytest-timeout's marker if it is not installed, and guard CI against skips."""
     pytest.importorskip = missing.import_or_skip
+    if coverage_figure.FIGURE is not None:
+        config.pluginmanager.register(coverage_figure.FIGURE)
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): ignored without pytest-timeout")
 

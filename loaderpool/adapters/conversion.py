@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -161,7 +161,7 @@ class ConvertedBatches:
         )
         self._core, self._convert, self._ahead = core, convert, prefetch if is_far else 0
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> LoaderIterator:
         core, convert = self._core, self._convert()
         core.check_usable()
         return (

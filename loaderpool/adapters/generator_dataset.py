@@ -19,11 +19,11 @@ _SINGLE_THREADED = b"SINGLE_THREADED_EXECUTOR"
 # The runtime reads the executor's name only for functions with this attribute. Such a function runs
 # on one device, which is the CPU here.
 _ON_ONE_DEVICE = {"experimental_ints_on_device": True}
+# Returns an iterator over elements, which are lists of arrays.
+_Begin = Callable[[], Iterator[Sequence[Any]]]
 
 
-def generator_dataset(
-    begin: Callable[[], Iterator[Sequence[Any]]], signature: Any, has_own_thread: bool
-) -> Any:
+def generator_dataset(begin: _Begin, signature: object, has_own_thread: bool) -> tf.data.Dataset:
     """Return a dataset whose iterators each read one iterator of `begin`.
 
     Args:
@@ -34,9 +34,9 @@ def generator_dataset(
             main thread could call it, where signal handlers would run. So the functions run in
             threads of TensorFlow's pool.
     """
-    functions: list[Any] = []
+    functions: list[_Functions] = []
 
-    def source(_: Any) -> Any:
+    def source(_: tf.Tensor) -> tf.data.Dataset:
         if tf.executing_eagerly():  # tf.data's debug mode
             return _eager_dataset(begin, signature)
         made = _Functions(begin, tf.nest.flatten(signature), has_own_thread)
@@ -50,10 +50,10 @@ def generator_dataset(
     return dataset
 
 
-def _eager_dataset(begin: Callable[[], Iterator[Sequence[Any]]], signature: Any) -> Any:
+def _eager_dataset(begin: _Begin, signature: object) -> tf.data.Dataset:
     """Return a dataset for tf.data's debug mode, in which functions are not compiled."""
 
-    def packed() -> Iterator[Any]:
+    def packed() -> Iterator[object]:
         for element in begin():
             yield tf.nest.pack_sequence_as(signature, element)
 
@@ -65,8 +65,8 @@ class _Functions:
 
     def __init__(
         self,
-        begin: Callable[[], Iterator[Sequence[Any]]],
-        specs: Sequence[Any],
+        begin: _Begin,
+        specs: Sequence[tf.TensorSpec],
         has_own_thread: bool,
     ) -> None:
         self._begin, self._specs = begin, specs
@@ -81,7 +81,7 @@ class _Functions:
         self._finalize = self._traced(self._end, [number])
         self._executor = _SINGLE_THREADED if has_own_thread else b""
 
-    def variant(self) -> Any:
+    def variant(self) -> tf.Tensor:
         """Return the variant tensor of the dataset. Called while a graph is built."""
         graph = tf.compat.v1.get_default_graph()
         for function in (self._init, self._next, self._finalize):
@@ -102,12 +102,15 @@ class _Functions:
 
     @staticmethod
     def _traced(
-        call: Callable[[Any], Any], specs: Sequence[Any], attributes: dict[str, Any] | None = None
-    ) -> Any:
+        call: Callable[[np.int64], Sequence[Any]],
+        specs: Sequence[tf.TensorSpec],
+        attributes: dict[str, bool] | None = None,
+    ) -> tf.types.experimental.ConcreteFunction:
         """Return a concrete function of one number that calls Python."""
 
-        def function(number: Any) -> Any:
-            tensors = tf.numpy_function(call, [number], [spec.dtype for spec in specs])
+        def function(number: tf.Tensor) -> Sequence[tf.Tensor]:
+            dtypes = [spec.dtype for spec in specs]
+            tensors: Sequence[tf.Tensor] = tf.numpy_function(call, [number], dtypes)
             for tensor, spec in zip(tensors, specs, strict=True):
                 tensor.set_shape(spec.shape)
             return tensors
@@ -122,10 +125,10 @@ class _Functions:
 
     # ---- called by TensorFlow ----
 
-    def _new_number(self, _: Any) -> list[Any]:
+    def _new_number(self, _: np.int64) -> list[np.int64]:
         return [np.int64(next(self._numbers))]
 
-    def _next_element(self, number: Any) -> Sequence[Any]:
+    def _next_element(self, number: np.int64) -> Sequence[Any]:
         """Return the next element. StopIteration ends the dataset."""
         key = int(number)
         iterator = self._iterators.get(key)
@@ -133,7 +136,7 @@ class _Functions:
             iterator = self._iterators[key] = self._begin()
         return next(iterator)
 
-    def _end(self, number: Any) -> list[Any]:
+    def _end(self, number: np.int64) -> list[np.int64]:
         """Drop an iterator, which closes it."""
         self._iterators.pop(int(number), None)
         return [np.int64(0)]

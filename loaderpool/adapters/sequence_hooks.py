@@ -6,7 +6,7 @@ The hooks run on the user's own object. Imports nothing of Keras: any object wit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.errors import ArgumentError, LoaderpoolError, brief
 from loaderpool.hints import meant_by
@@ -15,6 +15,7 @@ from loaderpool.sources.sequence import BatchSequence
 
 if TYPE_CHECKING:
     from loaderpool.trainer.loader import Loader
+    from loaderpool.trainer.pool import Pool
 
 _HOOKS = ("on_epoch_begin", "on_epoch_end")
 # Packages of the base classes, whose hooks do nothing.
@@ -33,7 +34,10 @@ _NOT_FOR_SEQUENCES = (
 
 
 def loader_from_sequence(
-    make: type[Loader], sequence: Indexed, workers: Any, settings: dict[str, Any]
+    make: type[Loader],
+    sequence: Indexed,
+    workers: int | Literal["auto"] | tuple[int, int | None] | Pool | None,
+    settings: dict[str, Any],
 ) -> Loader:
     """Make a loader of a Sequence.
 

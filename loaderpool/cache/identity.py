@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
-import hashlib
 import itertools
 import os
 import pathlib
@@ -27,8 +26,9 @@ import numpy as np
 from loaderpool.errors import shortened
 from loaderpool.plan.generators import is_generator
 from loaderpool.sources.arrays import ArrayRows
-from loaderpool.sources.recognise import Sized
+from loaderpool.sources.indexing import Sized
 from loaderpool.system.annotations import annotations_of
+from loaderpool.system.hashes import blake2b
 from loaderpool.system.interrupts import FailuresIgnored, is_of_a_handler
 from loaderpool.system.process import is_library
 from loaderpool.system.walk import CODE, LazyImport, cached_properties, parts_of
@@ -121,7 +121,7 @@ class _Identity:
     """
 
     def __init__(self, root: object, within: Iterable[int] = ()) -> None:
-        self.checksum = hashlib.blake2b(digest_size=8)
+        self.checksum = blake2b(digest_size=8)
         self.parts: dict[str, str] = {}
         self._root = root.items if isinstance(root, (Sized, ArrayRows)) else root
         self._met: list[object] = []  # functions and classes, in the order in which they were found
@@ -184,7 +184,7 @@ class _Identity:
         # The first attempt is without pickle's memo (`fast`), so that it does not matter if equal
         # objects are identical. The second is with the memo, which recursive lists need.
         for fast in (True, False):
-            state = hashlib.blake2b(digest_size=8)
+            state = blake2b(digest_size=8)
             pickler = _Pickler(types.SimpleNamespace(write=state.update), 4)
             pickler.identity, pickler.fast = self, fast
             with FailuresIgnored():  # the value may be too deep
@@ -241,7 +241,7 @@ class _Identity:
             if type(value) in _WORDS:
                 label = f"attribute .{name} of {type(self._root).__qualname__}"
                 self.parts[shortened(label)] = _shown(
-                    value, hashlib.blake2b(repr(value).encode()).hexdigest()[:16]
+                    value, blake2b(repr(value).encode()).hexdigest()[:16]
                 )
 
 
@@ -297,7 +297,7 @@ def _array_parts(array: np.ndarray[Any, Any]) -> Iterator[object]:
         yield array.ravel().tolist()
     else:  # reads the array in its order in memory, so that it is not copied
         flat = np.asarray(array.T if array.flags.fnc else array).reshape(-1)
-        yield array.flags.fnc, hashlib.blake2b(flat.view(np.uint8).data).hexdigest()
+        yield array.flags.fnc, blake2b(flat.view(np.uint8).data).hexdigest()
 
 
 def _name_of(function: object) -> str:

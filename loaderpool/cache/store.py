@@ -27,7 +27,7 @@ import zlib
 
 from loaderpool.cache.setting import MEMORY, Cache, CachedOf, CachePlan, Count
 from loaderpool.config import MAX_WORKERS
-from loaderpool.errors import CacheError, brief, closed_error, warn
+from loaderpool.errors import CacheError, brief, closed_error, counted, warn
 from loaderpool.memory.arena import Arena, Extent, map_memory_file
 from loaderpool.sources.varying import varying
 from loaderpool.system import abilities, capacity, machine, ranks
@@ -62,8 +62,8 @@ _TEXTS = {
     Count.NO_ROOM: "does not store all items: memory or the disk is full, or its file was deleted "
     "or closed. Training continues, and fn is called in every epoch for the others. Set a smaller "
     "max_bytes, or another directory.",
-    Count.DAMAGED: "is damaged: {} entries could not be read, so fn was called again for them. If "
-    "this continues, delete the directory and check the disk.",
+    Count.DAMAGED: "is damaged: fn was called again for {} that could not be read. If this "
+    "continues, delete the directory and check the disk.",
 }
 
 _COUNTS = 8  # numbers of one worker: six counters and two unused, which fill one cache line
@@ -124,6 +124,12 @@ class Store:
         ):
             raise ValueError(f"entry {item} is damaged")
         return pickled
+
+    def has(self, item: int) -> bool:
+        """Return True if the item has an entry. It may be damaged. Raises as `get`."""
+        if item >= self._items:
+            return False
+        return any(self._read(self._table_at + _PLACE.size * item, _PLACE.size))
 
     def put(self, item: int, pickled: bytes) -> Count | None:
         """Store the item's pickle. Called in the process that runs `fn`.
@@ -463,7 +469,9 @@ class SharedCache:
         for count, text in _TEXTS.items():
             if counts[count] and count not in self._warned:
                 self._warned.add(count)
-                warn(f"cache={brief(self.plan.where)} {text.format(counts[count])}")
+                warn(
+                    f"cache={brief(self.plan.where)} {text.format(counted(counts[count], 'item'))}"
+                )
 
     def store(self) -> Store:
         """Return this process's `Store`; open it at the first call, and again after a fork.

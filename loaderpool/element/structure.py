@@ -7,6 +7,7 @@ array that a batch can contain. If that is impossible, the error says what to do
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -119,6 +120,17 @@ class Structure:
         )
         cls = type(value) if isinstance(value, tuple) and kind == "namedtuple" else None
         return Structure(kind, keys, children, cls)
+
+    def columns(self, values: Sequence[Any]) -> list[Sequence[Any]]:
+        """Return the leaves of many values, component by component. Raises as `flatten`."""
+        cls, count = {"dict": dict, "tuple": tuple}.get(self.kind), len(self.keys)
+        is_exact = {cls} == set(map(type, values)) and {count} == set(map(len, values))
+        if is_exact and _is_flat(self):
+            with contextlib.suppress(KeyError):
+                columns: list[Sequence[Any]] = [[each[key] for each in values] for key in self.keys]
+                if all(_NO_LEAVES.isdisjoint(map(type, column)) for column in columns):
+                    return columns
+        return [*zip(*map(self.flatten, values), strict=True)]
 
     def rebuilder(self, classes: OwnClasses | None) -> Callable[[Sequence[Any]], Any]:
         """Return a variant of `unflatten` that makes these classes, not dicts and tuples."""
@@ -476,10 +488,9 @@ def _stack(values: list[Any]) -> npt.NDArray[Any]:
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
     try:
-        if _is_small_float(first):
-            values = _of_small_floats(values)
-        array = np.array(values, dtype=object if isinstance(first, (str, bytes)) else None)
-        return np.array(values, dtype=object) if array.dtype.kind in TEXT_KINDS else array
+        parts = _of_small_floats(values) if _is_small_float(first) else values
+        array = np.array(parts, dtype=object if isinstance(first, (str, bytes)) else None)
+        return np.array(parts, dtype=object) if array.dtype.kind in TEXT_KINDS else array
     except SpecMismatchError:
         raise
     except Exception as error:
@@ -540,7 +551,7 @@ def _small_floats(tensor: torch.Tensor) -> npt.NDArray[Any]:
     return array.view(dtype)
 
 
-def _of_small_floats(values: object) -> Any:
+def _of_small_floats(values: object) -> object:
     """Return nested lists in which small-float tensors are replaced by arrays."""
     if isinstance(values, (list, tuple)):
         return [*map(_of_small_floats, values)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from loaderpool.errors import UnpicklableError, counted
 from loaderpool.system import clock
@@ -98,7 +98,10 @@ class Shipping:
         self.nbytes = sum(
             len(each.pickled) + sum(buffer.nbytes for buffer in each.buffers) for each in found
         )
-        self._like = _without_data(shipment), _without_data(for_reader)
+        self._like = (
+            _without_data(shipment),
+            _without_data(for_reader) if isinstance(for_reader, Shipment) else for_reader,
+        )
         return shipment, for_reader
 
     def pickle_again(self) -> Shipments:
@@ -126,13 +129,9 @@ class Shipping:
         return shipped
 
 
-def _without_data(shipment: Any) -> Any:
-    """Return a shipment without the user's data. Values that are no shipment are returned as is."""
-    return (
-        shipment._replace(pickled=b"", buffers=(), warnings=())
-        if isinstance(shipment, Shipment)
-        else shipment
-    )
+def _without_data(shipment: Shipment) -> Shipment:
+    """Return a shipment without the user's data."""
+    return shipment._replace(pickled=b"", buffers=(), warnings=())
 
 
 class Change(NamedTuple):

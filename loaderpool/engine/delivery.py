@@ -38,7 +38,7 @@ def with_classes(form: BatchForm) -> BatchForm:
 
     If a class cannot be found in the main process, the form has no classes.
     """
-    if not form.classes:
+    if not (isinstance(form.classes, bytes) and form.classes):
         return form
     try:
         classes = receive(form.classes)
@@ -49,7 +49,7 @@ def with_classes(form: BatchForm) -> BatchForm:
     return dataclasses.replace(form, classes=classes)
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Delivery:
     """Batches that arrived together in one slot, and are delivered together, with the slot's bytes.
 
@@ -136,7 +136,7 @@ class Delivery:
         return parts if self.keep is None else [part[list(self.keep)] for part in parts]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class DeliveryCounts:
     """Counts of a loader's delivered batches, and the slots of its latest run.
 

@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import sys
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from loaderpool import errors
@@ -42,7 +43,7 @@ def may_pass(packed: bytes) -> bool:
     """Return True if a retry may succeed, for example after the failure of a sample.
 
     Args:
-        packed: Pickled error from a `BatchFailed` or `LoaderFailed`.
+        packed: Pickled error from a `Filled` or `Status`.
     """
     return pickle.loads(packed)[0] in ("sample", "lost")
 
@@ -51,15 +52,18 @@ def unpack(packed: bytes) -> LoaderpoolError:
     """Return the exception to raise in the main process, a new one at each call.
 
     Args:
-        packed: Pickled error from a `BatchFailed` or `LoaderFailed`.
+        packed: Pickled error from a `Filled` or `Status`.
     """
     kind, *parts = pickle.loads(packed)
     if kind == "error":
         ours: LoaderpoolError = getattr(errors, parts[0])(parts[1])
         return ours
-    make: Any = {"sample": sample_error, "lost": lost_error, "setup": setup_error}[kind]
-    made: LoaderpoolError = make(*parts)
-    return made
+    makers: dict[str, Callable[..., LoaderpoolError]] = {
+        "sample": sample_error,
+        "lost": lost_error,
+        "setup": setup_error,
+    }
+    return makers[kind](*parts)
 
 
 def _node_lost_error(report: LostReport) -> WorkerLostError:

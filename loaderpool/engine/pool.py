@@ -18,14 +18,14 @@ from typing import NamedTuple, Protocol
 from loaderpool.engine.session import Listener, Session
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error, warn
 from loaderpool.memory.arena import Arena
-from loaderpool.memory.board import Board, Field
+from loaderpool.memory.board import Board, Field, NodePlace
 from loaderpool.plan.item_names import item_name
 from loaderpool.system import capacity, clock, machine
 from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
 from loaderpool.system.process import RestartLimit
 from loaderpool.transport.channel import Received
 from loaderpool.transport.child_process import Program, Surroundings, not_begun_error
-from loaderpool.transport.messages import Ended, NodeIs, Resize, Warn
+from loaderpool.transport.messages import Ended, Resize, Warn
 from loaderpool.transport.modules import ModuleStore
 from loaderpool.transport.payload.record import LoaderSettings
 
@@ -74,14 +74,6 @@ class LoaderListener(Listener, Protocol):
         """Stop reading the stream, because the pool is being closed. Called without the lock."""
 
 
-class NodePlace(NamedTuple):
-    """A node of a cluster, as the dispatcher has reported it by `NodeIs`."""
-
-    node: str  # Ray's ID of the node; empty: not chosen yet
-    address: str
-    workers: int  # number of its workers; 0 while the node starts
-
-
 class RunningWorker(NamedTuple):
     """A worker or node on the board."""
 
@@ -97,16 +89,15 @@ class PoolWorkers:
     Called under the pool's lock, except `running`.
 
     Attributes:
-        wanted: Number of workers that there should be.
         are_nodes: True if these are nodes, which have their own workers.
 
     Args:
         board: Board of the pool. The present supervisor writes the workers to it.
+        wanted: Number of workers that there should be.
     """
 
     def __init__(self, board: Board, wanted: int, are_nodes: bool) -> None:
-        self._board, self.wanted, self.are_nodes = board, wanted, are_nodes
-        self._places: dict[int, NodePlace] = {}  # nodes by number
+        self._board, self._wanted, self.are_nodes = board, wanted, are_nodes
         # Number of `Resize` messages that were sent. Those that the last supervisor has not read
         # are lost.
         self._resizes = 0
@@ -115,16 +106,23 @@ class PoolWorkers:
         """Prepare for a new supervisor."""
         self._resizes = self._board.resizes
 
+    @property
+    def wanted(self) -> int:
+        """Number of workers that there should be. Nodes report the number of theirs."""
+        return self._board.node_workers or self._wanted
+
     def running(self) -> list[RunningWorker]:
         """Return the workers or nodes that are on the board."""
-        nowhere = NodePlace("", "", 0) if self.are_nodes else None
+        board = self._board
         return [
-            RunningWorker(*each, self._places.get(each[0], nowhere))
-            for each in self._board.workers()
+            RunningWorker(*each, board.place(each[2]) if self.are_nodes else None)
+            for each in board.workers()
         ]
 
     def resize(self, workers: int) -> bool:
         """Write the number to the board; return True if the supervisor needs a `Resize` message."""
+        if not self.are_nodes:  # otherwise it is the number of nodes
+            self._wanted = workers
         # SYNC: the size is stored before the count is read. Pairs with Supervisor._on_main,
         # which counts a message before it reads the size. So a message that is not read yet
         # covers this size, too, and the channel never holds more than one.
@@ -134,13 +132,6 @@ class PoolWorkers:
         self._resizes += 1
         return True
 
-    def hear(self, message: NodeIs) -> None:
-        """Note the place of a node, or that it has left."""
-        self._places.pop(message.number, None)
-        if message.workers >= 0:
-            self._places[message.number] = NodePlace(message.node, message.address, message.workers)
-        self.wanted = sum(place.workers for place in self._places.values()) or self.wanted
-
     def bury(self) -> set[int]:
         """Remove the workers of a lost supervisor; return the source indices they had in work."""
         # Wait until killed workers are gone. Otherwise they could write to the cells of new ones.
@@ -148,7 +139,6 @@ class PoolWorkers:
         clock.wait_until(lambda: not any(map(machine.start_time, pids)), _WORKERS_END_S)
         indices = {self._board.read(worker.cell, Field.INDEX) - 1 for worker in self.running()}
         self._board.clear_workers()
-        self._places.clear()
         return {index for index in indices if index >= 0}
 
 
@@ -312,8 +302,6 @@ class WorkerPool:
     def resize(self, workers: int) -> None:
         """Set the number of workers. Does not wait until the supervisor has changed it."""
         self.check_usable()
-        if not self.workers.are_nodes:  # otherwise nodes report the numbers of their workers
-            self.workers.wanted = workers
         with self.lock:  # otherwise another session could replace this one meanwhile
             if self.workers.resize(workers):
                 self.session.send(Resize(workers))
@@ -399,12 +387,9 @@ class WorkerPool:
         else:
             self.deaths.note(indices)
 
-    def hear(self, message: NodeIs | Warn) -> None:
+    def hear(self, message: Warn) -> None:
         """Process a message about the pool. Called by the session, with the lock held."""
-        if isinstance(message, Warn):
-            self.warnings.hear(message)
-        else:
-            self.workers.hear(message)
+        self.warnings.hear(message)
 
     def turn(self, came: bool) -> None:
         """Do periodic work. Called by waiting threads after each wait, without a lock.

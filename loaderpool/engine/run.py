@@ -11,7 +11,7 @@ import os
 import pickle
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,7 +22,16 @@ from loaderpool.memory.layout import aligned_empty
 from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.places import Position, first_number
 from loaderpool.system import clock, fault_points
-from loaderpool.transport.messages import Begin, End, Ended, Extend, Filled, Release
+from loaderpool.transport.messages import (
+    Begin,
+    End,
+    Ended,
+    Extend,
+    Filled,
+    Message,
+    Release,
+    Status,
+)
 
 if TYPE_CHECKING:
     from loaderpool.engine.delivery import CheckedArguments
@@ -328,9 +337,15 @@ class PoolRun:
 
     def hear(self, received: Received) -> None:
         """Store batches until their turn, or a failure or end that the supervisor reports."""
-        message: Any = received.message
+        message = received.message
         if type(message) is not Filled or self.is_over or message.run != self._start.number:
             self._hear_other(message, received.descriptors)
+            return
+        if message.error:
+            failed = Delivery(message.batch, 1, 0, message.offset)
+            failed.make_error = functools.partial(made_of, message.error)
+            if not self.buffer.put(failed):
+                self._release(failed)
             return
         count = message.batches
         arrived = Delivery(message.batch, count, message.rows // count, message.offset)
@@ -356,7 +371,7 @@ class PoolRun:
             finally:
                 os.close(file)
         if message.is_last and not message.rows:
-            self._start.session.send(Release(self._start.number, message.offset, message.ticket))
+            self._start.session.release(Release(self._start.number, message.offset, message.ticket))
         elif not self.buffer.put(arrived):
             self._release(arrived)
         # The next batch of the lane does not exist. A delivery without a slot takes its place.
@@ -365,25 +380,20 @@ class PoolRun:
                 Delivery(arrived.first + self._plan.lanes * bool(message.rows), 1, 0, None)
             )
 
-    def _hear_other(self, message: Any, descriptors: Sequence[int]) -> None:
+    def _hear_other(self, message: Message, descriptors: Sequence[int]) -> None:
         if isinstance(message, Ended):
             self._engine.on_run_ended(message.number)
-        # A run that has started again has other slots. Its earlier slots are free already.
-        elif self.is_over or message.run != self._start.number:
+        elif not isinstance(message, Status):
+            # A run that has started again has other slots. Its earlier slots are free already.
             for descriptor in descriptors:
                 os.close(descriptor)
-        elif message.offset < 0:
+        elif message.number == self._start.number and not self.is_over:
             self._start.failure = message.error
-        else:
-            failed = Delivery(message.batch, 1, 0, message.offset)
-            failed.make_error = functools.partial(made_of, message.error)
-            if not self.buffer.put(failed):
-                self._release(failed)
 
     def _release(self, arrived: Delivery) -> None:
         """Release the slot of batches that were all taken before the run started again."""
         assert arrived.slot is not None
-        self._start.session.send(Release(self._start.number, arrived.slot, arrived.ticket))
+        self._start.session.release(Release(self._start.number, arrived.slot, arrived.ticket))
         if self.feed is not None:
             self._note_taken(arrived.first, arrived.count)
 
@@ -505,7 +515,7 @@ class PoolRun:
             delivery.anchor = np.ndarray(
                 (delivery.oversize[1],), np.uint8, buffer=delivery.oversize[0]
             )
-            start.session.send(Release(start.number, offset, delivery.ticket))
+            start.session.release(Release(start.number, offset, delivery.ticket))
             counts.oversize += stored
             way = DeliveryKind.OVERSIZE
         elif len(start.lent) < delivery.may_lend:
@@ -523,7 +533,7 @@ class PoolRun:
             delivery.anchor = aligned_empty(nbytes)
             delivery.anchor[:] = shown[:nbytes]
             del shown
-            start.session.send(Release(start.number, offset, delivery.ticket))
+            start.session.release(Release(start.number, offset, delivery.ticket))
             way = DeliveryKind.COPIED
             counts.copied += stored
             counts.copied_ns += clock.monotonic_ns() - begun_ns

@@ -31,7 +31,7 @@ from loaderpool.system.machine import StopWatch
 from loaderpool.transport import child_process
 from loaderpool.transport.channel import Channel, ChannelClosed, LostPacket, Received
 from loaderpool.transport.child_process import Program, Surroundings
-from loaderpool.transport.messages import Found, Message, NodeIs, Release, Warn
+from loaderpool.transport.messages import Found, Message, Release, Warn
 
 _CLOSE_S = 1.0  # time that `close` gives the supervisor to exit by itself
 _LOOK_MS = 200  # maximum sleep of a thread that waits for the reader
@@ -67,7 +67,7 @@ class SessionOwner(Protocol):
             PoolBrokenError: Supervisors have crashed too often.
         """
 
-    def hear(self, message: NodeIs | Warn) -> None:
+    def hear(self, message: Warn) -> None:
         """Process a message about the pool itself. Called under the lock."""
 
 
@@ -200,7 +200,7 @@ class Session:
             self._open(arena, around, program)
             try:
                 fault_points.reach("trainer.launched")
-                self.lender = Lender(self.slots, self._channel.send)
+                self.lender = Lender(self.slots, self._releases.send)
             except BaseException:
                 self.close()
                 raise
@@ -213,24 +213,37 @@ class Session:
         """Start a new interpreter. A fork could deadlock, because frameworks have threads here."""
         self._message_wait = MessageWait()
         self.slots = SlotFile.create()
-        try:
+        with contextlib.ExitStack() as ends, contextlib.ExitStack() as undo:
+            ends.callback(self.slots.close_descriptor)  # the mapping stays
             ours, theirs = Channel.pair()
-            with theirs, contextlib.ExitStack() as undo:
-                undo.callback(ours.close)
-                descriptors = [theirs.fileno(), arena.descriptor, self.slots.descriptor]
-                start = dict(zip(("channel", "arena", "slots"), descriptors, strict=True))
-                start |= {"arena_bytes": arena.nbytes, "trainer_pid": os.getpid()}
-                self._process = child_process.start(program, around, start, descriptors)
-                undo.pop_all()
-        finally:
-            self.slots.close_descriptor()  # the mapping stays
+            undo.callback(ours.close)
+            ends.callback(theirs.close)
+            releases, their_releases = Channel.pair()
+            undo.callback(releases.close)
+            ends.callback(their_releases.close)
+            start = {
+                "channel": theirs.fileno(),
+                "releases": their_releases.fileno(),
+                "arena": arena.descriptor,
+                "slots": self.slots.descriptor,
+            }
+            descriptors = [*start.values()]
+            start |= {"arena_bytes": arena.nbytes, "trainer_pid": os.getpid()}
+            self._process = child_process.start(program, around, start, descriptors)
+            undo.pop_all()
         # Not a method, which would make a reference cycle. Closed sessions must be freed at once.
-        self._channel = Channel(ours, functools.partial(_wait_for_room, self.pid))
+        wait_for_room = functools.partial(_wait_for_room, self.pid)
+        self._channel = Channel(ours, wait_for_room)
+        self._releases = Channel(releases, wait_for_room)
         self._message_wait.begin(self._channel.fileno(), self.pid)
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send a message to the supervisor. Called by any thread; see `Channel.send`."""
         self._channel.send(message, descriptors)
+
+    def release(self, message: Release) -> None:
+        """Return a slot. The supervisor reads it when it needs slots. Called by any thread."""
+        self._releases.send(message)
 
     @property
     def pid(self) -> int:
@@ -327,8 +340,8 @@ class Session:
             self._is_torn = True
             try:
                 while (received := self._channel.receive()) is not None:
-                    message: Any = received.message
-                    if isinstance(message, (NodeIs, Warn)):
+                    message = received.message
+                    if isinstance(message, Warn):
                         if self.owner is not None:
                             self.owner.hear(message)
                         continue
@@ -355,6 +368,7 @@ class Session:
     def reap(self) -> str:
         """End what remains of a lost supervisor, and return how it ended, for errors."""
         self._channel.close()
+        self._releases.close()
         code = self.exit_code = child_process.end(self._process, _CLOSE_S)
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
@@ -367,7 +381,7 @@ class Session:
         self.owner, self.listeners = None, {}
 
 
-def _wait_for_room(supervisor: int, room: Any) -> None:
+def _wait_for_room(supervisor: int, room: select.poll) -> None:
     """Return when a supervisor has read something, or was killed because it was stopped.
 
     `Channel.send` calls it while the channel is full.
@@ -500,7 +514,7 @@ class Lender:
             self._slots.return_pages(end, offset - end)
             end = offset + -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
-    def _on_death(self, _: Any, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+    def _on_death(self, _: object, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         try:
             # During finalization, modules may be gone already, and no process needs the slot.
             if not is_finalizing():

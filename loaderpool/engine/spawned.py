@@ -21,6 +21,7 @@ from typing import Any
 
 from loaderpool.engine.pool import WorkerPool
 from loaderpool.engine.session import Session
+from loaderpool.engine.version import Version
 from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.supervisor.processes import Processes, StackFile
 from loaderpool.supervisor.supervisor import Supervisor, Ticks
@@ -94,6 +95,7 @@ class SpawnedSession(Session):
         ours, theirs = Queued(ring), Queued(ring_supervisor)
         ours.other, theirs.other = theirs, ours
         self._channel: Any = ours
+        self._releases: Any = ours
         self.slots = SlotFile.create()
         own = {"channel": theirs, "arena": arena, "slots": self.slots, "trainer_pid": os.getpid()}
         own |= {"around": around, "bell": (heard, bell)}
@@ -115,8 +117,8 @@ class SpawnedSession(Session):
         self._readers.news.notify_all()
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        listener: Any = self.listeners.get(message.loader) if isinstance(message, Load) else None
-        self._channel.send(message, [listener.settings] if listener is not None else ())
+        listener = self.listeners.get(message.loader) if isinstance(message, Load) else None
+        self._channel.send(message, [listener.settings] if isinstance(listener, Version) else ())
 
     def reap(self) -> str:
         self._channel.close()
@@ -148,8 +150,13 @@ class SpawnedSupervisor(Supervisor):
 
     sends_files = False
     _main_pidfd = -1  # not needed, because the main process is this one
-    _close_file: Any = staticmethod(lambda batch: None)  # batches arrive as arrays, not as files
-    _obstacles: Any = staticmethod(lambda: ["the main process has threads"])
+
+    @staticmethod
+    def _close_file(file: int) -> None:
+        """Do nothing, because batches arrive as arrays, not as files."""
+
+    def _obstacles(self) -> Sequence[str]:
+        return ["the main process has threads"]
 
     def _open(self, start: Mapping[str, Any]) -> int:
         self._main, self._arena, self._slots = start["channel"], start["arena"], start["slots"]
@@ -157,7 +164,7 @@ class SpawnedSupervisor(Supervisor):
         self._listen(self._bell[0].fileno(), self._hear_bell)
         return 4096  # queues hold any number of messages; this only limits the slots
 
-    def _make_workers(self, start: Mapping[str, Any]) -> Any:
+    def _make_workers(self, start: Mapping[str, Any]) -> SpawnedWorkers:
         self._ticks = Ticks(min(self._ticks.longest_ms, int(_LOOK_S * 1000)))
         self._has_told_of_exec = True  # the missing fork needs no warning
         return SpawnedWorkers(self._arena, self._slots, self._payloads, self._forms, start, list)
@@ -175,7 +182,14 @@ class SpawnedSupervisor(Supervisor):
     def _on_tick(self) -> None:
         super()._on_tick()
         for worker in self._workers.by_number.values():
+            assert isinstance(worker.channel, StreamChannel)
             worker.channel.flush()
+
+    def _listen_to_releases(self) -> None:
+        pass  # they come with the other messages
+
+    def _hear_release(self) -> bool:
+        return False  # as above
 
     def _hear_bell(self) -> None:
         self._bell[0].recv(4096)  # before the messages are read, so that no ring is lost

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from loaderpool.engine.delivery import made_of
 from loaderpool.errors import LoaderpoolError, PoolBrokenError
-from loaderpool.transport.messages import End, Ended, Found, Load, Loaded, LoaderFailed, Look
+from loaderpool.transport.messages import End, Ended, Found, Load, Look, Status
 from loaderpool.transport.payload.sent import Sent, place
 
 if TYPE_CHECKING:
@@ -139,19 +139,20 @@ class Version:
 
     def hear(self, received: Received) -> None:
         """Process a message about this version. Called by the thread that reads the session."""
-        message: Any = received.message
-        if isinstance(message, Loaded):
-            self.was_loaded = True
-        elif isinstance(message, LoaderFailed):
+        message = received.message
+        if isinstance(message, Found):
+            self._engine.on_found(self, message)
+        elif isinstance(message, Ended):
+            self._pool.session.listeners.pop(self.number, None)
+            self._engine.on_version_ended(self)
+        elif isinstance(message, Status):
+            if message.error is None:
+                self.was_loaded = True
+                return
             from loaderpool.engine.failures import may_pass
 
             self.may_pass, self.was_told = may_pass(message.error), False
             self.failure = functools.partial(made_of, message.error)
-        elif isinstance(message, Ended):
-            self._pool.session.listeners.pop(self.number, None)
-            self._engine.on_version_ended(self)
-        elif isinstance(message, Found):
-            self._engine.on_found(self, message)
 
     # ---- pool.LoaderListener
 

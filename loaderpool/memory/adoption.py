@@ -25,6 +25,11 @@ from loaderpool.memory.arena import map_memory_file
 from loaderpool.system import abilities, capacity, machine
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, checkpoint
 
+try:
+    from numpy._core.multiarray import get_handler_name
+except ImportError:  # NumPy 1 has the function elsewhere
+    from numpy.core.multiarray import get_handler_name  # type: ignore[no-redef]
+
 # Name of the memory files of adopted arrays, as it appears in a list of mappings.
 NAME = "data"
 
@@ -206,10 +211,6 @@ def _owner(buffer: memoryview) -> object:
 
 
 def _handler_name(array: npt.NDArray[Any]) -> str | None:
-    try:
-        from numpy._core.multiarray import get_handler_name
-    except ImportError:  # NumPy 1 has the function elsewhere
-        from numpy.core.multiarray import get_handler_name  # type: ignore[no-redef]
     name: str | None = get_handler_name(array)
     return name
 

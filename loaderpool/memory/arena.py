@@ -257,7 +257,8 @@ def _shared_memory() -> tuple[int, int, str]:
 
     with contextlib.closing(SharedMemory(create=True, size=size)) as block:
         block.unlink()  # no name is needed, because other processes inherit the descriptor
-        return machine.above_standard(os.dup(block._fd)), block.size, ""  # type: ignore[attr-defined]
+        descriptor = os.dup(block._fd)  # type: ignore[attr-defined]
+        return machine.above_standard(descriptor), block.size, ""
 
 
 class SlotFile(SparseFile):
@@ -397,6 +398,8 @@ def map_memory_file(descriptor: int, nbytes: int, offset: int = 0, is_private: b
     """Map a part of a memory file as a buffer that unmaps itself.
 
     The caller may close the descriptor afterwards.
+
+    The result is an array of `ctypes`, which NumPy's types do not accept as a buffer.
 
     Args:
         descriptor: descriptor of the file.

@@ -1,6 +1,7 @@
 """The board: shared counters at the arena's start.
 
-It has a cell of counters for each worker, an "abandoned" mark for each run, and single values.
+It has a cell of counters for each worker, an "abandoned" mark for each run, single values, and the
+place of each node of a cluster.
 Every number has one writer at a time: a worker writes its cell, the supervisor writes the marks,
 and the comments at `Board` name the writers of the values. Numbers are written atomically, so no
 lock is needed.
@@ -25,7 +26,10 @@ _LOADING, _CELLS, _LOST, _BEGUN, _RESIZES, _SIZE = range(_VALUES_START, _VALUES_
 _TRIALS, _TRIAL_MS, _TRIALS_OVER, _TRIAL_IDLE_NS, _TRIAL_FOUND = range(_SIZE + 1, _SIZE + 6)
 _TRIAL_FIELDS = 5
 _MILLI = 1000  # factor of rates and seconds, because the board has integers only
-BOARD_BYTES = -(-(_TRIAL_FOUND + _TRIAL_FIELDS) * 8 // 4096) * 4096
+_NODE_WORKERS = _TRIAL_FOUND + _TRIAL_FIELDS
+_PLACES_START = _NODE_WORKERS + 1
+_FIELDS_PER_PLACE = 16  # the number of workers, and a text of 120 bytes
+BOARD_BYTES = -(-(_PLACES_START + MAX_WORKERS * _FIELDS_PER_PLACE) * 8 // 4096) * 4096
 
 
 class Field(enum.IntEnum):
@@ -62,6 +66,14 @@ class TrialResult(NamedTuple):
     too_few: int = 0  # largest number of workers that was slower; 0: none was
     rate: float = 0.0  # samples per second of all workers; 0.0: the trial has no result
     paused_s: float = 0.0  # seconds for which workers were paused
+
+
+class NodePlace(NamedTuple):
+    """A node of a cluster."""
+
+    node: str = ""  # Ray's ID of the node; empty: not chosen yet
+    address: str = ""
+    workers: int = 0  # number of its workers; 0 while the node starts
 
 
 class _Value:
@@ -115,6 +127,7 @@ class Board:
     resizes = _Value(_RESIZES)  # number of `Resize` messages read, by all supervisors of the pool
     trials_over = _Value(_TRIALS_OVER)  # number of the latest trial that has a result
     trial_idle_ns = _Value(_TRIAL_IDLE_NS)  # time of paused workers without a ticket, in all trials
+    node_workers = _Value(_NODE_WORKERS)  # latest number of workers of all nodes; 0: none ran yet
 
     # Written by the main process.
     size = _Value(_SIZE)  # 1 + number of workers or nodes of the latest resize; 0: no resize yet
@@ -131,6 +144,23 @@ class Board:
             for cell, number in enumerate(numbers)
             if number
         ]
+
+    def place(self, cell: int) -> NodePlace:
+        """Return the place of the node that has this cell. It is empty while the node starts."""
+        at = _PLACES_START + cell * _FIELDS_PER_PLACE
+        workers = int(self.numbers[at])
+        if not workers:
+            return NodePlace()
+        text = self.numbers[at + 1 : at + _FIELDS_PER_PLACE].tobytes().rstrip(b"\0").decode()
+        node, _, address = text.partition(" ")
+        return NodePlace(node, address, workers)
+
+    def set_place(self, cell: int, place: NodePlace) -> None:
+        """Store the place of a node: an empty one for a free cell, then that of a running node."""
+        at, size = _PLACES_START + cell * _FIELDS_PER_PLACE, 8 * (_FIELDS_PER_PLACE - 1)
+        text = f"{place.node} {place.address}".encode("ascii", "replace")[:size].ljust(size, b"\0")
+        self.numbers[at + 1 : at + _FIELDS_PER_PLACE] = memoryview(text).cast("Q")
+        self.numbers[at] = place.workers  # SYNC: stored last; pairs with `place`
 
     def clear_workers(self) -> None:
         """Zero the cells of all workers. Called in the main process after a supervisor's death."""

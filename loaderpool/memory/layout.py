@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from loaderpool.config import UnitKind
 from loaderpool.element.spec import ElementSpec, RaggedArray
+from loaderpool.element.structure import OwnClasses
 
 # TensorFlow uses an array without a copy if it is aligned to 64 bytes. With 128, the adjacent-line
 # prefetch of one component does not reach the next. Smaller: TensorFlow copies.
@@ -48,7 +49,8 @@ def address_of(array: npt.NDArray[Any]) -> int:
 
     Equals `array.ctypes.data`, and takes a quarter of the time.
     """
-    return ctypes.addressof(_BYTE_TYPE.from_buffer(array))  # type: ignore[arg-type]  # it is a buffer
+    # NumPy's types do not say that an array is a buffer.
+    return ctypes.addressof(_BYTE_TYPE.from_buffer(array))  # type: ignore[arg-type]
 
 
 # Writable memory that contains slots.
@@ -60,7 +62,7 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class FixedLayout:
     """Layout of components with one known shape per row."""
 
@@ -230,7 +232,7 @@ _SMALL_CHUNK_BATCHES = 1024
 _INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BatchForm:
     """Spec and storage of one loader's batches; made in the main process, read in every worker."""
 
@@ -244,7 +246,7 @@ class BatchForm:
     # Fill value of each component, as `padding_of` returns it; False: the rows have one shape.
     padding: tuple[object, ...] = ()
     # Classes of the function's results: `OwnClasses` in the main process, pickled in others.
-    classes: Any = None
+    classes: OwnClasses | bytes | None = None
 
     @functools.cached_property
     def rebuild(self) -> Callable[[Sequence[Any]], Any]:
@@ -252,7 +254,8 @@ class BatchForm:
 
         Used in the main process only.
         """
-        return self.spec.structure.rebuilder(self.classes or None)
+        classes = self.classes if isinstance(self.classes, OwnClasses) else None
+        return self.spec.structure.rebuilder(classes)
 
     def padding_at(self, component: int) -> object:
         """Return a component's fill value. None: the default. False: its rows have one shape."""

@@ -60,7 +60,7 @@ def kept(
     return value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Plan:
     """Order of one shard in every epoch: batches of consecutive positions.
 

@@ -27,7 +27,6 @@ for each epoch in progress. It has all positions, sorted by bucket and by positi
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -37,6 +36,7 @@ import numpy.typing as npt
 
 from loaderpool.plan.batches import Plan, kept
 from loaderpool.plan.permutation import permutation
+from loaderpool.system.hashes import blake2b
 
 Positions = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
 
@@ -73,7 +73,7 @@ class ItemBuckets:
     def checksum(self) -> str:
         """Checksum of the bucket of each item, in order."""
         numbers = self.numbers.astype("<u2") if self.numbers.itemsize > 1 else self.numbers
-        return hashlib.blake2b(np.ascontiguousarray(numbers).data, digest_size=8).hexdigest()
+        return blake2b(np.ascontiguousarray(numbers).data, digest_size=8).hexdigest()
 
     def __reduce__(self) -> tuple[object, ...]:
         return ItemBuckets, (self.numbers, len(self.counts))
@@ -88,7 +88,7 @@ class _Epoch(NamedTuple):
     rows: npt.NDArray[np.int64]  # number of rows of each batch, over all shards
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BucketPlan(Plan):
     """Plan whose batches have items of one bucket each."""
 

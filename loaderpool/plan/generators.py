@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import random
 import struct
 import sys
@@ -20,6 +19,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from loaderpool.system.hashes import blake2b
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -76,7 +77,7 @@ def key_of(generator: object) -> bytes:
     """Return the key of a generator: a hash of its kind and its current state."""
     kind = type(generator)
     state = repr((kind.__module__, kind.__qualname__, _adapted(generator).state()))
-    return hashlib.blake2b(state.encode(), digest_size=KEY_BYTES).digest()
+    return blake2b(state.encode(), digest_size=KEY_BYTES).digest()
 
 
 def seed_of(generator: object) -> str:
@@ -85,11 +86,7 @@ def seed_of(generator: object) -> str:
     It is unknown for a `random.Random`, and if it is so large that NumPy may have drawn it.
     """
     seed = _adapted(generator).seed()
-    return (
-        ""
-        if seed is None
-        else hashlib.blake2b(repr(seed).encode(), digest_size=_SEED_BYTES).hexdigest()
-    )
+    return "" if seed is None else blake2b(repr(seed).encode(), digest_size=_SEED_BYTES).hexdigest()
 
 
 class CapturedGenerators:
@@ -121,7 +118,7 @@ class CapturedGenerators:
         if id(adapted.holder) in self._adapted:
             return
         self._adapted[id(adapted.holder)] = adapted
-        prefix = hashlib.blake2b(self._seed, digest_size=_DIGEST_BYTES, key=key)
+        prefix = blake2b(self._seed, digest_size=_DIGEST_BYTES, key=key)
         self._prefixes.append((prefix, adapted.set_state))
 
     def begin(self, kind: int, epoch: int, position: int) -> None:

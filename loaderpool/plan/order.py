@@ -19,7 +19,7 @@ from loaderpool.errors import ArgumentError
 from loaderpool.plan.permutation import MAX_SIZE, permutation
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Order:
     """Order of a source's items in each epoch.
 

@@ -27,13 +27,14 @@ called prefix cipher (the table), cycle-walking cipher and generalized Feistel c
 from __future__ import annotations
 
 import functools
-import hashlib
 import struct
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from loaderpool.system.hashes import blake2b, shake_256
 
 _Item = TypeVar("_Item")
 
@@ -136,7 +137,7 @@ class Permutation:
 
 def _round_keys(seed: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield an offset and two odd factors of 64 bits for each round, hashed from the whole seed."""
-    stream = hashlib.shake_256(b"loaderpool network" + seed).digest(24 * _ROUNDS)
+    stream = shake_256(b"loaderpool network" + seed).digest(24 * _ROUNDS)
     for offset, factor, spread in struct.iter_unpack("<3Q", stream):
         yield offset, factor | 1, spread | 1
 
@@ -146,7 +147,7 @@ def _sorted_by_hash(size: int, seed: bytes) -> npt.NDArray[np.int64]:
 
     All orders are equally likely (ties: below one in 2**40).
     """
-    stream = hashlib.shake_256(b"loaderpool table" + seed).digest(8 * size)
+    stream = shake_256(b"loaderpool table" + seed).digest(8 * size)
     return np.frombuffer(stream, "<u8").argsort(kind="stable").astype(np.int64)
 
 
@@ -165,7 +166,7 @@ def stream_key(purpose: str, seed: int, epoch: int) -> int:
     The purpose is a word without spaces, so no two triples have the same text. The others are any
     integers.
     """
-    digest = hashlib.blake2b(
+    digest = blake2b(
         f"{purpose} {seed} {epoch}".encode(), digest_size=16, person=b"loaderpool"
     ).digest()
     return int.from_bytes(digest, "little")

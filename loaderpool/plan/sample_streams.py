@@ -11,7 +11,6 @@ a supervisor's imports. So callers import this module when they need it.
 
 from __future__ import annotations
 
-import hashlib
 import random
 import struct
 import sys
@@ -23,6 +22,7 @@ import numpy.typing as npt
 from numpy.random.bit_generator import ISpawnableSeedSequence
 
 from loaderpool.plan.permutation import stream_key
+from loaderpool.system.hashes import blake2b
 
 SAMPLE_KIND, BATCH_KIND = 1, 2
 """Highest word of the Philox counter. It keeps the streams of samples and batches apart."""
@@ -94,7 +94,7 @@ class SampleStreams:
         of_torch = getattr(sys.modules.get("torch"), "default_generator", None)
         if of_torch is not None:
             words = struct.pack("<QQ", kind, position)
-            seed = hashlib.blake2b(words, digest_size=8, key=self._torch_key).digest()
+            seed = blake2b(words, digest_size=8, key=self._torch_key).digest()
             of_torch.manual_seed(int.from_bytes(seed, "little"))
 
     def _set_epoch(self, epoch: int) -> None:

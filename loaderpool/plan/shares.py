@@ -27,7 +27,6 @@ Each epoch continues in each source where the epoch before stopped, so every rec
 from __future__ import annotations
 
 import bisect
-import hashlib
 import itertools
 import struct
 from collections.abc import Callable, Sequence
@@ -37,6 +36,7 @@ import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError
 from loaderpool.plan.permutation import MAX_SIZE, Permutation, stream_key
+from loaderpool.system.hashes import shake_256
 
 BLOCK = 256
 """Number of items whose order is drawn together.
@@ -74,7 +74,7 @@ class Shares:
         self._weights = list(weights)
         count = len(self._weights)
         key = stream_key("mix-offsets", seed, count).to_bytes(16, "little")
-        stream = hashlib.shake_256(b"loaderpool shares" + key).digest(_OFFSET_BITS // 8 * count)
+        stream = shake_256(b"loaderpool shares" + key).digest(_OFFSET_BITS // 8 * count)
         self._offsets = struct.unpack(f"<{count}I", stream)
         self._ends = list(itertools.accumulate(self._weights, initial=0))
 

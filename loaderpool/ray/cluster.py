@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from loaderpool.cache.setting import MEMORY, Count
@@ -29,6 +30,8 @@ from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.transport.messages import Ticket
 
 if TYPE_CHECKING:
+    import ray
+
     from loaderpool.cache.store import SharedCache
 
 _KNOCK_S = 3.0  # timeout of a connection; a head answers within this, however busy it is
@@ -94,7 +97,7 @@ class Cluster:
 
     def __init__(
         self,
-        settings: Any,
+        settings: SimpleNamespace,
         post: Callable[..., None],
         on_beat: Callable[[Node, tuple[int, dict[int, list[int]]]], None],
         is_first: bool,
@@ -116,18 +119,20 @@ class Cluster:
         self.wanted: int = settings.nodes  # the wanted number of nodes; 0: all
         self._has_started = False
         self._had_room_s = clock.monotonic_s()
-        self._ray: Any = None
+        self._ray: ModuleType  # set by the cluster's thread, once it is connected
         threading.Thread(target=self._work, name="loaderpool-cluster", daemon=True).start()
         threading.Thread(target=self._beat, name="loaderpool-beats", daemon=True).start()
 
-    def put(self, value: Any) -> Any:
+    def put(self, value: object) -> ray.ObjectRef:
         """Store a value in the cluster and return its reference, to pass to calls instead.
 
         Works once there is a node. Called by the dispatcher.
         """
         return self._ray.put(value)
 
-    def call(self, node: Node, then: Callable[[Any], None], method: str, *arguments: Any) -> None:
+    def call(
+        self, node: Node, then: Callable[[Any], None], method: str, *arguments: object
+    ) -> None:
         """Call an actor. The loop calls `then` with the result, unless the node is lost by then."""
         future = getattr(node.actor, method).remote(*arguments).future()
         future.add_done_callback(functools.partial(self._settle, node, then))
@@ -259,7 +264,7 @@ class Cluster:
         if not found and (free or not may_come):
             return
         workers = self._settings.workers_per_node or max(1, cpus.get(found, 0))
-        where: Any = "SPREAD"
+        where: str | NodeAffinitySchedulingStrategy = "SPREAD"
         if found:
             where = NodeAffinitySchedulingStrategy(found, soft=False, _fail_on_unavailable=True)
             node.address = fit[found]["NodeManagerAddress"]
@@ -298,7 +303,9 @@ class Cluster:
 
     # ---- calls ----
 
-    def _settle(self, node: Node, then: Callable[[Any], None], future: Any) -> None:
+    def _settle(
+        self, node: Node, then: Callable[[Any], None], future: concurrent.futures.Future[Any]
+    ) -> None:
         """Pass the result or error of a call to the loop. Called by Ray, in one of its threads."""
         try:
             self._post("answered", node, then, future.result())

@@ -16,7 +16,6 @@ import functools
 import os
 import pickle
 import queue
-import select
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +28,7 @@ import numpy.typing as npt
 from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import ClusterError, MemoryLimitError, SourceError
 from loaderpool.memory.arena import oversize_file
-from loaderpool.memory.board import Board, Field
+from loaderpool.memory.board import Board, Field, NodePlace
 from loaderpool.ray.cluster import BEAT_S, Cluster, Node
 from loaderpool.ray.node import Made, Request
 from loaderpool.supervisor.records import Abandon, Death, Instruction, Job, Start, Stop, ToWorker
@@ -38,14 +37,13 @@ from loaderpool.system import clock
 from loaderpool.transport import reports
 from loaderpool.transport.channel import Received
 from loaderpool.transport.messages import (
-    BatchFailed,
     Begin,
     Done,
+    Filled,
     Found,
     Load,
-    LoaderFailed,
     Message,
-    NodeIs,
+    Status,
     Ticket,
     Warn,
 )
@@ -70,7 +68,7 @@ class Mailbox:
         for end in (self.woken, self._wake):
             os.set_blocking(end, False)
 
-    def post(self, method: str, *arguments: Any) -> None:
+    def post(self, method: str, *arguments: object) -> None:
         """Add a call of a method. Called in any thread."""
         self._posts.put((method, arguments))
         with contextlib.suppress(BlockingIOError):
@@ -108,16 +106,10 @@ class Dispatcher(Supervisor):
         # The beginning of each run, which a node gets with each ticket.
         self._begun: dict[int, Begin] = {}
         self._losses: collections.deque[tuple[str, str]] = collections.deque(maxlen=_KEPT)
-        # Latest state of each node that has not been sent to the main process.
-        self._untold: dict[int, NodeIs] = {}
         self._mailbox = Mailbox()
         self._listen(self._mailbox.woken, self._read_posts)
         self._cluster = Cluster(settings, self._mailbox.post, self._on_beat, self._is_first)
         self._nodes = self._cluster.nodes
-
-    def _open(self, start: Mapping[str, Any]) -> int:
-        # The rest is for states of nodes, see `_tell_of_nodes`.
-        return super()._open(start) * 3 // 4
 
     def run(self) -> None:
         """Run the supervisor's loop. End all nodes after it."""
@@ -136,7 +128,6 @@ class Dispatcher(Supervisor):
         for node in [*self._nodes.values()]:
             if node.workers and now_s > node.heard_s + self._timeout_s:
                 self.lose(node, f"no answer for {self._timeout_s:g} s")
-        self._tell_of_nodes()
 
     # ---- requests of the main process ----
 
@@ -203,10 +194,10 @@ class Dispatcher(Supervisor):
         while node.waiting and not node.is_busy:
             self._send_tickets(node)
 
-    def _ordered(self, node: Node, answer: Any) -> None:
+    def _ordered(self, node: Node, answer: object) -> None:
         node.is_busy = False
-        if isinstance(answer, LoaderFailed):
-            self._state.fail(answer.loader, answer.error)
+        if isinstance(answer, Status) and answer.error is not None:
+            self._state.fail(answer.number, answer.error)
         self._go_on(node)
 
     def _send_tickets(self, node: Node) -> None:
@@ -288,8 +279,10 @@ class Dispatcher(Supervisor):
                 used = {node.cell for node in self._nodes.values()}
                 node = Node(number, next(cell for cell in range(MAX_WORKERS) if cell not in used))
                 self._arena.board.cells = max(self._arena.board.cells, node.cell + 1)
-                self._put(node, Field.NUMBER, number + 1)
-                self._note(node, "", 0)
+                self._arena.board.set_place(node.cell, NodePlace())
+                self._put(
+                    node, Field.NUMBER, number + 1
+                )  # SYNC: stored last; pairs with `PoolWorkers.running`
                 self._nodes[number] = node
             case Stop(number):  # the worker has answered all its tickets
                 if number in self._nodes:
@@ -328,7 +321,8 @@ class Dispatcher(Supervisor):
         if self._nodes.get(node.number) is not node:
             return
         node.workers = workers
-        self._note(node, node.id, workers)
+        self._arena.board.set_place(node.cell, NodePlace(node.id, node.address, workers))
+        self._count_workers()
         for loader in self._payloads.settings:
             self._order_load(node, loader)
         self._note_free_memory()
@@ -336,7 +330,7 @@ class Dispatcher(Supervisor):
         self._on_beat(node, (0, {}))
         self._go_on(node)
 
-    def answered(self, node: Node, then: Callable[[Any], None], result: Any) -> None:
+    def answered(self, node: Node, then: Callable[[Any], None], result: object) -> None:
         """Pass the result of a call to `then`, unless the node is lost."""
         if self._nodes.get(node.number) is node:
             then(result)
@@ -360,13 +354,13 @@ class Dispatcher(Supervisor):
         answer: Message = Done(ticket.number)
         descriptors = []
         match made:
-            case LoaderFailed(loader, error):
-                self._state.fail(loader, error)
-                answer = Done(ticket.number, error=error)
-            case BatchFailed(error=error):
+            case Status(number, bytes() as error):
+                self._state.fail(number, error)  # nothing if it is the run that has no slot
                 answer = Done(
                     ticket.number, error=error or reports.of_error(MemoryLimitError(_NO_MEMORY))
                 )
+            case Filled(error=error):
+                answer = Done(ticket.number, error=error)
             case Found():
                 answer = made._replace(ticket=ticket.number)
             case seconds, rows, failed, content:
@@ -410,8 +404,8 @@ class Dispatcher(Supervisor):
 
     def _end(self, node: Node, death: Death | None) -> None:
         self._arena.board.clear(node.cell)
-        self._note(node, "", -1)
         del self._nodes[node.number]
+        self._count_workers()
         # The cluster's thread ends the actor, and with it its supervisor and workers.
         self._cluster.gone.append(node)
         if self._state.died(node.number, clock.monotonic_s(), 0, death):
@@ -435,24 +429,15 @@ class Dispatcher(Supervisor):
             report = report._replace(epoch=ticket.epoch, batches=batches, indices=tuple(indices))
         return reports.of_deaths(report)
 
-    # ---- the nodes' state, for the main process ----
+    # ---- the nodes' state on the board, for the main process ----
 
     def _put(self, node: Node, field: Field, value: int) -> None:
         self._arena.board.numbers[Board.base(node.cell) + field] = value
 
-    def _note(self, node: Node, where: str, workers: int) -> None:
-        self._untold[node.number] = NodeIs(node.number, where, node.address, workers)
-
-    def _tell_of_nodes(self) -> None:
-        """Send states of nodes while the channel is writable, up to a quarter of its size.
-
-        There may be a thousand nodes. So `send` could fill the channel, and then the two processes
-        would wait for each other.
-        """
-        room = select.poll()
-        room.register(self._main.fileno(), select.POLLOUT)
-        while self._untold and any(event & select.POLLOUT for _, event in room.poll(0)):
-            self._main.send(self._untold.pop(next(iter(self._untold))))
+    def _count_workers(self) -> None:
+        """Store the number of workers. The last one stays while no node runs."""
+        if workers := sum(node.workers for node in self._nodes.values()):
+            self._arena.board.node_workers = workers
 
 
 def _unseen(node: str, failed: bytes) -> str:

@@ -37,7 +37,6 @@ from loaderpool.transport import reports
 from loaderpool.transport.channel import Received
 from loaderpool.transport.child_process import Program, Surroundings
 from loaderpool.transport.messages import (
-    BatchFailed,
     Begin,
     End,
     Ended,
@@ -45,11 +44,10 @@ from loaderpool.transport.messages import (
     Filled,
     Found,
     Load,
-    Loaded,
-    LoaderFailed,
     Look,
     Message,
     Release,
+    Status,
 )
 from loaderpool.transport.modules import ModuleStore
 from loaderpool.transport.payload.sent import Sent
@@ -78,9 +76,9 @@ class Request(NamedTuple):
 
 
 # Result of a ticket: seconds, rows, failures of samples, and bytes of the slot. Or the first
-# sample. Or an error of the ticket, or of the whole loader. None: the ticket is no longer
-# needed.
-Made: TypeAlias = "tuple[float, int, bytes, Any] | Found | BatchFailed | LoaderFailed | None"
+# sample. Or an error: of the ticket (`Filled`), or of the whole run or loader (`Status`). None: the
+# ticket is no longer needed.
+Made: TypeAlias = "tuple[float, int, bytes, Any] | Found | Filled | Status | None"
 
 _DROPPED = 1000  # ended runs that are remembered; more than calls can be on their way
 _LOADING, _LOOKING = -1, -2
@@ -143,17 +141,17 @@ class _Loader(_Calls):
         self.sent, self.cache = sent, cache
         self.runs: list[_Run] = []
         self.form: Any = None
-        self.failed: LoaderFailed | None = None
+        self.failed: Status | None = None
 
     def settle(self, received: Received) -> None:
         match received.message:
-            case LoaderFailed() as message:
+            case Status(error=bytes()) as message:
                 self.failed = message
                 for calls in (self, *self.runs):
                     calls.answer_all(received)
             case Found():
                 self.answer(received, _LOOKING)
-            case Loaded() | Ended():  # `Ended` comes when no process uses the loader any more
+            case Status() | Ended():  # `Ended` comes when no process uses the loader any more
                 self.answer(received, _LOADING)
 
 
@@ -179,9 +177,9 @@ class _Run(_Calls):
                 self._session.listeners.pop(number, None)
                 if self.items is not None:
                     self.items.free()
-            case BatchFailed(offset=-1):
+            case Status():
                 self.answer_all(received)
-            case Filled(batch=first) | BatchFailed(batch=first):
+            case Filled(batch=first):
                 self.answer(received, first)
 
 
@@ -297,7 +295,7 @@ class NodeActor:
             # In a thread, because the actor must answer heartbeats while it copies gigabytes.
             sent, cache = await asyncio.to_thread(self._store, shipment, plan)
         except CacheError as error:
-            return LoaderFailed(number, reports.of_error(error))
+            return Status(number, reports.of_error(error))
         loader = _Loader(self._session, sent, cache)
         self._loaders[number] = self._session.listeners[number] = loader
         files = [] if cache is None or cache.descriptor < 0 else [cache.descriptor]
@@ -355,7 +353,7 @@ class NodeActor:
             finally:
                 self._drop_items(ticket, run)
         except MemoryLimitError as error:
-            return BatchFailed(ticket.run, ticket.first, -1, reports.of_error(error))
+            return Status(ticket.run, reports.of_error(error))
 
     async def _ask(self, ticket: Request, run: _Run, began_s: float) -> Made:
         """Have the supervisor make the batches of a ticket, which began at `began_s`."""
@@ -410,14 +408,14 @@ class NodeActor:
         return answer and answer.message  # type: ignore[no-any-return]
 
     def _made(self, received: Received, run: _Run, seconds: float) -> Made:
-        message: Any = received.message
-        if isinstance(message, BatchFailed):
-            if message.offset >= 0:
-                self._session.send(Release(message.run, message.offset, 0))
-            else:  # the supervisor has ended the run, because there was no slot for it
-                self._end(message.run)
+        message = received.message
+        if isinstance(message, Status):
+            # If it is the run: the supervisor has ended it, because there was no slot for it.
+            self._end(message.number)
             return message
-        if isinstance(message, LoaderFailed):
+        assert isinstance(message, Filled)
+        if message.error:
+            self._session.send(Release(message.run, message.offset, message.ticket))
             return message
         if message.oversize:
             (descriptor,) = received.descriptors

@@ -107,12 +107,12 @@ class RayPool(Pool):
                 self._worker_pool.resize(self._settings["nodes"])
 
 
-def _count(name: str, value: Any) -> int:
+def _count(name: str, value: object) -> int:
     """Return a checked number of nodes or workers; 0 for "auto"."""
     return 0 if value == "auto" else whole_number(name, value, at_least=1, at_most=MAX_WORKERS)
 
 
-def _plain(options: Any) -> dict[str, Any]:
+def _plain(options: object) -> dict[str, Any]:
     """Return an actor's options as plain values, with modules and relative paths made absolute."""
     if options is not None and not isinstance(options, Mapping):
         raise ArgumentError(
@@ -125,7 +125,7 @@ def _plain(options: Any) -> dict[str, Any]:
     return plain
 
 
-def _path_of(value: Any) -> Any:
+def _path_of(value: object) -> object:
     """Return the absolute path of a module or local path. Ray checks all other values."""
     if isinstance(value, (list, tuple)):
         return [*map(_path_of, value)]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.sources.arrays import ArrayRows
-from loaderpool.sources.recognise import Sized
+from loaderpool.sources.indexing import Sized
 from loaderpool.sources.tables import Columns
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import hashlib
 import itertools
 import os
 import stat
@@ -38,6 +37,7 @@ from loaderpool.sources.indexing import position_of
 from loaderpool.sources.remote import is_of_this_process, is_url, remote_chunks
 from loaderpool.sources.stream import ReplicatedSource, checked_lengths
 from loaderpool.sources.tables import import_extra
+from loaderpool.system.hashes import blake2b
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.system.progress import Progress
 
@@ -257,7 +257,7 @@ class FileSource:
         if self._in_order:  # the size of a remote file is unknown, so its name counts
             names = [path.rpartition("/")[2] if is_url(path) else "" for path in self.paths]
             facts = *facts, names, self._shard_lengths
-        return hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()
+        return blake2b(repr(facts).encode(), digest_size=8).hexdigest()
 
     @property
     def _loaderpool_generators(self) -> ReplicatedSource | None:

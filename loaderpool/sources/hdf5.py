@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -95,7 +95,7 @@ class HDF5(FileSource):
         file = h5py.File(path, "r", rdcc_nbytes=self._cache_bytes)
         return file, [file[name] for name in self._names]
 
-    def read(self, handle: tuple[h5py.File, list[h5py.Dataset]], record: Record) -> Any:
+    def read(self, handle: tuple[h5py.File, list[h5py.Dataset]], record: Record) -> object:
         """Return one row of each dataset."""
         return self._structure.unflatten([dataset[record.number] for dataset in handle[1]])
 

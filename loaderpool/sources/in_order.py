@@ -8,7 +8,7 @@ import io
 import itertools
 import zlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from loaderpool.errors import ArgumentError
 
@@ -269,6 +269,21 @@ _RAISED_IN = (
 )
 
 
+class _LibraryDecompressor(Protocol):
+    """Decompressor of `zlib`, `isal` or `zstandard`. That of `zstandard` takes no `max_length`."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unconsumed_tail(self) -> bytes: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
+
+
 class _Limited:
     """Adapter: a decompressor of `zlib` or `zstandard` with the interface of `bz2`.
 
@@ -277,14 +292,14 @@ class _Limited:
         step: maximum input per call in bytes; None: the library accepts `max_length`.
     """
 
-    def __init__(self, inner: Any, step: int | None) -> None:
+    def __init__(self, inner: _LibraryDecompressor, step: int | None) -> None:
         self._inner, self._step = inner, step
         self._rest = b""
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         data = self._rest + data
         if self._step is None:
-            found: bytes = self._inner.decompress(data, max_length)
+            found = self._inner.decompress(data, max_length)
             self._rest = self._inner.unconsumed_tail
             return found
         self._rest = data[self._step :]
@@ -292,7 +307,7 @@ class _Limited:
 
     @property
     def eof(self) -> bool:
-        return bool(self._inner.eof)
+        return self._inner.eof
 
     @property
     def needs_input(self) -> bool:
@@ -300,9 +315,7 @@ class _Limited:
 
     @property
     def unused_data(self) -> bytes:
-        return (  # type: ignore[no-any-return]
-            self._inner.unused_data + (b"" if self._step is None else self._rest)
-        )
+        return self._inner.unused_data + (b"" if self._step is None else self._rest)
 
 
 def _inflater(window_bits: int) -> _Limited:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from typing import Protocol, SupportsIndex
+from collections.abc import Callable
+from typing import Any, Protocol, SupportsIndex
 
 
 class Indexed(Protocol):
@@ -12,6 +13,30 @@ class Indexed(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> object: ...
+
+
+class Sized:
+    """A user's object with the length that it had when the loader was made.
+
+    Its own `len` may run a query, or may change.
+    """
+
+    __slots__ = ("_size", "items")
+
+    def __init__(self, items: Indexed, size: int) -> None:
+        self.items, self._size = items, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def user_parts(self) -> list[tuple[str, Any]]:
+        """Return the user's object, for messages (`walk.parts_of`)."""
+        return [("", self.items)]
+
+    # A property that returns the object's own bound method, so reading an item costs no extra call.
+    @property
+    def __getitem__(self) -> Callable[[int], object]:
+        return self.items.__getitem__
 
 
 def position_of(index: SupportsIndex, size: int) -> int:

@@ -10,16 +10,16 @@ import io
 import itertools
 import numbers
 import os
-from collections.abc import Callable, Iterable, Mapping, MappingView
+from collections.abc import Iterable, Mapping, MappingView
 from collections.abc import Set as AbstractSet
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
 from loaderpool.element.structure import Structure
-from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief, warn
+from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief, counted, warn
 from loaderpool.sources.arrays import ArrayRows, SparseRows, has_rows, is_of, is_sparse, read_rows
-from loaderpool.sources.indexing import Indexed
+from loaderpool.sources.indexing import Indexed, Sized
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import (
     IS_ASYNC,
@@ -44,30 +44,6 @@ from loaderpool.system.interrupts import FailuresIgnored, is_of_a_handler
 # here because hooks find the user's object through it.
 _READY = (list, range, Columns, BatchSequence, ArrayRows, SparseRows)
 _ALSO_READY = (tuple, np.ndarray, VaryingSource)  # types that need no `Sized`, with subclasses
-
-
-class Sized:
-    """A user's object with the length that it had when the loader was made.
-
-    Its own `len` may run a query, or may change.
-    """
-
-    __slots__ = ("_size", "items")
-
-    def __init__(self, items: Indexed, size: int) -> None:
-        self.items, self._size = items, size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def user_parts(self) -> list[tuple[str, Any]]:
-        """Return the user's object, for messages (`walk.parts_of`)."""
-        return [("", self.items)]
-
-    # A property that returns the object's own bound method, so reading an item costs no extra call.
-    @property
-    def __getitem__(self) -> Callable[[int], object]:
-        return self.items.__getitem__
 
 
 def as_source(obj: object) -> Indexed | StreamSource | ReplicatedSource:
@@ -144,13 +120,13 @@ def check_length(source: Indexed, items: int | None) -> None:
     now = length_of(source)
     if now < items:
         raise SourceError(
-            f"source had {items:,} items when the loader was created, and has {now:,} now. Create "
-            "a new loader for another length: loader = loader.replace()"
+            f"source had {counted(items, 'item')} when the loader was created, and has {now:,} now. "
+            "Create a new loader for another length: loader = loader.replace()"
         )
     if now > items:
         warn(
-            f"source had {items:,} items when the loader was created, and has {now:,} now. The "
-            f"loader reads the first {items:,}. To read all: loader = loader.replace()"
+            f"source had {counted(items, 'item')} when the loader was created, and has {now:,} now. "
+            f"The loader reads the first {items:,}. To read all: loader = loader.replace()"
         )
 
 
@@ -353,7 +329,13 @@ def _container(obj: object) -> str:
     return ""
 
 
-def _arrays_of(group: Any) -> list[str]:
+class _ZarrGroup(Protocol):
+    """Group of arrays of zarr."""
+
+    def array_keys(self) -> Iterable[str]: ...
+
+
+def _arrays_of(group: _ZarrGroup) -> list[str]:
     """Return the names of the first arrays of a zarr group; examples if it has none."""
     names: list[str] = []
     with FailuresIgnored():  # the store may be at a server

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import Any, TypeGuard
 
 from loaderpool.checks import check_signature, is_async, open_parameter, whole_number
-from loaderpool.errors import ArgumentError, SourceError, add_note, brief
+from loaderpool.errors import ArgumentError, SourceError, add_note, brief, counted
 from loaderpool.hints import known_names_only
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.generators import PASS, CapturedGenerators
@@ -165,7 +165,7 @@ def read_batches(
     width, mine = rows * plan.num_shards, rows * plan.shard_index
     if position <= plan.start - width:
         raise SourceError(
-            f"The stream has only {position} items, but the saved position is after item "
+            f"The stream has only {counted(position, 'item')}, but the saved position is after item "
             f"{plan.start}. The state was saved for another stream, or the stream has become "
             "shorter."
         )
@@ -407,7 +407,7 @@ def checked_lengths(given: int | Sequence[int], count: int, what: str) -> tuple[
     )
 
 
-def replicated(source: Any) -> ReplicatedSource | None:
+def replicated(source: object) -> ReplicatedSource | None:
     """Return the generators of a source, or None if it has none.
 
     A source may be a `ReplicatedSource`, or a `FileSource` with compressed or remote files.
@@ -415,7 +415,7 @@ def replicated(source: Any) -> ReplicatedSource | None:
     if isinstance(source, ReplicatedSource):
         return source
     has_some = hasattr(type(source), "_loaderpool_generators")
-    return source._loaderpool_generators if has_some else None
+    return getattr(source, "_loaderpool_generators", None) if has_some else None
 
 
 # ---- many files read at once, like `tf.data.Dataset.interleave` ----

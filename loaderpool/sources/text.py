@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +93,7 @@ class JsonLines(FileSource):
         """Return the offsets of the lines in a file; a blank line belongs to the line before it."""
         return np.concatenate(list(_line_starts(path, skip_blank=True)))
 
-    def read(self, handle: PositionedFile, record: Record) -> Any:
+    def read(self, handle: PositionedFile, record: Record) -> object:
         """Return the value of one line."""
         return json.loads(handle.read(record))
 

@@ -13,7 +13,7 @@ import math
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -377,7 +377,15 @@ def _value(name: str, what: object, found: Mapping[str, Any]) -> object:
     return _converted(values, count, made, shape)
 
 
-def _converted(values: Any, count: int, made: np.dtype[Any], shape: tuple[Any, ...]) -> object:
+class _Values(Protocol):
+    """List of one type in an Example: a message of protobuf."""
+
+    value: Sequence[Any]
+
+    def SerializeToString(self) -> bytes: ...
+
+
+def _converted(values: _Values, count: int, made: np.dtype[Any], shape: tuple[Any, ...]) -> object:
     """Return a list of an Example as one value, or as an array of the given shape."""
     if not shape:
         return values.value[0] if made.hasobject else made.type(values.value[0])

@@ -48,11 +48,11 @@ def choose(probe: Probe, settings: LoaderSettings, workers: int) -> tuple[BatchF
     form = choose_form(probe, settings.given_spec, config, plan, settings.unit)
     free = max(0, capacity.available_memory_bytes() - HEADROOM_BYTES)
     limit = memory_limit(config)
-    wanted = slots_of(form.slot_bytes, form.max_chunk, workers, _room_of(form, config))
+    wanted = slots_of(form.slot_bytes, form.max_chunk, workers, _room_of(form, settings))
     most = form.max_chunk * limit // (form.slot_bytes * wanted * _RUNS)
     most = 1 if plan.lanes else max(1, min(form.max_chunk, most))
     form = with_batches(form, most)
-    layout = _layout_of(form, config, limit)
+    layout = _layout_of(form, settings, limit)
     least = layout.slot_bytes * _LEAST_SLOTS
     large = (
         f"one batch takes {layout.slot_bytes:,} bytes, and at least {_LEAST_SLOTS} batch buffers "
@@ -78,14 +78,15 @@ def choose(probe: Probe, settings: LoaderSettings, workers: int) -> tuple[BatchF
     return form, layout, call_s / min(config.threads, _calls_of(form))
 
 
-def known_layout(form: BatchForm, config: LoaderConfig) -> Layout:
+def known_layout(form: BatchForm, settings: LoaderSettings) -> Layout:
     """Return the layout of slots for a form of batches that was chosen before."""
-    return _layout_of(form, config, memory_limit(config))
+    return _layout_of(form, settings, memory_limit(settings.config))
 
 
-def _layout_of(form: BatchForm, config: LoaderConfig, limit: int) -> Layout:
+def _layout_of(form: BatchForm, settings: LoaderSettings, limit: int) -> Layout:
     pages = -(-form.slot_bytes // 4096) * 4096
-    return Layout(pages, form.max_chunk, form.can_split, limit, _room_of(form, config))
+    range_rows = settings.rows_together if form.can_split else 0
+    return Layout(pages, form.max_chunk, range_rows, limit, _room_of(form, settings))
 
 
 def memory_limit(config: LoaderConfig) -> int:
@@ -94,13 +95,15 @@ def memory_limit(config: LoaderConfig) -> int:
     return min(_DEFAULT_BYTES, ranks.memory_bytes() // _SHARE_OF_FREE) if limit is None else limit
 
 
-def _room_of(form: BatchForm, config: LoaderConfig) -> int:
+def _room_of(form: BatchForm, settings: LoaderSettings) -> int:
     """Return the number of tickets that a worker may have."""
-    if config.threads == 1:
+    threads = settings.config.threads
+    if threads == 1:
         return MOST_TICKETS
-    return min(
-        _MOST_ROOM, max(MOST_TICKETS, 1 - (-_CALLS_AHEAD * config.threads // _calls_of(form)))
-    )
+    room = max(MOST_TICKETS, 1 - (-_CALLS_AHEAD * threads // _calls_of(form)))
+    if settings.rows_together > 1:  # each thread reads a part of a batch
+        room = max(room, 1 + threads)
+    return min(_MOST_ROOM, room)
 
 
 def _calls_of(form: BatchForm) -> int:

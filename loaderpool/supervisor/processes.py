@@ -152,7 +152,12 @@ class WorkerProcess:
     """A worker: its process, the supervisor's end of its channel, and its watched sample."""
 
     def __init__(
-        self, number: int, process: Any, cell: int, channel: Channel, stacks: StackFile
+        self,
+        number: int,
+        process: ForkedProcess | subprocess.Popen[bytes],
+        cell: int,
+        channel: Channel,
+        stacks: StackFile,
     ) -> None:
         self.number, self.process, self.pid, self.cell = number, process, process.pid, cell
         self.kill: Callable[[], None] = process.kill
@@ -251,7 +256,7 @@ class Processes:
             with theirs:
                 stacks = self._make_stacks()
                 undo.callback(stacks.close)
-                started: Any
+                started: ForkedProcess | subprocess.Popen[bytes]
                 if files is not None:
                     private = [ours.fileno(), *self.private()]
                     started = ForkedProcess(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from loaderpool.plan.batches import Numbering
 from loaderpool.system.process import RestartLimit
@@ -26,7 +26,9 @@ class Layout(NamedTuple):
 
     slot_bytes: int  # size of a slot
     max_chunk: int  # number of batches that fit a slot
-    splits: bool  # True if several workers may make rows of one batch
+    # Several workers may make rows of one batch, in ranges that begin at multiples of this number.
+    # 0: one worker makes the batch.
+    range_rows: int
     limit_bytes: int = 1 << 62  # limit of all slots of the loader's runs together
     room: int = MOST_TICKETS  # tickets that a worker may have; larger for workers with threads
 
@@ -35,7 +37,7 @@ class ToMain(NamedTuple):
     """Send a message to the main process."""
 
     message: Message
-    file: Any = None  # descriptor to send with the message, then to close
+    file: int | None = None  # descriptor to send with the message, then to close
 
 
 class ToWorker(NamedTuple):
@@ -43,7 +45,7 @@ class ToWorker(NamedTuple):
 
     worker: int
     message: Message
-    file: Any = None  # descriptor to send with the message; it stays open
+    file: int | None = None  # descriptor to send with the message; it stays open
 
 
 class Start(NamedTuple):
@@ -74,7 +76,7 @@ class ReturnPages(NamedTuple):
 class DropFile(NamedTuple):
     """Close a file that came with a `Done`, because its batch is not needed."""
 
-    file: Any
+    file: int
 
 
 Instruction = ToMain | ToWorker | Start | Stop | Abandon | ReturnPages | DropFile
@@ -176,8 +178,9 @@ class Filling:
     lane: Lane | None  # generator of the rows
     rows: int = 0  # number of rows that were made
     answer: Done | None = None  # last answer
-    file: Any = None  # descriptor that came with the last answer
-    items: Any = None  # descriptor of the file with the items, if they were read by another ticket
+    file: int | None = None  # descriptor that came with the last answer
+    # Descriptor of the file with the items, if they were read by another ticket.
+    items: int | None = None
     failure: tuple[int, bytes] | None = None  # (start, error) of the lowest row range that failed
 
 
@@ -226,6 +229,7 @@ class Death(NamedTuple):
     exit_code: int = 0
     has_begun: bool = True  # True if the worker had started to read tickets
     is_generator: bool = False  # True if a generator made the sample, which cannot be left out
+    rows: int = 1  # rows that the call in work was reading, of which any may be the cause
 
 
 class Deaths:

@@ -20,7 +20,7 @@ from loaderpool.supervisor.records import (
     RunRecord,
     ToMain,
 )
-from loaderpool.transport.messages import BatchFailed, Ticket
+from loaderpool.transport.messages import Status, Ticket
 
 # A run has at least 32 slots if they take less than this in all.
 _FEW_BYTES = 64 << 20
@@ -52,6 +52,9 @@ _NODE_TICKETS, _MOST_NODE_TICKETS = 4, 256
 # are idle for longer than the first use of the pages takes. Larger: this use, 0.4 ms per MiB,
 # delays the first batches, and takes memory that may never be needed.
 _LARGE_BYTES = 1 << 20
+# Number of large slots for each worker that it gets without a wait: the consumer has one, while the
+# other one is written.
+_AT_ONCE = 2
 
 
 def slots_of(slot_bytes: int, most: int, workers: int, room: int) -> int:
@@ -113,7 +116,7 @@ class Slots:
         The third run of a loader gets a third of the remaining memory, because other runs never
         return slots before their end. After a run has ended, runs with too few slots get more. If a
         run has no slot, it waits for an ended run whose slots are still written to. If there is
-        none, the main process gets `BatchFailed`.
+        none, the main process gets `Status`.
         """
         layout = run.loader.layout
         if layout is None or run.is_ended:
@@ -149,7 +152,7 @@ class Slots:
             run.fresh.extend(new)
         elif not has_some and not any(each.making for each in self.runs.values() if each.is_ended):
             del self.runs[run.number]
-            self._say(ToMain(BatchFailed(run.number, run.next, -1, b"")))
+            self._say(ToMain(Status(run.number, b"")))
 
     def give_back(self, run: RunRecord, returns_pages: bool) -> None:
         """Release the unused slots of an ended run, which have neither a writer nor views.
@@ -177,21 +180,22 @@ class Slots:
             self._say(ReturnPages(*hole))
 
 
-def has_slot(run: RunRecord, is_idle: bool) -> bool:
-    """Return True if a run has a slot for another ticket of a worker.
+def is_precious(run: RunRecord) -> bool:
+    """Return True if a run has only fresh slots, whose first use takes long.
 
-    Fresh slots that are large are only for a worker that would be idle otherwise. So a run begins
-    with few of them, and uses another one only if a wait has shown that it is needed.
-
-    Args:
-        run: The run.
-        is_idle: True if the worker has nothing else to do.
+    They are only for a worker that would be idle otherwise. So a run begins with few of them, and
+    uses another one only if a wait has shown that it is needed.
     """
     layout = run.loader.layout
-    if run.free or not run.fresh or layout is None:
-        return bool(run.free)
+    if run.free or layout is None or layout.slot_bytes <= _LARGE_BYTES:
+        return False
     # A worker with threads makes several batches at once, so it may be idle while it has tickets.
-    return is_idle or layout.slot_bytes <= _LARGE_BYTES or layout.room > MOST_TICKETS
+    return bool(run.fresh) and layout.room <= MOST_TICKETS
+
+
+def is_at_start(run: RunRecord, workers: int) -> bool:
+    """Return True if a run has used so few slots that an idle worker gets another one at once."""
+    return len(run.writers) < _AT_ONCE * workers
 
 
 class Cutter:
@@ -242,15 +246,16 @@ class Cutter:
             # this one and return its slot.
             may_lend = 0
         run.may_lend = max(run.may_lend, may_lend)
-        rows = run.total_rows(batch, count)
+        rows, part_rows = run.total_rows(batch, count), max(layout.range_rows, 1)
+        parts = -(-rows // part_rows)
         if (
             batch_s > _RANGE_S
             and count == 1
-            and layout.splits
+            and layout.range_rows
             and lane is None
             and not self._of_nodes
         ):
-            ranges = min(rows, round(batch_s / _RANGE_S))
+            ranges = min(parts, round(batch_s / _RANGE_S))
         slot = run.making[offset] = Filling(run, offset, batch, count, ranges, may_lend, rows, lane)
         # If some workers have no lane, they make rows of items that others read.
         hands_over = (
@@ -261,7 +266,9 @@ class Cutter:
         place = offset, layout.slot_bytes, is_fresh, run.feed, 0, (), hands_over
         jobs = []
         for number in range(ranges):
-            start, stop = rows * number // ranges, rows * (number + 1) // ranges
+            start, stop = (
+                min(rows, parts * each // ranges * part_rows) for each in (number, number + 1)
+            )
             run.last_ticket = next(self._tickets)
             ticket = Ticket(
                 run.last_ticket,

@@ -46,16 +46,22 @@ from loaderpool.supervisor.records import (
     ToWorker,
     WorkerRecord,
 )
-from loaderpool.supervisor.slots import Cutter, Slots, has_slot, next_batch, tickets_of_node
+from loaderpool.supervisor.slots import (
+    Cutter,
+    Slots,
+    is_at_start,
+    is_precious,
+    next_batch,
+    tickets_of_node,
+)
 from loaderpool.transport.messages import (
-    BatchFailed,
     Begin,
     Done,
     Ended,
     Filled,
     Found,
-    LoaderFailed,
     Look,
+    Status,
     Ticket,
 )
 from loaderpool.transport.reports import GivenUp
@@ -63,6 +69,9 @@ from loaderpool.transport.reports import GivenUp
 # A second ticket is queued only behind one that takes less time than this. Otherwise long tickets
 # would wait behind a slow sample.
 _SHORT_S = 0.02
+# Answers gather only if a ticket takes at least this times as long. Smaller: a worker may finish
+# its second ticket meanwhile.
+_MOST_WAITS = 4
 _LAST_TICKET, _SLOTS = operator.attrgetter("last_ticket"), operator.attrgetter("slots")
 
 
@@ -76,6 +85,9 @@ class State:
         instructions: Instructions that the supervisor has not carried out yet.
         slots: Slots of all runs.
         is_short: True if a worker could not be started. No worker is started until the next `tick`.
+        ticket_s: Expected time in seconds of the latest ticket.
+        lacks_slot: True if the last `deal` has left a worker idle that could make a batch in a
+            fresh slot.
 
     Args:
         workers: Number of workers to start.
@@ -110,7 +122,8 @@ class State:
         self.slots = Slots(memory, most_slots, self.runs, self._say)
         self._deaths = Deaths(restarts, of_nodes)
         self._broken: bytes | None = None
-        self.is_short = False
+        self.is_short = self.lacks_slot = False
+        self.ticket_s = 0.0
         self._tickets, self._names = itertools.count(1), itertools.count()
         self._cutter = Cutter(self._tickets, of_nodes, hands_over and not of_nodes)
 
@@ -175,12 +188,11 @@ class State:
     def begin(self, asked: Begin, plan: Numbering | None = None) -> None:
         """Start a run, with `plan` if given, otherwise with the loader's plan.
 
-        If the loader is unknown or has failed, the reply is `BatchFailed`.
+        If the loader is unknown or has failed, the reply is `Status`.
         """
         loader, first = self.loaders.get(asked.loader), asked.first
         if loader is None or loader.failure is not None:
-            error = b"" if loader is None else loader.failure or b""
-            self._say(ToMain(BatchFailed(asked.run, first, -1, error)))
+            self._say(ToMain(Status(asked.run, b"" if loader is None else loader.failure)))
             return
         had = {batch for batch in asked.had if batch >= first}
         stop = asked.stop if asked.stop >= 0 else 1 << 1000
@@ -301,7 +313,7 @@ class State:
                 if run.loader is loader:
                     self.slots.give(run, self.width)
 
-    def done(self, worker: int, answer: Done, file: Any = None) -> int | None:
+    def done(self, worker: int, answer: Done, file: int | None = None) -> int | None:
         """Process `Done`: a ticket is done, or the user's code raised.
 
         If the worker does not have that ticket, only `file` is dropped. Return the number of the
@@ -326,7 +338,7 @@ class State:
         self._answered(job, answer, file)
         return loader.of if answer.rows else None
 
-    def _hand_over(self, job: Job, answer: Done, file: Any) -> None:
+    def _hand_over(self, job: Job, answer: Done, file: int | None) -> None:
         """Queue a ticket for any worker, because another one has read its items into a file."""
         slot = job.slot
         assert slot is not None
@@ -406,30 +418,49 @@ class State:
 
     # ---- assignment
 
-    def deal(self) -> None:
+    def deal(self, has_waited: bool = True) -> None:
         """Assign tickets to workers, to those with the fewest tickets first.
 
         Due jobs come first, then new tickets of the runs in turn.
+
+        Args:
+            has_waited: False: a worker does not get a fresh slot whose first use takes longer than
+                a wait for a used one.
         """
+        self._has_waited, self.lacks_slot = has_waited or self._of_nodes, False
         has_work, has_homes = bool(self.due), self._of_nodes
         for run in self.runs.values():
             run.window = None
             has_work = has_work or (bool(run.free or run.fresh) and not run.is_ended)
             has_homes = has_homes or bool(run.lanes)
-        asked = self.roomy.copy() if has_work else {}
+        if not has_work or not self.roomy:
+            return
+        # Heap of the workers by their number of tickets, then in the order of `roomy`.
+        asked = [
+            (len(worker.jobs) // worker.workers, place, worker)
+            for place, worker in enumerate(self.roomy.values())
+        ]
+        heapq.heapify(asked)
         while asked:
-            level = min([len(worker.jobs) // worker.workers for worker in asked.values()])
-            for worker in [*asked.values()]:
-                if worker.number not in self.roomy:
-                    del asked[worker.number]
-                elif len(worker.jobs) // worker.workers == level:
-                    job = self._next_job(worker)
-                    if job is not None:
-                        self._give(worker, job)
-                    elif has_homes:  # other workers may get jobs that this one cannot have
-                        del asked[worker.number]
-                    else:
-                        return
+            _, place, worker = heapq.heappop(asked)
+            if worker.number not in self.roomy:  # it got the ticket of another worker
+                continue
+            job = self._next_job(worker)
+            if job is not None:
+                self._give(worker, job)
+                if worker.number in self.roomy:
+                    tickets = len(worker.jobs) // worker.workers
+                    heapq.heappush(asked, (tickets, place, worker))
+            elif not has_homes:  # otherwise other workers may get jobs that this one cannot have
+                return
+
+    def can_wait(self, seconds: float) -> bool:
+        """Return True if several answers are expected in this time, and all workers have work.
+
+        Each worker then has a second ticket, which takes several times as long.
+        """
+        is_ahead = not self.roomy and _MOST_WAITS * seconds <= self.ticket_s <= _SHORT_S
+        return is_ahead and self.ticket_s < seconds * len(self.workers)
 
     @property
     def files(self) -> list[Any]:
@@ -488,8 +519,16 @@ class State:
         # A node's workers may be idle while others of them have tickets.
         is_idle = not worker.jobs or self._of_nodes
         for run in sorted(self.runs.values(), key=_LAST_TICKET):
-            if run.is_ended or run.loader.failure is not None or not has_slot(run, is_idle):
+            if run.is_ended or run.loader.failure is not None or not (run.free or run.fresh):
                 continue
+            if is_precious(run):
+                if not is_idle:
+                    continue
+                if not (self._has_waited or is_at_start(run, self.width)):
+                    # `next_batch` would remove a batch from `again`.
+                    if run.again or next_batch(run, worker.number) is not None:
+                        self.lacks_slot = True
+                    continue
             if (batch := next_batch(run, worker.number)) is not None:
                 first, *others = self._cutter.cut(run, batch, self.width, worker.number)
                 self.due.extend(others)
@@ -517,6 +556,7 @@ class State:
                 sample[1:] for sample in loader.left_out if sample[0] == job.ticket.epoch
             )
             job.ticket = job.ticket._replace(left_out=left_out)
+        self.ticket_s = job.seconds
         if slot is not None:
             slot.run.writers[slot.offset] = worker.number
         worker.jobs[job.ticket.number] = job
@@ -525,7 +565,7 @@ class State:
 
     # ---- slots
 
-    def _answered(self, job: Job, answer: Done | None = None, file: Any = None) -> None:
+    def _answered(self, job: Job, answer: Done | None = None, file: int | None = None) -> None:
         """Finish a job that no worker has any more. The last job of a slot completes the slot.
 
         The slot is then reported as full or failed, or is free again.
@@ -559,27 +599,27 @@ class State:
                 self._drop(slot.file)
                 run.free.append(slot.offset)
                 return
+        if slot.failure is not None and slot.count > 1 and run.demand is None:
+            # Make each batch again by itself, so the batches before the failed one arrive.
+            for batch in range(slot.batch, slot.batch + slot.count):
+                heapq.heappush(run.again, batch)
+            run.free.append(slot.offset)
+            return
+        place = slot.batch, slot.count, slot.rows, slot.offset, job.ticket.slot_bytes
+        slots = run.slots, run.slots_wanted, slot.may_lend
         if slot.failure is not None:
-            if slot.count > 1 and run.demand is None:
-                # Make each batch again by itself, so the batches before the failed one arrive.
-                for batch in range(slot.batch, slot.batch + slot.count):
-                    heapq.heappush(run.again, batch)
-                run.free.append(slot.offset)
-            else:
-                run.filled[slot.offset] = 0
-                self._say(ToMain(BatchFailed(run.number, slot.batch, slot.offset, slot.failure[1])))
+            run.filled[slot.offset] = 0
+            self._say(ToMain(Filled(run.number, *place, *slots, error=slot.failure[1])))
             return
         answer = slot.answer
         assert answer is not None
         run.filled[slot.offset] = answer.ticket
-        place = slot.batch, slot.count, slot.rows, slot.offset, job.ticket.slot_bytes
-        slots = run.slots, run.slots_wanted, slot.may_lend
         told = Filled(
             run.number, *place, *slots, is_last, answer.ticket, answer.oversize, answer.failures
         )
         self._say(ToMain(told, slot.file))
 
-    def _drop(self, file: Any) -> None:
+    def _drop(self, file: int | None) -> None:
         if file is not None:
             self._say(DropFile(file))
 
@@ -611,7 +651,7 @@ class State:
         if why is not None and (death.is_generator or not is_left_out):
             self._give_up(job, death.error(why, deaths, job.ticket))
             return
-        if why is not None:
+        if why is not None and death.rows == 1:  # otherwise the rows are read alone
             job.loader.left_out.append(
                 (job.ticket.epoch, death.sample, death.hung_s, death.exit_code)
             )
@@ -630,7 +670,7 @@ class State:
 
     def _fail_loader(self, loader: LoaderRecord, error: bytes) -> None:
         loader.failure = error
-        self._say(ToMain(LoaderFailed(loader.number, error)))
+        self._say(ToMain(Status(loader.number, error)))
 
     # ---- workers
 

@@ -13,9 +13,10 @@ import os
 import selectors
 import signal
 import socket
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from loaderpool.errors import LoaderpoolError, PoolBrokenError
 from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena, ExtentMap, SlotFile
@@ -25,7 +26,6 @@ from loaderpool.plan.drawn import read_order
 from loaderpool.supervisor import records
 from loaderpool.supervisor.processes import Processes, WorkerProcess, fault_in, look_ns
 from loaderpool.supervisor.state import State
-from loaderpool.supervisor.trial import Trial
 from loaderpool.system import capacity, clock, fault_points, machine, process
 from loaderpool.system.machine import StopWatch
 from loaderpool.transport import messages, reports
@@ -40,9 +40,20 @@ from loaderpool.transport.payload.loaded import (
 from loaderpool.transport.pickling import receive, send
 from loaderpool.transport.reports import GivenUp, LostReport, describe_failure, describe_timeout
 
+if TYPE_CHECKING:
+    from loaderpool.supervisor.trial import Trial
+    from loaderpool.worker.tickets import Probe
+
 _LOOK_MS = 200  # time between two checks of processes without a pidfd
 # Time between two checks of the clock during a trial, whose pauses last tenths of a second.
 _TRIAL_LOOK_MS = 20
+# Time for which an idle worker waits for a used slot before it gets a large fresh one. Smaller: the
+# consumer has no time to release the batch before. Larger: the first batches are read ahead later.
+_SLOT_WAIT_MS = 5
+# Time in which answers gather if several are expected in it. Smaller: this process and the main
+# process wake up for each of them, which costs more CPU time than the messages. Larger: consumers
+# wait longer for a batch.
+_GATHER_S = 0.001
 _FOR_OTHERS = 48  # messages in the main process's channel that are not about slots
 _SIGKILL = -9  # exit code of a process that was killed by SIGKILL
 # Least number of deaths at one sample if workers have threads. The first attempt uses threads, so
@@ -111,6 +122,9 @@ class Supervisor:
         self._size: int = start["workers"]  # requested number of workers
         self._restarts: tuple[int, float] | None = start["max_restarts"]
         self._selector = selectors.DefaultSelector()
+        self._needs_slots = False  # the loop waits for `_releases`, too
+        # Time since when an idle worker waits for a slot that was used before; 0: none does.
+        self._lacks_slot_ns = 0
         most_messages = self._open(start)
         self._code = LoadedCode()
         self._payloads = Payloads(self._arena, {})
@@ -135,6 +149,7 @@ class Supervisor:
     def _open(self, start: Mapping[str, Any]) -> int:
         """Open the channel, arena and slots. Return the capacity of the channel in messages."""
         self._main = Channel(socket.socket(fileno=start["channel"]))
+        self._releases = Channel(socket.socket(fileno=start["releases"]))
         self._arena = Arena(start["arena"], start["arena_bytes"])
         self._arena.board.begun = 1
         self._slots = SlotFile(start["slots"])
@@ -145,7 +160,7 @@ class Supervisor:
             self._listen(self._main_pidfd, self._leave)
         return most_messages()
 
-    def _make_workers(self, start: Mapping[str, Any]) -> Any:
+    def _make_workers(self, start: Mapping[str, Any]) -> Processes:
         return Processes(
             self._arena, self._slots, self._payloads, self._forms, start, self._private
         )
@@ -159,10 +174,11 @@ class Supervisor:
                 # Deaths come last, after all messages of the dead workers were read.
                 while self._dead:
                     self._on_death(self._dead.pop())
-                self._state.deal()
+                self._deal()
                 if self._trial is not None:
                     self._go_on_with(self._trial)
                 self._carry_out()
+                self._listen_to_releases()
         except ChannelClosed:
             pass
         finally:
@@ -170,17 +186,33 @@ class Supervisor:
                 self._arena.board.abandon(run)
             self._workers.end_all()
 
+    def _deal(self) -> None:
+        """Assign tickets. A worker that has been idle for `_SLOT_WAIT_MS` may get a fresh slot."""
+        state, now_ns = self._state, clock.monotonic_ns() if self._lacks_slot_ns else 0
+        has_waited = 0 < self._lacks_slot_ns <= now_ns - _SLOT_WAIT_MS * 1_000_000
+        state.deal(has_waited)
+        if not state.lacks_slot:
+            self._lacks_slot_ns = 0
+        elif not self._lacks_slot_ns:
+            self._lacks_slot_ns = clock.monotonic_ns()
+
     # ---- waiting
 
     def _wait(self) -> None:
         """Wait for messages, deaths or the next tick, and handle the messages and deaths."""
+        if self._state.can_wait(_GATHER_S):
+            time.sleep(_GATHER_S)
         for key, _ in self._selector.select(self._wait_s):
             key.data()
 
     @property
     def _wait_s(self) -> float:
-        tick_ms = self._ticks.every_ms
-        return (tick_ms if self._trial is None else min(tick_ms, _TRIAL_LOOK_MS)) / 1000
+        longest_ms = self._ticks.every_ms
+        if self._trial is not None:
+            longest_ms = min(longest_ms, _TRIAL_LOOK_MS)
+        if self._lacks_slot_ns:
+            longest_ms = min(longest_ms, _SLOT_WAIT_MS)
+        return longest_ms / 1000
 
     def _listen(self, descriptor: int, handler: Callable[[], None]) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, handler)
@@ -190,7 +222,7 @@ class Supervisor:
             self._selector.unregister(descriptor)
 
     def _private(self) -> list[int]:
-        mine = [self._main.fileno(), self._selector.fileno()]
+        mine = [self._main.fileno(), self._releases.fileno(), self._selector.fileno()]
         mine += [] if self._main_pidfd is None else [self._main_pidfd]
         mine += [file for files in self._payloads.files.values() for file in files]
         return mine + self._state.files
@@ -211,6 +243,7 @@ class Supervisor:
         ]
         self._is_over |= self._main_pidfd is None and os.getppid() != self._main_pid
         self._note_size()  # the size may have changed while an earlier `Resize` was counted
+        self._hear_releases()  # ended runs may wait for them
         self._begin_trial()
         self._state.tick()
 
@@ -244,6 +277,9 @@ class Supervisor:
         """Start a trial that the main process has requested on the board. Nodes have no trials."""
         number = self._arena.board.trials
         if number != self._trials and not self.of_nodes:
+            # Imported here, because few loaders have a trial.
+            from loaderpool.supervisor.trial import Trial
+
             self._trials = number
             self._trial = Trial(self._state, self._arena.board.trial_ms / 1000, clock.monotonic_s())
 
@@ -261,10 +297,39 @@ class Supervisor:
         while not self._is_over and (received := self._main.receive()) is not None:
             self._on_main(received)
 
+    def _hear_release(self) -> bool:
+        """Read one release. Return False if there is none."""
+        try:
+            received = self._releases.receive()
+        except ChannelClosed:  # the other channel of the main process reports it, too
+            return False
+        if received is not None:
+            self._state.release(*received.message)
+        return received is not None
+
+    def _hear_releases(self) -> None:
+        while self._hear_release():
+            pass
+
+    def _listen_to_releases(self) -> None:
+        """Wait for releases only while a worker could have another ticket.
+
+        Otherwise a release changes nothing, and one is read with each `Done`. This halves the
+        number of times that the supervisor wakes up.
+        """
+        needs_slots = bool(self._state.roomy)
+        if needs_slots == self._needs_slots:
+            return
+        self._needs_slots = needs_slots
+        if needs_slots:
+            self._listen(self._releases.fileno(), self._hear_releases)
+        else:
+            self._ignore(self._releases.fileno())
+
     def _on_main(self, received: Received) -> None:
         state, message = self._state, received.message
         match message:
-            case messages.Release():
+            case messages.Release():  # of spawned workers, whose main process has one channel
                 state.release(*message)
             case messages.Begin():
                 self._begin(message)
@@ -299,6 +364,7 @@ class Supervisor:
         self._state.slots.free_bytes = max(0, capacity.available_memory_bytes() - HEADROOM_BYTES)
 
     def _begin(self, message: messages.Begin) -> None:
+        self._hear_releases()  # the run may get the memory of slots that were released before
         self._note_free_memory()
         settings = self._payloads.settings.get(message.loader)
         plan = None
@@ -322,7 +388,7 @@ class Supervisor:
                 fault_points.reach("supervisor.loading")
                 self._payloads.load(number, message.offset, message.nbytes)
         except BaseException as error:
-            self._main.send(messages.LoaderFailed(number, self._refusal(error)))
+            self._main.send(messages.Status(number, self._refusal(error)))
             return
         finally:
             self._arena.board.loading = 0
@@ -336,7 +402,7 @@ class Supervisor:
             self._workers.end_gently = True
         action = config.on_error.action
         leaves_out = action == "skip" or (action == "replace" and settings.unit == "sample")
-        self._main.send(messages.Loaded(number))
+        self._main.send(messages.Status(number))
         most_deaths = config.limits.restarts_per_item
         # Only calls made one by one show for certain which sample ends its worker.
         if config.threads > 1:
@@ -371,11 +437,9 @@ class Supervisor:
             return
         self._tell_workers(message)
         form, _ = receive(message.content, own=message.loader)
-        self._state.lay_out(
-            message.loader, forms.known_layout(form, settings.config), message.seconds
-        )
+        self._state.lay_out(message.loader, forms.known_layout(form, settings), message.seconds)
 
-    def _lay_out(self, number: int, probe: Any) -> None:
+    def _lay_out(self, number: int, probe: Probe) -> None:
         """Choose the form of the batches from the first sample. Send it to all processes."""
         # Imported here, so that the start of the supervisor does not wait for it.
         from loaderpool.supervisor import forms
@@ -415,6 +479,8 @@ class Supervisor:
         message: messages.Message = received.message
         match message:
             case messages.Done():
+                if not self._needs_slots:
+                    self._hear_release()
                 loader = self._state.done(
                     number, message, received.descriptors[0] if received.descriptors else None
                 )
@@ -455,7 +521,7 @@ class Supervisor:
         stacks = fault_in(worker.stacks.read())
         job = self._state.running(worker.number)
         timeout_s = job.loader.timeout_s or 0.0 if job is not None else 0.0
-        hung_s = 0.0
+        hung_s, rows = 0.0, max(1, read(worker.cell, Field.BLOCK))
         if sample.index is not None and sample.ticket == read(worker.cell, Field.TICKET):
             index, hung_s = sample.index, sample.ran_ns / 1e9
 
@@ -465,7 +531,7 @@ class Supervisor:
                 failure = describe_timeout(
                     index=index, epoch=epoch, worker=worker.number, ran_s=hung_s,
                     in_generator=in_generator, timeout_s=timeout_s,
-                    stacks=sample.stacks_text,
+                    stacks=sample.stacks_text, rows=rows,
                 )  # fmt: skip
                 return reports.of_sample(failure)
             report = LostReport(
@@ -476,7 +542,7 @@ class Supervisor:
             return reports.of_deaths(report)
 
         has_begun = bool(read(worker.cell, Field.BEGUN))
-        return records.Death(error, index, hung_s, exit_code, has_begun, in_generator)
+        return records.Death(error, index, hung_s, exit_code, has_begun, in_generator, rows)
 
     # ---- instructions
 
@@ -493,11 +559,10 @@ class Supervisor:
                 if worker is not None:
                     fault_points.reach("supervisor.dealing")
                     self._send_to_worker(worker, message, () if file is None else (file,))
-            case records.ToMain(message, None):
-                self._main.send(message)
             case records.ToMain(message, file):
-                self._main.send(message, [file])
-                self._close_file(file)
+                self._main.send(message, () if file is None else (file,))
+                if file is not None:
+                    self._close_file(file)
             case records.Start(number):
                 self._start(number)
             case records.Stop(number):
@@ -557,7 +622,7 @@ def _ends_with(main_pid: int) -> Iterator[None]:
     Used while the user's modules are imported, which may take long. The loop does not run then.
     """
 
-    def look(*_: Any) -> None:
+    def look(*_: object) -> None:
         if os.getppid() != main_pid:
             _end_group()
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from loaderpool.system import clock, fault_points
 
@@ -109,7 +110,8 @@ def available_memory_bytes() -> int:
     for path in _cgroup_directories("memory"):
         limit = _first_number(f"{path}/memory.max", f"{path}/memory.limit_in_bytes")
         used = _first_number(f"{path}/memory.current", f"{path}/memory.usage_in_bytes")
-        if limit is not None and used is not None:
+        # The files of statistics take a while to read. They can only show that more is free.
+        if limit is not None and used is not None and limit - used < min(free):
             counts = _counts(f"{path}/memory.stat", "inactive_file", "total_inactive_file")
             free.append(
                 max(0, limit - used + max(counts["inactive_file"], counts["total_inactive_file"]))
@@ -180,6 +182,11 @@ def queued_s(task: int | str) -> float:
     """
     words = read_file(f"/proc/{task}/schedstat").split()
     return int(words[1]) / 1e9 if words else 0.0
+
+
+def process_times(pid: int) -> dict[str, Any]:
+    """Return the times that the kernel has counted for a process so far, in seconds by name."""
+    return {"cpu_s": process_cpu_s(pid), "queued_s": queued_s(pid)}
 
 
 def machine_cpu_s() -> float:

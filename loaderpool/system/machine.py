@@ -315,7 +315,7 @@ def raise_oom_score() -> None:
     """Make the kernel's OOM killer choose this process before all others. Best effort."""
     with (
         contextlib.suppress(OSError),
-        open("/proc/self/oom_score_adj", "w", encoding="ascii") as file,
+        open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file,
     ):
         file.write("1000")
 

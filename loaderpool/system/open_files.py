@@ -190,7 +190,7 @@ def is_locked(descriptor: int) -> bool:
     """Return True if this process has locked the file, by flock(2) or fcntl(2)."""
     with (
         contextlib.suppress(OSError),
-        open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as file,
+        open(f"/proc/self/fdinfo/{descriptor}", encoding="utf-8") as file,
     ):
         return "\nlock:" in file.read()
     return False

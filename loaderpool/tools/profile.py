@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from loaderpool.errors import LoaderpoolError
 from loaderpool.tools.commands import SECONDS, output
 from loaderpool.tools.stacks import rewrite
 from loaderpool.tools.target import load_target
@@ -84,14 +85,17 @@ def profile(target: str, seconds: float, idle: bool, path: str) -> None:
 
 def _run(target: str, seconds: str, is_over: str) -> None:
     loader = load_target(target)
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        loader,
-        contextlib.closing(bursts_of(loader)) as times,
-    ):
-        until_s = next(times) + float(seconds)
-        while next(times) < until_s:
-            pass
+    try:
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            loader,
+            contextlib.closing(bursts_of(loader)) as times,
+        ):
+            until_s = next(times) + float(seconds)
+            while next(times) < until_s:
+                pass
+    except LoaderpoolError as error:  # its text has the traceback of the user's function
+        sys.exit(f"Error: {error}")
     Path(is_over).touch()
 
 

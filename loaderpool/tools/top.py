@@ -260,19 +260,32 @@ def _now(loader: Mapping[str, Any]) -> str:
 
 
 def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
-    columns = [Column(name, justify="right") for name in ("worker", "pid", "busy", "CPU", "memory")]
-    table = Table(*columns, "now", box=None, padding=(0, 2, 0, 0), header_style="dim")
     shown = sorted(workers, key=lambda each: -(each["item_s"] or 0.0))[:_MOST_ROWS]
-    for each in sorted(shown, key=lambda each: int(each["number"])):
-        own = capacity.private_bytes(each["pid"]) if each["pid"] else 0
-        shares = (
-            "-" if share is None else f"{share:.0%}" for share in (each["busy_share"], each["cpus"])
-        )
-        memory = readable_bytes(own) if own else "-"
-        table.add_row(f"{each['number']}", f"{each['pid'] or '-'}", *shares, memory, _state(each))
-    if len(workers) > len(shown):
-        table.add_row("…", *[""] * (len(columns) - 1), f"and {len(workers) - len(shown)} more")
+    rows = [cells_of(each) for each in sorted(shown, key=lambda each: int(each["number"]))]
+    *names, last = rows[0]
+    columns = [Column(name, justify="right") for name in names]
+    table = Table(*columns, last, box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for row in rows:
+        table.add_row(*row.values())
+    if len(workers) > len(rows):
+        table.add_row("…", *[""] * (len(columns) - 1), f"and {len(workers) - len(rows)} more")
     return table
+
+
+def cells_of(worker: Mapping[str, Any]) -> dict[str, str]:
+    """Return the row of a worker, by the names of the columns."""
+    busy, cpus = (
+        "-" if worker[name] is None else f"{worker[name]:.0%}" for name in ("busy_share", "cpus")
+    )
+    own = capacity.private_bytes(worker["pid"]) if worker["pid"] else 0
+    return {
+        "worker": f"{worker['number']}",
+        "pid": f"{worker['pid'] or '-'}",
+        "busy": busy,
+        "CPU": cpus,
+        "memory": readable_bytes(own) if own else "-",
+        "now": _state(worker),
+    }
 
 
 def _state(worker: Mapping[str, Any]) -> str:

@@ -172,8 +172,8 @@ def choose(measurements: Sequence[Measurement], cpus: int) -> tuple[Measurement,
         reason = f"{end}, because all CPUs are in use ({counted(cpus, 'CPU')}{others})"
     elif has_others:
         reason = (
-            f"{end}, while other programs use {best.other_cpus:.1f} of {counted(cpus, 'CPU')}. Stop "
-            "them and measure again"
+            f"{end}, while other programs use {best.other_cpus:.1f} of {counted(cpus, 'CPU')}. "
+            "Stop them and measure again"
         )
     elif chosen is first and not chosen.setting.workers:
         reason = f"{end}: transferring batches costs as much, or what workers share is the limit"

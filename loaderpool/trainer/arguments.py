@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.cache.setting import Cache, as_cache
 from loaderpool.checks import check_signature, is_async, open_parameter
 from loaderpool.config import DEFAULT_RESTARTS, Auto, Blocks, LoaderConfig
 from loaderpool.element.spec import read_spec
 from loaderpool.engine.delivery import CheckedArguments
-from loaderpool.errors import ArgumentError, SourceError, brief
+from loaderpool.errors import ArgumentError, SourceError, brief, counted
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.order import Order
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.sources.blocks import block_starts
-from loaderpool.sources.recognise import Sized, as_source, whole_batches
+from loaderpool.sources.indexing import Sized
+from loaderpool.sources.recognise import as_source, whole_batches
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
 from loaderpool.sources.varying import varying
@@ -29,7 +31,6 @@ from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 from loaderpool.transport.payload.record import WorkerPayload
 
 if TYPE_CHECKING:
-    from loaderpool.cache.setting import Cache
     from loaderpool.config import Buckets
     from loaderpool.trainer.draws import Draws
     from loaderpool.worker.lanes import LaneItems
@@ -51,8 +52,6 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
         )
     cache: Cache | None = None
     if arguments["cache"] is not None:
-        from loaderpool.cache.setting import as_cache
-
         cache = as_cache(arguments["cache"])
     _check_functions(arguments, cache is not None, config)
     given_spec = None if arguments["element_spec"] is None else read_spec(arguments["element_spec"])
@@ -352,7 +351,7 @@ def _block_plan(source: Any, config: LoaderConfig, blocks: Blocks) -> Plan:
 
 def _no_batches(size: int, rows: str, config: LoaderConfig) -> str:
     return (
-        f"drop_remainder=True leaves no batches: {size} items, {rows}, "
+        f"drop_remainder=True leaves no batches: {counted(size, 'item')}, {rows}, "
         f"num_shards={config.shard.num_shards}"
     )
 

@@ -26,7 +26,6 @@ from loaderpool.system.interrupts import FailuresIgnored, InterruptsHeld
 from loaderpool.trainer.counters import Counters
 from loaderpool.trainer.epoch_hooks import EpochHooks, UserHooks
 from loaderpool.trainer.pass_log import Iterations, PassLog
-from loaderpool.transport.reports import original_of, rebuild
 
 if TYPE_CHECKING:
     from loaderpool.engine.contracts import Engine, Run
@@ -294,6 +293,9 @@ def _without_frames(error: BaseException) -> BaseException:
     The copy has the same class, arguments, text and attributes. If that fails, it is a plain error.
     """
     with FailuresIgnored():  # the user's class may raise
+        # Imported here, because few programs need it.
+        from loaderpool.transport.reports import original_of, rebuild
+
         copy = rebuild(type(error), original_of(error))
         vars(copy).update(vars(error))
         if str(copy) == str(error):

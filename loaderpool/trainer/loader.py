@@ -18,7 +18,7 @@ from loaderpool.hints import ATTRIBUTES, Unsupported, known_names_only, no_attri
 from loaderpool.plan.places import Position
 from loaderpool.sources.stream import ReplicatedSource
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
-from loaderpool.trainer.loader_iterator import LoaderIterator
+from loaderpool.trainer.loader_iterator import Batches, LoaderIterator
 from loaderpool.trainer.pool import Pool
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ class Loader:
 
     Args:
         source: Items to load: a list, `range(n)`, array, table or other object with `__len__` and
-            `__getitem__`. A tuple, dict or other mapping of arrays is read row by row. Any other
-            iterable is a stream, read once per epoch.
+            `__getitem__`. If it has `__getitems__`, a batch is read with one call. A tuple, dict or
+            other mapping of arrays is read row by row. Any other iterable is a stream, read once
+            per epoch.
         fn: Function `fn(item)`, also async, that returns a sample: an array, number, string, or a
             tuple or mapping of these. A parameter `rng` gets a `numpy.random.Generator` seeded for
             the sample; `out` gets arrays to fill. This applies if the parameter has no default or
@@ -198,7 +199,7 @@ class Loader:
                 text = f"'Loader' object has no attribute {name!r}. Write loader.config.{name}"
             raise AttributeError(text)
 
-        def __setattr__(self, name: str, value: Any) -> None:
+        def __setattr__(self, name: str, value: object) -> None:
             # A subclass may use the name for itself.
             if name in LoaderConfig._fields and type(self) is Loader:
                 more = " or loader.resize(n)" * (name == "workers")
@@ -446,7 +447,7 @@ class Loader:
         return LoaderAdapter(self._core, epochs, class_weight)
 
     @known_names_only
-    def tensors(self, device: str | None = None, prefetch: int = 2) -> Any:
+    def tensors(self, device: str | None = None, prefetch: int = 2) -> Batches:
         """Return the batches as eager TensorFlow tensors, without `tf.data`.
 
         Batches are not copied, except for strings.
@@ -460,7 +461,9 @@ class Loader:
         return tensors(self._core, device, prefetch)
 
     @known_names_only
-    def as_torch(self, device: torch.device | str | None = None, prefetch: int = 2) -> Any:
+    def as_torch(
+        self, device: torch.device | str | None = None, prefetch: int = 2
+    ) -> torch.utils.data.IterableDataset[Any]:
         """Return the batches as an `IterableDataset` of PyTorch tensors, without a copy.
 
         Strings stay NumPy arrays.
@@ -474,7 +477,7 @@ class Loader:
         return as_torch(self._core, device, prefetch)
 
     @known_names_only
-    def as_jax(self, sharding: object = None, prefetch: int = 2) -> Any:
+    def as_jax(self, sharding: object = None, prefetch: int = 2) -> Batches:
         """Return the batches as `jax.Array` objects, on the CPU without a copy.
 
         Args:

@@ -259,7 +259,7 @@ class LoaderCore:
             if plan.lanes
             else "a stream"
             if plan.is_open
-            else f"{plan.order.size:,} items"
+            else counted(plan.order.size, "item")
         )
         items = "an endless sequence" if plan.is_endless else items
         where = "closed" if self.is_closed else counted(self.workers, "worker")

@@ -1,6 +1,6 @@
-"""`LoaderIterator`: iterator over the batches of one pass. `Pass`: these batches, for all consumers.
+"""`LoaderIterator`: iterator over the batches of one pass, for a loop in Python.
 
-Consumers are loops, `tf.data` and Keras. Called in the main process.
+`Pass` has these batches for all consumers: loops, `tf.data` and Keras. Called in the main process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loaderpool.engine.delivery import Delivery, data_bytes
 from loaderpool.errors import ClosedError, ClusterError, LoaderpoolError, counted
@@ -523,6 +523,19 @@ def _refuse_reentry(iterator: Iterator[Any]) -> None:
 def _abandon(tracker: EpochTracker, iteration: IterationLog, one_pass: Pass) -> None:
     tracker.iterations.end(iteration)
     one_pass.close()
+
+
+class Batches(Protocol):
+    """Batches of a loader, as the tensors of one framework. Called in the main process.
+
+    The implementation is `adapters.conversion.ConvertedBatches`.
+    """
+
+    def __iter__(self) -> LoaderIterator:
+        """Return the iterator of a new pass. Raises `ClosedError` if the loader is closed."""
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch. Raises `TypeError` if it is unknown."""
 
 
 class AheadIterator(LoaderIterator):

@@ -24,11 +24,10 @@ from loaderpool.system import capacity, clock, machine
 from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.explain.page import PAGE_BYTES, Page, told_of
-from loaderpool.trainer.explain.trials import TrialLog, has_logs, log_of
 from loaderpool.trainer.explain.window import (
+    LEAST_STEPS,
     Autotuned,
     Snapshot,
-    Tried,
     Window,
     WorkerCounts,
     sums_of_workers,
@@ -39,13 +38,13 @@ if TYPE_CHECKING:
     from loaderpool.engine.contracts import Engine
     from loaderpool.engine.engine import PoolEngine
     from loaderpool.engine.pool import WorkerPool
+    from loaderpool.trainer.fewer_workers import FewerWorkers
     from loaderpool.trainer.tracing import Tracing
 
 _KEPT = 64  # snapshots kept
 # Age of the latest delivery up to which a snapshot is of now. After a delivery the consumer may do
 # other work for hours.
 _FRESH_NS = 1_000_000_000
-_JUDGED_S = 10.0  # length of the window that decides about a trial
 _numbers = itertools.count(1)  # numbers of the loaders of this process
 
 
@@ -53,67 +52,6 @@ def _is_pooled(engine: Engine | None) -> TypeGuard[PoolEngine]:
     """Return True if a pool that is not closed makes the batches."""
     pool: WorkerPool | None = getattr(engine, "pool", None)
     return pool is not None and not pool.is_closed
-
-
-class FewerWorkers:
-    """Trials with some workers paused. A loader has at most one trial in progress.
-
-    Args:
-        function_and_source: Returns a key for both, to share trials with other loaders.
-    """
-
-    def __init__(self, function_and_source: Callable[[], Hashable]) -> None:
-        self._function_and_source = function_and_source
-        self._trials: TrialLog | None = None  # set once a trial was possible for any loader
-        self._trial = 0  # number of the trial in progress; 0: none
-        self._tried_from: Snapshot | None = None  # snapshot at its request
-
-    @property
-    def tried(self) -> Tried | None:
-        """Results so far; None: no trial was possible yet."""
-        return None if self._trials is None else self._trials.tried
-
-    def request(self, pool: WorkerPool, latest: list[Snapshot]) -> None:
-        """Request a trial if it may show a limit of the source.
-
-        Args:
-            pool: Pool of the loader.
-            latest: Recent snapshots, the latest last.
-        """
-        now = latest[-1]
-        now_s = now.now_ns / 1e9
-        if pool.workers.are_nodes or now.workers < 2:
-            return
-        if self._trials is None and has_logs():
-            self._trials = log_of(self._function_and_source())
-        trials = self._trials or TrialLog()
-        board = pool.arena.board
-        if self._trial or board.trials != board.trials_over:
-            return
-        if not trials.is_due(window_of(latest, _JUDGED_S), now_s):
-            return
-        trials = self._trials = log_of(self._function_and_source())
-        if pool.lock.acquire(blocking=False):
-            try:
-                self._trial, self._tried_from = board.trials + 1, now
-                board.trial_ms = int(1000 * trials.note_request((id(board), self._trial), now_s))
-                board.trials = self._trial
-            finally:
-                pool.lock.release()
-
-    def take_result(self, pool: WorkerPool, now: Snapshot) -> None:
-        """Record the result of the requested trial.
-
-        The result is lost if another loader of the pool has had a later trial.
-        """
-        board, trials, begun = pool.arena.board, self._trials, self._tried_from
-        if begun is None or trials is None or board.trials_over < self._trial:
-            return
-        if board.trials_over == self._trial:
-            trials.note_result(
-                (id(board), self._trial), board.trial_result(), window_of([begun, now], math.inf)
-            )
-        self._trial, self._tried_from = 0, None
 
 
 class Observer:
@@ -147,7 +85,8 @@ class Observer:
         )
         self.autotuned = autotuned
         self.tries_fewer = True
-        self._fewer = FewerWorkers(function_and_source)
+        self._function_and_source = function_and_source
+        self._fewer: FewerWorkers | None = None  # made when a trial can show something
         can_have_cache = (
             calls_of == "sample" and not plan.is_open and config.threads == 1 and not has_cache
         )
@@ -184,10 +123,17 @@ class Observer:
         self._taken += 1
         if self._page is not None:
             self._page.write(self._told(list(self._latest)))
-        if self.tries_fewer and _is_pooled(self._engine):
-            self._fewer.take_result(self._engine.pool, found)
-            self._fewer.request(self._engine.pool, list(self._latest))
+        if found.steps >= LEAST_STEPS and self.tries_fewer and _is_pooled(self._engine):
+            self._try_fewer(self._engine.pool, found)
         return found
+
+    def _try_fewer(self, pool: WorkerPool, now: Snapshot) -> None:
+        if self._fewer is None:
+            from loaderpool.trainer.fewer_workers import FewerWorkers
+
+            self._fewer = FewerWorkers(self._function_and_source)
+        self._fewer.take_result(pool, now)
+        self._fewer.request(pool, list(self._latest))
 
     def close(self) -> None:
         """Remove the page, and keep a last snapshot, because counts of the engine end with it."""
@@ -300,7 +246,7 @@ class Observer:
             short_batches=counters.short.text,
             by_tf_data=self._tracker.iterations.latest.is_dataset,
             autotuned=self.autotuned(),
-            tried=self._fewer.tried,
+            tried=None if self._fewer is None else self._fewer.tried,
             paused_s=paused_s,
             room_bytes=capacity.available_memory_bytes() if self.constants["items_to_cache"] else 0,
         )
@@ -346,8 +292,7 @@ def _count_workers(engine: PoolEngine, now_ns: int) -> dict[int, WorkerCounts]:
             workers=1 if worker.place is None else worker.place.workers,
             busy_s=read(cell, Field.BUSY_NS) / 1e9,
             idle_s=read(cell, Field.WAIT_NS) / 1e9,
-            cpu_s=capacity.process_cpu_s(pid) if pid else 0.0,
-            queued_s=capacity.queued_s(pid) if pid else 0.0,
+            **(capacity.process_times(pid) if pid else {}),
             made=read(cell, Field.SAMPLES),
             doing=_doing(read, cell, now_ns) if pid else {"state": "remote"},
         )

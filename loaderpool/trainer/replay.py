@@ -114,9 +114,9 @@ class Replay:
         self.batch, self.row = place
         self._positions = plan.positions(epoch, self.batch)
         self.position = int(self._positions[self.row])
-        if engine.checked.unit != "batch":
-            self._positions = self._positions[self.row : self.row + 1]
-        self.indices = plan.order.indices(epoch, self._positions)
+        self._indices = plan.order.indices(epoch, self._positions)
+        is_whole = engine.checked.unit == "batch"
+        self.indices = self._indices if is_whole else [index]
 
     def run(self) -> object:
         """Return the function's unchanged result: a sample, or a batch if one call makes that.
@@ -136,7 +136,8 @@ class Replay:
                 with contextlib.suppress(LoaderpoolError):
                     self._engine.form()
                 work.calls.kept.clear()
-            return work.call(self.epoch, self._positions.tolist(), self.indices)
+            positions = self._positions.tolist()
+            return work.call(self.epoch, positions, self._indices, self.row)
 
     def spec_of(self, result: object) -> ElementSpec:
         """Return the structure, dtypes and shapes of the result.

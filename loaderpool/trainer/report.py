@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import html
 import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -112,7 +112,7 @@ def _environment() -> dict[str, str]:
         if each in sys.modules
     }
     return {
-        "written": f"{datetime.datetime.fromtimestamp(clock.wall_s(), datetime.timezone.utc):%Y-%m-%d %H:%M} UTC",
+        "written": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(clock.wall_s())),
         **versions,
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 import os
 import pickle
@@ -29,6 +28,7 @@ from loaderpool.plan.batches import Plan
 from loaderpool.plan.buckets import BucketPlan
 from loaderpool.plan.places import LanePlaces, Position
 from loaderpool.sources.stream import Interleave, ReplicatedSource, StreamSource, replicated
+from loaderpool.system.hashes import blake2b
 from loaderpool.trainer.epoch_tracker import EpochTracker
 
 _VERSION = 2
@@ -277,7 +277,7 @@ def fingerprint(arguments: Mapping[str, Any], config: LoaderConfig, plan: Plan) 
     return fields
 
 
-def describe_source(source: Any) -> str:
+def describe_source(source: object) -> str:
     """Return a text that identifies a source: its type, and its own fingerprint or a checksum.
 
     For a list or an array of plain values, the checksum is of the first, middle and last item.
@@ -286,7 +286,7 @@ def describe_source(source: Any) -> str:
     if isinstance(source, range):
         return repr(source)
     if hasattr(type(source), "_loaderpool_fingerprint"):  # a source over files
-        return f"{kind} {source._loaderpool_fingerprint}"
+        return f"{kind} {getattr(source, '_loaderpool_fingerprint', '')}"
     if isinstance(source, ReplicatedSource):
         return f"generators of {_describe_function(source.make_generator)}"
     if isinstance(source, Interleave):
@@ -345,7 +345,7 @@ def _describe_function(function: object) -> str:
 
 
 def _checksum(pieces: Iterable[bytes]) -> str:
-    state = hashlib.blake2b(digest_size=8)
+    state = blake2b(digest_size=8)
     for piece in pieces:
         state.update(piece)
     return state.hexdigest()

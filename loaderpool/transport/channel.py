@@ -84,7 +84,7 @@ class Channel:
     def __init__(
         self,
         end: socket.socket,
-        wait_for_room: Callable[[Any], None] | None = None,
+        wait_for_room: Callable[[select.poll], None] | None = None,
     ) -> None:
         self._socket, self._wait_for_room, self._owner = end, wait_for_room, os.getpid()
         self._poll = select.poll()
@@ -186,7 +186,8 @@ class Channel:
             if not data:
                 raise ChannelClosed
             code, *fields = marshal.loads(data)  # inlined `decode`, which saves a call
-            return Received(tuple.__new__(KINDS[code], fields))
+            message = tuple.__new__(KINDS[code], fields)
+            return tuple.__new__(Received, (message, (), None))
 
     def wait(self) -> None:
         """Block until a message arrives or the channel ends.

@@ -314,7 +314,7 @@ def end(process: subprocess.Popen[bytes], grace_s: float) -> int:
     return process.wait()
 
 
-def _inherited(stream: Any, descriptor: int) -> int | None:
+def _inherited(stream: IO[str] | None, descriptor: int) -> int | None:
     """Return the `subprocess` argument for a standard stream: inherit it, or DEVNULL if absent.
 
     Args:

@@ -1,19 +1,19 @@
 """All messages between the processes of a pool. Each kind is one class, and is read by field name.
 
-    main process  <--- one channel --->  supervisor  <--- one channel each --->  worker 0 ... n-1
+    main process  <--- two channels --->  supervisor  <--- one channel each --->  worker 0 ... n-1
 
 | kind | from -> to | most on their way |
 |---|---|---|
 | `Load`, `Look` | main -> supervisor | a few for each loader and each epoch with changed objects |
 | `Begin` | main -> supervisor | one for each run |
 | `End` | main -> supervisor | one for each run and each loader |
-| `Extend` | main -> supervisor | one for each epoch; one for each prefetched batch of a stream, or ticket of a node |
+| `Extend` | main -> supervisor | one per epoch, prefetched batch of a stream, or ticket of a node |
 | `Release` | main -> supervisor | one for each slot |
 | `Resize` | main -> supervisor | one: the next one is sent after this one was read |
-| `Filled`, `BatchFailed` | supervisor -> main | one for each slot; one for a run without a slot |
-| `Loaded`, `LoaderFailed` | supervisor -> main | one for each loader |
+| `Filled` | supervisor -> main | one for each slot |
+| `Status` | supervisor -> main | a few for each loader; one for a run without a slot |
 | `Ended` | supervisor -> main | one for each run and each loader |
-| `NodeIs`, `Warn` | supervisor -> main | a few for each node |
+| `Warn` | supervisor -> main | a few |
 | `Found` | worker -> supervisor -> main, workers; main -> supervisor | one per `Look` or `Load` |
 | `Ticket` | supervisor -> worker | as many as a worker may have at once |
 | `Done` | worker -> supervisor | one for each ticket |
@@ -21,6 +21,9 @@
 The right column is the reason why no send of the supervisor or of a worker blocks: a channel holds
 all these messages. `channel.most_messages` measures the capacity of a channel, and the number of
 slots follows from it.
+
+`Release` has a channel of its own, so that the supervisor can leave releases unread until it needs
+slots.
 
 **Batch numbers.** A run is a sequence of epochs of one loader. Its batches are numbered through all
 epochs: number `epoch * batches_per_epoch + k` is batch k of that epoch. A position is such a
@@ -38,7 +41,7 @@ class Load(NamedTuple):
     """Main process -> supervisor: load a loader, or another version of one.
 
     `payload.sent.Sent` has stored its pickle in the arena. The message carries the files of its
-    large arrays, and of its cache. The reply is `Loaded` or `LoaderFailed`.
+    large arrays, and of its cache. The reply is `Status`.
     """
 
     loader: int  # number of the loader's version
@@ -47,7 +50,7 @@ class Load(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Main process -> supervisor: make the first sample. The reply is `Found` or `LoaderFailed`."""
+    """Main process -> supervisor: make the first sample. The reply is `Found`, or `Status` with an error."""
 
     loader: int
     feed: int  # offset of the stream's table, or of a drawn order, in the arena; 0: neither
@@ -100,7 +103,7 @@ class Release(NamedTuple):
 
     run: int
     offset: int  # start of the slot in the memory file; identifies the slot
-    ticket: int  # ticket of its `Filled`, 0 after `BatchFailed`; ignored if refilled since
+    ticket: int  # ticket of its `Filled`; ignored if refilled since
 
 
 class Resize(NamedTuple):
@@ -113,9 +116,10 @@ class Resize(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """Supervisor -> main process: a slot is full. The main process owns it until its `Release`.
+    """Supervisor -> main process: a slot is full, or its batch cannot be made.
 
-    If the batch did not fit its slot, the message carries a file with its `oversize` bytes.
+    The main process owns the slot until its `Release`. If the batch did not fit its slot, the
+    message carries a file with its `oversize` bytes.
     """
 
     run: int
@@ -127,32 +131,22 @@ class Filled(NamedTuple):
     slots: int  # number of slots of the run
     slots_wanted: int  # number of slots that the run would have if memory were unlimited
     may_lend: int  # number of slots that can have views while all workers go on working
-    is_last: bool  # True if the lane ends with this batch, or before it if it has no rows
-    ticket: int  # ticket whose `Done` completed the slot
-    oversize: int  # bytes of the batch in the file; 0: the batch is in the slot
-    failures: bytes  # pickled `RowFailure`s: samples that were left out or replaced
+    is_last: bool = False  # True if the lane ends with this batch, or before it if it has no rows
+    ticket: int = 0  # ticket whose `Done` completed the slot; 0: the batch cannot be made
+    oversize: int = 0  # bytes of the batch in the file; 0: the batch is in the slot
+    failures: bytes = b""  # pickled `RowFailure`s: samples that were left out or replaced
+    error: bytes = b""  # pickled error, why the batch cannot be made; empty: the slot is full
 
 
-class BatchFailed(NamedTuple):
-    """Supervisor -> main process: this batch cannot be made. `Release` returns its slot."""
+class Status(NamedTuple):
+    """Supervisor -> main process: a loader was loaded, or no batch of a loader or run can be made.
 
-    run: int
-    batch: int
-    offset: int  # start of its slot; -1: the run has no slots, so no batch of it can be made
-    error: bytes  # pickled `Failure` or `LostReport`; empty: not enough memory
+    A failed loader can be used again from the next `Look` on.
+    """
 
-
-class Loaded(NamedTuple):
-    """Supervisor -> main process: the function and the source of a loader were loaded."""
-
-    loader: int
-
-
-class LoaderFailed(NamedTuple):
-    """Supervisor -> main process: no batch of this loader can be made until the next `Look`."""
-
-    loader: int
-    error: bytes  # pickled error; see `failures.unpack`
+    number: int  # number of the loader or run
+    # Pickled error; see `failures.unpack`. Empty: the run has no slot. None: the loader was loaded.
+    error: bytes | None = None
 
 
 class Ended(NamedTuple):
@@ -162,15 +156,6 @@ class Ended(NamedTuple):
     """
 
     number: int  # number of the run or loader
-
-
-class NodeIs(NamedTuple):
-    """Supervisor -> main process: the state of a node that takes a worker's place."""
-
-    number: int  # number in place of a worker's
-    node: str  # Ray's ID of the node; empty: not chosen yet
-    address: str
-    workers: int  # number of its workers; 0: the node is starting; -1: the node is gone
 
 
 class Warn(NamedTuple):
@@ -245,8 +230,8 @@ class Done(NamedTuple):
 
 
 Message = (
-    Load | Look | Begin | Extend | End | Ended | Release | Resize | Filled | BatchFailed | Loaded
-    | LoaderFailed | NodeIs | Warn | Found | Ticket | Done
+    Load | Look | Begin | Extend | End | Ended | Release | Resize | Filled | Status | Warn | Found
+    | Ticket | Done
 )  # fmt: skip
 KINDS: tuple[type, ...] = get_args(Message)
 _CODES = {kind: code for code, kind in enumerate(KINDS)}

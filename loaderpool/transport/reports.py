@@ -2,8 +2,7 @@
 that can be pickled.
 """
 
-from __future__ import annotations
-
+# The module does not have `from __future__ import annotations`, for the same reason as `messages`.
 import contextlib
 import enum
 import functools
@@ -214,6 +213,7 @@ def describe_timeout(
     stacks: str = "",
     in_generator: bool = False,
     canceled: BaseException | None = None,
+    rows: int = 1,
 ) -> Failure:
     """Describe a sample or generator that exceeded its time limit. Only the user's frames of the
     stacks are kept.
@@ -227,8 +227,11 @@ def describe_timeout(
         stacks: stacks of the worker's threads.
         in_generator: True if a generator ran.
         canceled: the exception that ended a coroutine. None: the worker was replaced.
+        rows: number of rows that one call of the source was reading, the first of this index.
     """
     what = "generator has not yielded" if in_generator else "sample ran"
+    if rows > 1 and not in_generator:
+        what = f"read of {rows} rows from there on (source.__getitems__) ran"
     text = (
         f"the {what} for {ran_s:.1f} s, longer than Limits(timeout_s={timeout_s:g}), and its "
         f"{'worker was replaced' if canceled is None else 'coroutine was canceled'}"

@@ -21,7 +21,9 @@ from loaderpool.transport.messages import Done, Message, decode, encode
 
 _LENGTH_BYTES = 4
 # Waits for one socket. Unlike epoll and kqueue, these need no descriptor.
-_Selector: Any = getattr(selectors, "PollSelector", selectors.SelectSelector)
+_Selector: type[selectors.BaseSelector] = getattr(
+    selectors, "PollSelector", selectors.SelectSelector
+)
 
 
 class StreamChannel(Channel):

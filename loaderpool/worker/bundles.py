@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import array
 import itertools
+import mmap
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,9 @@ _LARGE_BYTES = 1 << 15
 ENTRIES = 4096
 _FIELDS = 8  # an entry fills a cache line
 FEED_TABLE_BYTES = ENTRIES * _FIELDS * 8
+
+HandedOver = tuple[list[int], list[object]]
+"""Positions and items of a ticket that another worker has read."""
 
 
 class Bundle(NamedTuple):
@@ -55,7 +59,7 @@ class FeedTable:
         offset: first byte of the table in it.
     """
 
-    def __init__(self, shared: Any, offset: int) -> None:
+    def __init__(self, shared: mmap.mmap, offset: int) -> None:
         self._shared = shared
         self._numbers = memoryview(shared)[offset : offset + FEED_TABLE_BYTES].cast("Q")
 
@@ -90,7 +94,7 @@ class FeedTable:
             return None
         return np.frombuffer(copied, np.uint8), bundle
 
-    def items(self, batch: int, loader: int) -> tuple[int, list[Any]] | None:
+    def items(self, batch: int, loader: int) -> tuple[int, list[object]] | None:
         """Return the position of a batch's first item, and the items, or None if it was removed.
 
         Called by workers. Arrays in the items are copies, which the function may change and keep.
@@ -109,16 +113,17 @@ class FeedTable:
         self._numbers.release()
 
 
-def unpacked(shared: Any, bundle: Bundle, loader: int) -> Any:
-    """Return the content of a bundle that `packed` has made. Its arrays are copies.
+def unpacked(shared: memoryview, bundle: Bundle, loader: int) -> HandedOver:
+    """Return the positions and the items of a bundle of `HandingOver`. Arrays are copies.
 
     Classes that are pickled by value are those of `loader`.
     """
     pickled, arrays = _copied(shared, bundle)
-    return receive(pickled, arrays, own=loader)
+    content: HandedOver = receive(pickled, arrays, own=loader)
+    return content
 
 
-def _copied(shared: Any, bundle: Bundle) -> tuple[bytes, list[memoryview]]:
+def _copied(shared: mmap.mmap | memoryview, bundle: Bundle) -> tuple[bytes, list[memoryview]]:
     """Return copies of a bundle's pickle and of its arrays.
 
     If another bundle has overwritten it, the sizes may be wrong, and the copies too short.
@@ -163,7 +168,7 @@ class Frame(NamedTuple):
             at += len(part)
 
 
-def frames(batches: Iterator[tuple[int, list[Any]]]) -> Generator[Frame, None, None]:
+def frames(batches: Iterator[tuple[int, list[object]]]) -> Generator[Frame, None, None]:
     """Yield a frame for each batch of `sources.stream.read_batches`.
 
     Raises:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple, TypeVar
 
 from loaderpool.checks import is_async
 from loaderpool.errors import ArgumentError
@@ -21,12 +21,12 @@ from loaderpool.worker.event_loop import EventLoop, by_steps, limited
 from loaderpool.worker.item_reader import ItemReader
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.seeding import Seeding
-from loaderpool.worker.tickets import Opened
+from loaderpool.worker.tickets import Opened, Progress
 
 _Result = TypeVar("_Result")
 
 
-class KeptResults(dict[int, Any]):
+class KeptResults(dict[int, object]):
     """Results of the probe in one epoch, by index of the (first) item.
 
     Each is used once, instead of a second call.
@@ -89,12 +89,13 @@ class TimeLimit(NamedTuple):
     """Cancels each coroutine that takes too long, and notes which one runs."""
 
     limit_s: float  # seconds after which a coroutine is canceled
-    note_step: Callable[[int], None]  # called before each step: see `Progress.note_step`
+    progress: Progress
 
-    def limited(self, call: Coroutine[Any, Any, Any], index: int) -> Any:
+    def limited(self, call: Awaitable[_Result], index: int) -> Awaitable[_Result]:
         """Return an awaitable for a call that makes the sample of this index."""
-        begin = functools.partial(self.note_step, index)
-        return by_steps(limited(call, self.limit_s), begin, _nothing)
+        progress = self.progress
+        call = limited(call, self.limit_s, progress.allow_for_cleanup)
+        return by_steps(call, functools.partial(progress.begin_step, index), progress.end_step)
 
 
 class Calls:
@@ -145,12 +146,13 @@ class Calls:
 
     # ---- global generators ----
 
-    def watched(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
+    def watched(self, work: Callable[..., _Result], *arguments: object) -> _Result:
         """Run `work`. If calls draw from the global generators, seed these and run `work` again.
 
         Raises:
             BaseException: an exception that `work` raised.
-            CacheError: the function cannot be cached. Raised even if `work` skipped the error.
+            CacheError, SourceError: the function cannot be cached, or the source breaks the protocol of
+                reads of many rows. Raised even if `work` skipped the error.
             ArgumentError: calls draw, and concurrent calls cannot each have their own state of
                 these generators.
         """
@@ -173,27 +175,39 @@ class Calls:
         return result
 
     def _check_cached(self) -> None:
-        cached = self.reader.cached
-        if cached is not None and cached.refusal is not None:
-            raise cached.refusal
+        cached, refusal = self.reader.cached, self.reader.refusal
+        if refusal is None and cached is not None:
+            refusal = cached.refusal
+        if refusal is not None:
+            raise refusal
+
+    @property
+    def can_keep(self) -> bool:
+        """True if a sample of the probe equals the sample of its ticket.
+
+        Rows that are read together may have other random numbers than a row that is read alone.
+        """
+        seeding = self.seeding
+        is_random = seeding.seeds_globals or seeding.captured is not None
+        return not (is_random and self.reader.reads_many and self.chain.batch_fn is None)
 
     # ---- calls ----
 
-    def set_up(self, setup: Callable[[], Any]) -> None:
+    def set_up(self, setup: Callable[[], object]) -> None:
         """Call the `setup` hook. If it or a function is async, the hook runs in the event loop."""
         if self._is_set_up_async:
             self.event_loop.run(self._set_up(setup), None)
         else:
             setup()
 
-    async def _set_up(self, setup: Callable[[], Any]) -> None:
+    async def _set_up(self, setup: Callable[[], object]) -> None:
         done = setup()
         if inspect.isawaitable(done):
             await done
         # `numpy.errstate` and the like belong to the context, not to the process.
         self.context = contextvars.copy_context()
 
-    def unit(self, opened: Opened, start: int, stop: int) -> Any:
+    def unit(self, opened: Opened, start: int, stop: int) -> object:
         """Return the result of one call.
 
         It is a sample or whole element for row `start`, or a batch of all rows by `batch_fn`.
@@ -215,8 +229,8 @@ class Calls:
         opened: Opened,
         start: int,
         stop: int,
-        results: list[Any],
-        take: Callable[[Any], Any] | None,
+        results: list[object],
+        take: Callable[[object], object] | None,
     ) -> None:
         """Append `take(sample)` for each of these rows to `results`.
 
@@ -234,9 +248,11 @@ class Calls:
                 )
                 results.append(value if take is None else take(value))
         else:
-            values: Iterable[Any] = (
-                indices if self.reader.are_indices else map(opened.read, indices)
-            )
+            values: Iterable[object]
+            if opened.fetched is not None:
+                values = opened.fetched.values(start, stop)
+            else:
+                values = indices if self.reader.are_indices else map(opened.read, indices)
             for function in chain.plain if take is None else (*chain.plain, take):
                 values = map(function, values)
             results.extend(values)  # a loop in C; if a call raises, earlier results stay
@@ -249,7 +265,7 @@ class Calls:
                 "the function raised StopIteration once, but not when it was called again"
             )
 
-    async def unit_async(self, opened: Opened, start: int, stop: int) -> Any:
+    async def unit_async(self, opened: Opened, start: int, stop: int) -> object:
         """Return the result of one call, as `unit` does.
 
         Runs in: the event loop, beside other calls. All functions of the call run there, also those
@@ -263,7 +279,7 @@ class Calls:
         try:
             if chain.batch_fn is None:
                 position = int(opened.positions[start])
-                call = chain.sample_async(opened, start, position, streams)
+                call: Awaitable[object] = chain.sample_async(opened, start, position, streams)
             else:
                 call = chain.batch_async(opened, start, stop, streams)
             if self.limit is not None:
@@ -273,7 +289,3 @@ class Calls:
             self.seeding.give_back(streams)
         self.after_call()
         return value
-
-
-def _nothing(_: Any) -> None:
-    pass

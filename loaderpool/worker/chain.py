@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 from loaderpool.errors import add_note
 from loaderpool.transport.payload.record import WorkerPayload
@@ -35,9 +35,10 @@ class Chain:
 
     def __init__(self, payload: WorkerPayload, seeding: Seeding, is_cached: bool) -> None:
         self._seeding, self._is_cached = seeding, is_cached
+        self._reads_first = is_cached or payload.reads_many
         self.batch_fn = payload.batch_fn
         self.takes_out = payload.takes_out
-        self.unflatten: Callable[[Sequence[Any]], Any] | None = None
+        self.unflatten: Callable[[Sequence[object]], object] | None = None
         named = {"batch_fn": payload.batch_fn, "augment": payload.augment, "fn": payload.fn}
         maker = next((name for name, function in named.items() if function is not None), None)
         self.origin = "the source gave" if maker is None else f"{maker} returned"
@@ -52,22 +53,22 @@ class Chain:
         self.plain = (
             None if payload.takes_out or payload.takes_rng else [function for function, _ in chain]
         )
-        self._last: tuple[Callable[..., Any], bool] | None = (
+        self._last: tuple[Callable[..., object], bool] | None = (
             chain.pop() if payload.takes_out else None
         )
         self._functions = chain
 
-    def sample(self, opened: Opened, at: int, position: int) -> Any:
+    def sample(self, opened: Opened, at: int, position: int) -> object:
         """Return the sample of one row, whose position is `position`."""
-        epoch, index = opened.ticket.epoch, opened.indices[at]
-        if not self._is_cached:
-            generator = self._seeding.begin(epoch, position)
-            value = opened.read(index)
-        else:
+        epoch = opened.ticket.epoch
+        if self._reads_first:
             # Seeded after `fn`, so that the state does not depend on whether `fn` was called now or
-            # earlier.
-            value = opened.read(index)
+            # earlier. The same holds for a read of many rows, which has a state of its own.
+            value = opened.item(at)
             generator = self._seeding.begin(epoch, position)
+        else:
+            generator = self._seeding.begin(epoch, position)
+            value = opened.read(opened.indices[at])
         for function, takes_rng in self._functions:
             value = function(value, rng=generator) if takes_rng else function(value)
         if self._last is not None:
@@ -78,7 +79,7 @@ class Chain:
             value = out if value is None else value
         return value
 
-    def _out(self, opened: Opened, at: int) -> Any:
+    def _out(self, opened: Opened, at: int) -> object:
         """Return the arrays into which the last function writes a row. None in the first call."""
         if opened.arrays is None or self.unflatten is None:
             return None
@@ -87,30 +88,36 @@ class Chain:
 
     def batch(
         self, opened: Opened, start: int, stop: int, streams: SampleStreams | None = None
-    ) -> Any:
+    ) -> object:
         """Return the result of `batch_fn` for these rows. `streams` are those of a coroutine."""
-        batch_fn, items, position = self.batch_fn, [], int(opened.positions[start])
+        batch_fn, position = self.batch_fn, int(opened.positions[start])
+        items: list[object] = []
         assert batch_fn is not None
         generator = self._seeding.begin(opened.ticket.epoch, position, True, streams)
         try:
-            for index in opened.indices[start:stop]:
-                items.append(opened.read(index))
+            if opened.fetched is not None:
+                items.extend(opened.fetched.values(start, stop))
+            else:
+                for index in opened.indices[start:stop]:
+                    items.append(opened.read(index))
         except Exception as error:
-            add_note(error, f"while source[{index}] was read")
+            add_note(error, f"while source[{opened.indices[start + len(items)]}] was read")
             raise
         return batch_fn(items, rng=generator) if self._seeding.takes_rng else batch_fn(items)
 
     async def sample_async(
         self, opened: Opened, at: int, position: int, streams: SampleStreams | None
-    ) -> Any:
+    ) -> object:
         """Return a sample, as `sample` does. `streams` are those of the coroutine."""
-        epoch, index = opened.ticket.epoch, opened.indices[at]
-        if not self._is_cached:
+        epoch = opened.ticket.epoch
+        if self._reads_first:
+            value = opened.item(at)
+            if self._is_cached:
+                value = await cast(Awaitable[object], value)
             generator = self._seeding.begin(epoch, position, streams=streams)
-            value = opened.read(index)
         else:
-            value = await opened.read(index)
             generator = self._seeding.begin(epoch, position, streams=streams)
+            value = opened.read(opened.indices[at])
         for function, takes_rng in self._functions:
             value = function(value, rng=generator) if takes_rng else function(value)
             if inspect.isawaitable(value):  # functions that are not async may be in the chain
@@ -125,6 +132,8 @@ class Chain:
             value = out if value is None else value
         return value
 
-    async def batch_async(self, *arguments: Any) -> Any:
-        """Return a batch, as `batch` does."""
-        return await self.batch(*arguments)
+    async def batch_async(
+        self, opened: Opened, start: int, stop: int, streams: SampleStreams | None
+    ) -> object:
+        """Return the batch of an async `batch_fn`, as `batch` does."""
+        return await cast(Awaitable[object], self.batch(opened, start, stop, streams))

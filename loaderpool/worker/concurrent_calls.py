@@ -15,14 +15,16 @@ import contextvars
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from loaderpool.errors import ArgumentError
+from loaderpool.sources.many_rows import MOST_ROWS
 from loaderpool.system import clock
 from loaderpool.transport.messages import Ticket
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.contracts import Runner
 from loaderpool.worker.event_loop import EventLoop, Outcome
+from loaderpool.worker.fetching import Fetched
 from loaderpool.worker.own_process import end_stray
 from loaderpool.worker.rows import share_memory
 from loaderpool.worker.tickets import MadeRows, Opened, Progress
@@ -48,6 +50,8 @@ class Call(Outcome):
         super().__init__()
         self.index = opened.indices[start]
         self._calls, self._rows = calls, (opened, start, stop)
+        # Number of rows that the source reads with one call, before the function is called.
+        self.reads = 0
         self.thread = self.started_ns = self.ended_ns = 0
         # Its progress on a thread, or as a coroutine, once it has been submitted.
         self.future: Future[None] | None = None
@@ -58,6 +62,12 @@ class Call(Outcome):
         """Make the call, and store its outcome. Called in one of the worker's threads."""
         self.thread, self.started_ns = threading.get_ident(), clock.monotonic_ns()
         try:
+            opened, start, _ = self._rows
+            if opened.fetched is not None and self._calls.chain.batch_fn is None:
+                # The read does not count as time of the call that needs the first of its rows.
+                self.reads = min(len(opened.indices), MOST_ROWS)
+                opened.fetched.prepare(start)
+                self.reads, self.started_ns = 0, clock.monotonic_ns()
             self.result = self._calls.unit(*self._rows)
         except BaseException as error:
             end_stray(error)
@@ -182,6 +192,13 @@ class Coroutines:
         """Do nothing: the worker closes its event loop."""
 
 
+class Begun(NamedTuple):
+    """A ticket whose calls were submitted."""
+
+    opened: Opened
+    calls: dict[int, Call]  # keyed by their first row
+
+
 class ConcurrentCalls:
     """`Runner` that makes a loader's concurrent calls in one worker.
 
@@ -197,7 +214,8 @@ class ConcurrentCalls:
     ) -> None:
         self._calls, self._makes_units, self._progress = calls, makes_units, progress
         self.executor = executor
-        self.begun: dict[Ticket, Opened] = {}
+        self.begun: dict[Ticket, Begun] = {}
+        self._filling: dict[int, Call] = {}  # calls of the ticket that `run` fills
         self._look_ahead: Callable[[], bool] | None = None
 
     def begin(self, opened: Opened) -> None:
@@ -205,15 +223,18 @@ class ConcurrentCalls:
         draws = self._calls.draws
         if not self.begun and draws.is_on:
             draws.globals_watch.seen = draws.globals_watch.look()
-        opened.calls = {}
-        self.begun[opened.ticket] = opened
+        calls: dict[int, Call] = {}
+        self.begun[opened.ticket] = Begun(opened, calls)
+        if opened.fetched is not None:
+            opened.fetched.reset()
+            opened.fetched.others = self._fetched if isinstance(self.executor, Threads) else None
         rows, excluded = len(opened.indices), self._progress.failures.excluded
         for start, stop in (
             opened.bounds() if self._makes_units else zip(range(rows), itertools.count(1))
         ):
             if excluded(opened.ticket.epoch, opened.indices[start:stop]) is not None:
                 continue
-            call = opened.calls[start] = Call(self._calls, opened, start, stop)
+            call = calls[start] = Call(self._calls, opened, start, stop)
             # Taken now, because the next submitted ticket may be of another epoch.
             call.result = self._calls.kept.pop(call.index, None)
             if call.result is None:
@@ -221,9 +242,13 @@ class ConcurrentCalls:
             else:
                 call.is_over = True
 
-    def unit(self, opened: Opened, start: int, stop: int) -> Any:
+    def _fetched(self) -> list[Fetched]:
+        opened = [each.opened for each in list(self.begun.values())]
+        return [each.fetched for each in opened if each.fetched is not None]
+
+    def unit(self, opened: Opened, start: int, stop: int) -> object:
         """Return the result of one call, as `Calls.unit` does. Blocks until the call is over."""
-        call = opened.calls[start]
+        call = self._filling[start]
         self._wait(call, is_needed=True)
         if call.started_ns:
             self._progress.note_call(call.started_ns, call.ended_ns, call.index)
@@ -237,10 +262,14 @@ class ConcurrentCalls:
         """
         if self.executor.is_over(call):
             return
-        # The call may have started long ago, while the main thread waited for earlier rows.
-        self._progress.note_thread(call.thread, call.started_ns or clock.monotonic_ns(), call.index)
-        has_more = False
+        has_more, noted = False, -1
         while not self.executor.is_over(call):
+            if noted != call.reads:
+                noted = call.reads
+                # The call may have started long ago, while the main thread waited for earlier rows.
+                started_ns = call.started_ns or clock.monotonic_ns()
+                self._progress.note_thread(call.thread, started_ns, call.index)
+                self._progress.begin_blocks(noted)
             if is_needed:
                 self._progress.check_run()
                 has_more = self._look_ahead is not None and self._look_ahead()
@@ -280,9 +309,10 @@ class ConcurrentCalls:
                 self.end(ticket)
             self._look_ahead = None
             self.begin(opened)
+        self._filling = self.begun[opened.ticket].calls
         try:
             filled = fill(self, opened)
-            if share_memory(self._results(opened), opened.arrays or ()):
+            if share_memory(self._results(), opened.arrays or ()):
                 raise ArgumentError(
                     "The function returns the same array, list or dict for several samples, which "
                     "concurrent calls would overwrite. Return a new one from each call, or a "
@@ -292,18 +322,19 @@ class ConcurrentCalls:
         finally:
             self.end(opened.ticket)
 
-    def _results(self, opened: Opened) -> Iterator[Any]:
-        """Yield the results of the ticket's calls, and of a few calls of others, because a ticket
-        may have only one.
+    def _results(self) -> Iterator[object]:
+        """Yield the results of the ticket's calls, and of a few calls of other tickets.
+
+        A ticket may have only one call, which shares no memory with itself.
         """
         others = (
             call
             for each in self.begun.values()
-            if each is not opened
+            if each.calls is not self._filling
             for call in each.calls.values()
         )
         made = (call.result for call in others if call.result is not None)
-        own = (call.result for call in opened.calls.values())
+        own = (call.result for call in self._filling.values())
         return itertools.chain(own, itertools.islice(made, _OTHERS))
 
     def end(self, ticket: Ticket) -> None:

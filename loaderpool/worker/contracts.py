@@ -8,7 +8,7 @@ workers. One thread processes all tickets. Calls may run on other threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from loaderpool.plan.generators import CapturedGenerators
 from loaderpool.transport.messages import Ticket
@@ -38,7 +38,7 @@ class Items(Protocol):
             Exception: The user's code raised: a generator, or code that unpickles an item.
         """
 
-    def put(self, positions: Sequence[int], items: Sequence[Any]) -> None:
+    def put(self, positions: Sequence[int], items: Sequence[object]) -> None:
         """Store the items of the next ticket to open, which another process or thread has read.
 
         Never called for a source with an index.
@@ -73,7 +73,7 @@ class Runner(Protocol):
     `concurrent_calls.ConcurrentCalls`, on threads or as coroutines.
     """
 
-    def unit(self, opened: Opened, start: int, stop: int) -> Any:
+    def unit(self, opened: Opened, start: int, stop: int) -> object:
         """Return the result of one call: a sample of row `start`, or a batch of rows `start` to
         `stop`.
 

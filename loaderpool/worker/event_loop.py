@@ -16,8 +16,8 @@ import threading
 import traceback
 import types
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Generator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderpool.worker.own_process import end_stray
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # Seconds in which canceled coroutines have to end. It is less than the time that the supervisor
 # gives a worker. Smaller: `finally` blocks that wait for a server are cut off.
 _ENDS_S = 0.4
+
+_Result = TypeVar("_Result")
+_State = TypeVar("_State")
 
 
 class CallTimeoutError(Exception):
@@ -41,10 +44,10 @@ class Outcome:
     """The result or the error of one call, which another thread may have made."""
 
     def __init__(self) -> None:
-        self.result: Any = None
+        self.result: object = None
         self.error: BaseException | None = None
 
-    async def settle(self, awaitable: Awaitable[Any]) -> None:
+    async def settle(self, awaitable: Awaitable[object]) -> None:
         """Store the outcome of an awaitable. Never raises, because SystemExit would end a loop."""
         try:
             self.result = await awaitable
@@ -52,7 +55,7 @@ class Outcome:
             end_stray(error)
             self.error = error
 
-    def get(self) -> Any:
+    def get(self) -> object:
         """Return the result, or raise the error."""
         error, self.error = self.error, None
         if error is None:
@@ -77,13 +80,14 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         # Thread of the loop, if another loop runs in the calling thread, as in a notebook.
         self._threads: list[threading.Thread] = []
+        self._pid = 0  # process that has created the loop
         self.close: Callable[[], object] = lambda: None
 
     @property
     def is_created(self) -> bool:
         return self._loop is not None
 
-    def run(self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context | None) -> Any:
+    def run(self, coroutine: Awaitable[object], context: contextvars.Context | None) -> object:
         """Return the result of a coroutine. Blocks until it has ended.
 
         Called by the thread that processes the tickets. If a signal handler raises meanwhile, the
@@ -155,12 +159,16 @@ class EventLoop:
                 timer.cancel()
 
     def created(self) -> asyncio.AbstractEventLoop:
-        """Return the loop. The first call creates it."""
+        """Return the loop. The first call creates it.
+
+        A fork creates another one: its parent has the thread and the selector of the first.
+        """
         import asyncio
 
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self.close = weakref.finalize(self, _close, self._loop, self._threads, os.getpid())
+        pid = os.getpid()
+        if self._loop is None or self._pid != pid:
+            self._loop, self._threads, self._pid = asyncio.new_event_loop(), [], pid
+            self.close = weakref.finalize(self, _close, self._loop, self._threads, pid)
         return self._loop
 
 
@@ -216,14 +224,16 @@ def _close(loop: asyncio.AbstractEventLoop, threads: list[threading.Thread], pid
         loop.close()
 
 
-async def limited(awaitable: Awaitable[Any], limit_s: float | None) -> Any:
-    """Return the result of an awaitable, which is canceled after `limit_s` seconds (None: never).
+async def limited(
+    awaitable: Awaitable[_Result], limit_s: float, at_limit: Callable[[], object]
+) -> _Result:
+    """Return the result of an awaitable, which is canceled after `limit_s` seconds.
+
+    `at_limit` is called just before.
 
     Raises:
         CallTimeoutError: it took longer.
     """
-    if limit_s is None:
-        return await awaitable
     import asyncio
 
     loop, task, is_late = asyncio.get_running_loop(), asyncio.current_task(), False
@@ -232,6 +242,7 @@ async def limited(awaitable: Awaitable[Any], limit_s: float | None) -> Any:
     def end() -> None:
         nonlocal is_late
         is_late = True
+        at_limit()
         if task is not None:
             task.cancel()
 
@@ -248,20 +259,22 @@ async def limited(awaitable: Awaitable[Any], limit_s: float | None) -> Any:
 
 @types.coroutine
 def by_steps(
-    awaitable: Awaitable[Any], look: Callable[[], Any], note: Callable[[Any], None]
-) -> Generator[Any, Any, Any]:
+    awaitable: Awaitable[_Result], look: Callable[[], _State], note: Callable[[_State], object]
+) -> Generator[object, object, _Result]:
     """Await `awaitable`. Call `look` before each of its steps, and `note` with the result after it.
 
     No other coroutine runs during a step. So any change during a step was made by this coroutine.
     """
-    iterator: Any = awaitable.__await__()
-    step, argument = iterator.send, None
+    iterator = awaitable.__await__()
+    step: Callable[[Any], object] = iterator.send
+    argument: object = None
     while True:
         before = look()
         try:
             awaited = step(argument)
         except StopIteration as ended:
-            return ended.value
+            result: _Result = ended.value
+            return result
         finally:
             note(before)
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
-from loaderpool.worker.bundles import Frame, packed
+from loaderpool.worker.bundles import Bundle, Frame, packed, unpacked
 
 if TYPE_CHECKING:
     from loaderpool.worker.tickets import Opened
@@ -33,23 +33,29 @@ class HandingOver:
     def __init__(self) -> None:
         self.calls_ns = 0
         self._packing_ns = 0  # time to pickle the items of the latest batch that was sent
-        self._can_be_pickled = True
+        self._can_be_sent: bool | None = None  # None: unknown, because no items were sent yet
 
     def frame(self, opened: Opened) -> Frame | None:
         """Return the items of a ticket for another worker, or None if the rows are made here."""
         is_worth_it = self.calls_ns >= max(_LEAST_NS, _TIMES * self._packing_ns)
-        if not (self._can_be_pickled and is_worth_it):
+        if self._can_be_sent is False or not is_worth_it:
             return None
         items = [opened.read(index) for index in opened.indices]
         begun_ns = clock.monotonic_ns()
         try:
             frame = packed((opened.indices, items), 0, len(items))
+            self._packing_ns = clock.monotonic_ns() - begun_ns
+            if self._can_be_sent is None:
+                # Some objects can be pickled, but not unpickled.
+                content = memoryview(bytearray(frame.nbytes))
+                frame.write_into(content)
+                unpacked(content, Bundle(0, frame.nbytes, frame.buffers, 0), opened.ticket.loader)
+                self._can_be_sent = True
         except Exception as error:
             if is_of_a_handler(error):
                 raise
-            self._can_be_pickled = False
+            self._can_be_sent = False
             # A second read from the lane would make the items again.
             opened.read = dict(zip(opened.indices, items, strict=True)).__getitem__
             return None
-        self._packing_ns = clock.monotonic_ns() - begun_ns
         return frame

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import pickle
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.errors import CacheError
-from loaderpool.sources.varying import varying
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.cache.setting import Count
+from loaderpool.errors import CacheError, SourceError
+from loaderpool.sources.many_rows import checked_rows, many_rows
+from loaderpool.sources.varying import VaryingSource, varying
 from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.transport.messages import Ticket
 from loaderpool.transport.payload.record import WorkerPayload
 from loaderpool.worker.event_loop import by_steps
-from loaderpool.worker.own_process import GlobalsWatch, end_stray
+from loaderpool.worker.fetching import Fetched
+from loaderpool.worker.own_process import GlobalsWatch, Picture, end_stray
 from loaderpool.worker.seeding import Seeding
+from loaderpool.worker.tickets import Opened, Progress
 
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache, Store
+    from loaderpool.sources.indexing import Indexed
 
 
 class ItemReader:
     """Reads what the first function of the chain is called with, by source index.
-
-    All calls for one epoch read by the function that `of_epoch` returns for it.
 
     Args:
         payload: the loader's source, and its cache.
@@ -34,18 +43,33 @@ class ItemReader:
         cached: reads the results of `fn`. None: there is no cache, and items are read.
         are_indices: True for `range(n)`: looking up each item would take a tenth of the time of a
             batch of tiny samples.
+        reads_many: True if the source reads many rows with one call.
+        progress: notes these calls. None: they are made on threads.
+        stops_at_errors, through_cache: see `fetching.RowsReader`.
+        refusal: the error of a source that breaks the protocol, once it is known. It applies to all
+            samples.
     """
 
     def __init__(self, payload: WorkerPayload, cell: int, seeding: Seeding) -> None:
         source = self._source = payload.source
-        self._varying = varying(source)
+        epochs = varying(source)  # None: all epochs have the same items
+        self._seeding, self._unit = seeding, payload.unit
+        self._many = many_rows(source) if payload.reads_many else None
+        self.reads_many = self._many is not None
+        self.stops_at_errors = self._unit == "batch" or payload.config.on_error.action == "raise"
+        self.progress: Progress | None = None
+        self.refusal: Exception | None = None
+        self.through_cache: Callable[[int, Callable[[int], object]], object] | None = None
         self.cached: CachedFunction | None = None
-        self._read: Callable[[int], Any] = source.__getitem__
-        self._of_epoch: Callable[[int, int], Any] | None = None
+        self._read: Callable[[int], object] = source.__getitem__
+        self._of_epoch = None if epochs is None else epochs.item
         if payload.cache is not None and payload.fn is not None:
             cached = self.cached = CachedFunction(source, payload.fn, payload.cache, cell, seeding)
-            self._read = cached.call_async if payload.is_async else cached
-            self._of_epoch = cached.of_epoch_async if payload.is_async else cached.of_epoch
+            call = cached.call_async if payload.is_async else cached
+            self._read, self.through_cache = call, call
+            if epochs is not None:
+                of_epoch = cached.of_epoch_async if payload.is_async else cached.of_epoch
+                self._of_epoch = functools.partial(of_epoch, epochs)
         self.are_indices = (
             self.cached is None and type(source) is range and source == range(len(source))
         )
@@ -54,16 +78,75 @@ class ItemReader:
         """Read items by the current method of the source's class. Called in the main process."""
         if self.cached is None:
             self._read = self._source.__getitem__
+        if self.reads_many:
+            self._many = many_rows(self._source) or self._many
 
-    def of_epoch(self, epoch: int) -> Callable[[int], Any]:
-        """Return the function that reads the items of an epoch, for `Opened.read`."""
-        if self._varying is None:
-            return self._read
-        return functools.partial(self._of_epoch or self._varying.item, epoch)
+    def open(
+        self,
+        ticket: Ticket,
+        positions: npt.NDArray[np.int64],
+        indices: list[int],
+        batch_rows: tuple[int, ...] = (),
+    ) -> Opened:
+        """Return the rows of a ticket, whose items this reads.
+
+        Args:
+            ticket: the ticket.
+            positions: position of each row.
+            indices: source index of each row.
+            batch_rows: rows of each batch, if they vary.
+        """
+        read = self._read
+        if self._of_epoch is not None:
+            read = functools.partial(self._of_epoch, ticket.epoch)
+        opened = Opened(ticket, positions, indices, read, batch_rows)
+        if self.reads_many:
+            # A part may end the process, so its rows are read alone. A batch of `batch_fn` is
+            # never made in part.
+            is_alone = ticket.deaths > 0 and self._unit == "sample"
+            opened.fetched = Fetched(
+                self, ticket.epoch, positions, indices, opened.bounds(), is_alone
+            )
+        return opened
+
+    # ---- many rows with one call: see `fetching.RowsReader` ----
+
+    def read_many(self, indices: list[int]) -> list[object]:
+        assert self._many is not None
+        rows = self._many(indices[:])  # a copy, which the source may change
+        end_stray()
+        try:
+            return checked_rows(rows, len(indices))
+        except SourceError as error:
+            self.refusal = error
+            raise
+
+    def begin_rows(self, epoch: int, position: int) -> None:
+        # The results of `fn` in a cache are not random, and a `batch_fn` was seeded before.
+        if self._unit == "sample" and self.cached is None:
+            self._seeding.begin(epoch, position, True)
+
+    def noted(self, index: int, rows: int) -> contextlib.AbstractContextManager[None]:
+        # The call of a `batch_fn` includes the reads of its items.
+        if self.progress is None or self._unit == "batch":
+            return contextlib.nullcontext()
+        return self.progress.fetching(index, rows)
+
+    def rows_to_read(self, epoch: int, row: int, indices: Sequence[int]) -> Sequence[int]:
+        failures = None if self.progress is None else self.progress.failures
+        rows: Sequence[int] = range(len(indices))
+        if failures is not None and failures.has_excluded and self._unit == "sample":
+            rows = [at for at in rows if failures.excluded(epoch, [indices[at]]) is None]
+        if self.cached is not None:
+            has = self.cached.has
+            rows = [at for at in rows if at == row or (at > row and not has(indices[at]))]
+        return rows
 
 
 # ---- items with a cache ----
 
+# Snapshots of the global generators, and of those that the function holds.
+_States = tuple[Picture, object]
 
 _DREW = (
     "fn used {} for source index {}. With cache=, it is called only once per item, so all epochs "
@@ -86,45 +169,54 @@ class CachedFunction:
 
     def __init__(
         self,
-        source: Any,
-        fn: Callable[[Any], Any],
+        source: Indexed,
+        fn: Callable[[Any], object],
         shared: SharedCache,
         cell: int,
         seeding: Seeding,
     ) -> None:
-        from loaderpool.cache.setting import Count  # imported here: most loaders have no cache
-
-        self._count = Count
         self._source, self._fn, self._shared = source, fn, shared
         self._counts, self._watch = shared.counts_of(cell), GlobalsWatch()
         self._seeding = seeding  # the function must not draw from the generators that it holds
         self.refusal: CacheError | None = None
 
-    def __call__(self, index: int) -> Any:
+    def __call__(self, index: int, get: Callable[[int], object] | None = None) -> object:
         """Return the result of `fn` for this source index.
+
+        Args:
+            index: the source index.
+            get: returns the item. None: it is read from the source.
 
         Raises:
             CacheError: the result is random, or cannot be pickled.
         """
-        return self._kept(index, index, self._source.__getitem__)
+        return self._kept(index, index, get or self._source.__getitem__)
 
-    def of_epoch(self, epoch: int, index: int) -> Any:
-        """Return the result of `fn` for an index in one epoch of a `VaryingSource`. Each record has
-        one entry.
+    def has(self, index: int) -> bool:
+        """Return True if there probably is a result for this source index."""
+        try:
+            return self._shared.store().has(index)
+        except (OSError, ValueError, struct.error):
+            return False
+
+    def of_epoch(self, source: VaryingSource, epoch: int, index: int) -> object:
+        """Return the result of `fn` for an index in one epoch of a source.
+
+        Each record has one entry.
         """
-        get = functools.partial(self._source.item, epoch)
-        return self._kept(self._source.record(epoch, index), index, get)
+        get = functools.partial(source.item, epoch)
+        return self._kept(source.record(epoch, index), index, get)
 
-    async def call_async(self, index: int) -> Any:
+    async def call_async(self, index: int, get: Callable[[int], object] | None = None) -> object:
         """Return the result of an async `fn`, as `__call__` does."""
-        return await self._kept_async(index, index, self._source.__getitem__)
+        return await self._kept_async(index, index, get or self._source.__getitem__)
 
-    async def of_epoch_async(self, epoch: int, index: int) -> Any:
+    async def of_epoch_async(self, source: VaryingSource, epoch: int, index: int) -> object:
         """Return the result of an async `fn`, as `of_epoch` does."""
-        get = functools.partial(self._source.item, epoch)
-        return await self._kept_async(self._source.record(epoch, index), index, get)
+        get = functools.partial(source.item, epoch)
+        return await self._kept_async(source.record(epoch, index), index, get)
 
-    def _kept(self, entry: int, index: int, get: Callable[[int], Any]) -> Any:
+    def _kept(self, entry: int, index: int, get: Callable[[int], object]) -> object:
         is_found, found, store = self._look_up(entry)
         if is_found:
             return found
@@ -139,17 +231,17 @@ class CachedFunction:
             self._refuse(_DREW.format("random or numpy.random", index))
         return self._put(store, entry, index, value)
 
-    async def _kept_async(self, entry: int, index: int, get: Callable[[int], Any]) -> Any:
+    async def _kept_async(self, entry: int, index: int, get: Callable[[int], object]) -> object:
         is_found, found, store = self._look_up(entry)
         if is_found:
             return found
         draws: list[bool] = []
 
-        async def call() -> Any:
+        async def call() -> object:
             value = self._fn(get(index))
             return await value if inspect.isawaitable(value) else value
 
-        def note(before: tuple[Any, Any]) -> None:
+        def note(before: _States) -> None:
             draws.append(self._drew(before, index))
 
         for _ in range(2):
@@ -161,7 +253,7 @@ class CachedFunction:
             self._refuse(_DREW.format("random or numpy.random", index))
         return self._put(store, entry, index, value)
 
-    def _look_up(self, entry: int) -> tuple[bool, Any, Store | None]:
+    def _look_up(self, entry: int) -> tuple[bool, object, Store | None]:
         """Return True if a result is stored; the result; and the store, None if unavailable."""
         store: Store | None = None
         try:
@@ -169,21 +261,21 @@ class CachedFunction:
             pickled = store.get(entry)
             if pickled is not None:
                 found = pickle.loads(pickled)
-                self._counts[self._count.HITS] += 1
+                self._counts[Count.HITS] += 1
                 return True, found, store
         except Exception as error:
             if is_of_a_handler(error):
                 raise
             # The entry is unavailable or damaged. Make it again, and overwrite it.
-            self._counts[self._count.NO_ROOM if store is None else self._count.DAMAGED] += 1
+            self._counts[Count.NO_ROOM if store is None else Count.DAMAGED] += 1
         return False, None, store
 
-    def _states(self) -> tuple[Any, Any]:
+    def _states(self) -> _States:
         """Return the states of the global generators, and of those that the function holds."""
         captured = self._seeding.captured
         return self._watch.look(), None if captured is None else captured.states()
 
-    def _drew(self, before: tuple[Any, Any], index: int) -> bool:
+    def _drew(self, before: _States, index: int) -> bool:
         """Return True if `fn` has drawn from the global generators.
 
         Raises:
@@ -193,11 +285,11 @@ class CachedFunction:
         of_globals, of_held = self._states()
         if of_held != before[1]:
             self._refuse(_DREW.format("a random number generator that it holds", index))
-        return bool(of_globals != before[0])
+        return of_globals != before[0]
 
-    def _put(self, store: Store | None, entry: int, index: int, value: Any) -> Any:
+    def _put(self, store: Store | None, entry: int, index: int, value: object) -> object:
         """Store a result. Return it as a separate object."""
-        self._counts[self._count.MISSES] += 1
+        self._counts[Count.MISSES] += 1
         try:
             made = pickle.dumps(value, 5)
             value = pickle.loads(made)

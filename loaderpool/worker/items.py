@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,19 +49,17 @@ class IndexedItems:
 
     def open(self, ticket: Ticket) -> Opened:
         """Return the rows of a ticket."""
-        read = self._reader.of_epoch(ticket.epoch)
         if self._at_once and ticket.stop < 0:
-            return Opened(ticket, *self._looked_up(ticket), read)
+            return self._reader.open(ticket, *self._looked_up(ticket))
         plan, epoch = self._plan.after(ticket.rest), ticket.epoch
         positions = plan.positions(epoch, ticket.batch, ticket.batches)
         if ticket.batches == 1 and not plan.rows_vary:
             positions = positions[ticket.start : ticket.stop]
-        opened = Opened(ticket, positions, plan.order.indices(epoch, positions), read)
+        batch_rows: tuple[int, ...] = ()
         if plan.rows_vary and ticket.batches > 1:
-            opened.batch_rows = tuple(
-                plan.rows(epoch, ticket.batch + at) for at in range(ticket.batches)
-            )
-        return opened
+            batch_rows = tuple(plan.rows(epoch, ticket.batch + at) for at in range(ticket.batches))
+        indices = plan.order.indices(epoch, positions)
+        return self._reader.open(ticket, positions, indices, batch_rows)
 
     def _looked_up(self, ticket: Ticket) -> tuple[_Positions, list[int]]:
         """Return the positions and indices of a whole batch.
@@ -82,7 +79,7 @@ class IndexedItems:
         positions = plan.positions(epoch, batch, min(self._at_once, plan.batches_per_epoch - batch))
         return positions, plan.order.indices(epoch, positions)
 
-    def put(self, positions: Sequence[int], items: Sequence[Any]) -> None:
+    def put(self, positions: Sequence[int], items: Sequence[object]) -> None:
         """Do nothing, because each worker reads items itself."""
 
     def seed(self, captured: CapturedGenerators | None) -> None:

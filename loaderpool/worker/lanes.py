@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.errors import SourceError, add_note, brief
+from loaderpool.errors import SourceError, add_note, brief, counted
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.generators import LANE, CapturedGenerators
 from loaderpool.plan.item_names import first_position
@@ -39,15 +39,18 @@ _SEED_BITS = (1 << 64) - 1
 # Immutable types: their objects cannot change after they were yielded.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
-_Pairs = Iterator[tuple[int, Any]]  # positions and items
+_Pairs = Iterator[tuple[int, object]]  # positions and items
 
 
 class Generators(NamedTuple):
-    """The user's generators of each lane. The epoch and the lane determine them, and their order."""
+    """The user's generators of each lane.
 
-    make_generator: Callable[..., Any]  # the user's function
+    The epoch and the lane determine which generators they are, and their order.
+    """
+
+    make_generator: Callable[..., object]  # the user's function
     takes: frozenset[str]  # "rng" and "worker", if the function accepts them
-    shards: list[Any] | None  # arguments of the generators, one for each; None: there are none
+    shards: list[object] | None  # arguments of the generators, one for each; None: there are none
     plan: Plan  # plan of the batches
     shuffle: bool  # True if each epoch has another order of shards
     window: int  # items that are shuffled among each other in each lane; 0: none
@@ -84,8 +87,8 @@ class Generators(NamedTuple):
     def _seed(self, kind: str, index: int, epoch: int) -> int:
         return stream_key(f"{kind}-{index}", self.plan.order.seed, epoch) & _SEED_BITS
 
-    def make(self, info: WorkerInfo) -> Any:
-        """Call the user's function and return its iterable."""
+    def make(self, info: WorkerInfo) -> object:
+        """Call the user's function, and return what should be an iterable."""
         arguments = () if self.shards is None else (info.shard,)
         keywords: dict[str, Any] = {"worker": info} if "worker" in self.takes else {}
         if "rng" in self.takes:
@@ -125,9 +128,9 @@ class LaneItems:
         # outlive their batch, and sharing could only be detected within a batch.
         self.copies = generators.window > 0
         self._lanes: dict[tuple[int, int], Lane] = {}  # keyed by epoch and number
-        self._latest: Lane | None = None  # lane of the current ticket's batch
+        self._latest: Lane  # lane of the latest batch, once `open` was called
         # items of the next ticket, by position, if another worker has read them
-        self._given: dict[int, Any] = {}
+        self._given: dict[int, object] = {}
         self.progress: Progress
         self.captured: CapturedGenerators | None = None
         self._times_items = self.is_timed = False
@@ -161,8 +164,7 @@ class LaneItems:
 
     # ---- tickets ----
 
-    def __getitem__(self, position: int) -> Any:
-        assert self._latest is not None
+    def __getitem__(self, position: int) -> object:
         return self._latest.give(position)
 
     @property
@@ -170,7 +172,7 @@ class LaneItems:
         """One batch for each lane: its first one."""
         return self.generators.plan.lanes
 
-    def put(self, positions: Sequence[int], items: Sequence[Any]) -> None:
+    def put(self, positions: Sequence[int], items: Sequence[object]) -> None:
         """Store the items of the next ticket, which another worker has read."""
         self._given = dict(zip(positions, items, strict=True))
 
@@ -186,7 +188,6 @@ class LaneItems:
         positions = self._take((ticket.epoch, number), round_number * rows, rows)
         if plan.drop_remainder and len(positions) < rows:
             positions = []
-        assert self._latest is not None
         return Opened(ticket, np.array(positions, np.int64), positions, self._latest.give)
 
     def seed(self, captured: CapturedGenerators | None) -> None:
@@ -232,8 +233,8 @@ class LaneItems:
             self.keeps_globals = True
             self.close()
 
-    def make(self, info: WorkerInfo) -> Any:
-        """Call the user's `make_generator` with the generators seeded. Return its iterable."""
+    def make(self, info: WorkerInfo) -> object:
+        """Seed the generators, call the user's `make_generator`, and return its result."""
         if self.captured is not None:
             self.captured.begin(LANE, info.epoch, info.index)
         if self.keeps_globals:
@@ -265,7 +266,7 @@ class Lane:
 
     def _reset(self) -> None:
         # iterator over positions and items; None: the lane is at its start
-        self._made: Generator[tuple[int, Any], None, None] | None = None
+        self._made: Generator[tuple[int, object], None, None] | None = None
         self._mixed: _Pairs = iter(())  # items of `_made` in their final order
         self._globals: SavedGlobals | None = None  # state that the lane's generators left
         # function that restores the captured generators to the lane's latest states
@@ -276,7 +277,7 @@ class Lane:
         self._needed = 0
         self._latest = _LaneBatch(0, -1, [])
         # items of the latest batch by position, except those returned by `give`
-        self._batch: dict[int, Any] = {}
+        self._batch: dict[int, object] = {}
 
     def take(self, start: int, count: int) -> list[int]:
         """Read the batch of `count` items from item `start` on, and return their positions.
@@ -324,7 +325,7 @@ class Lane:
         self._batch = dict(pairs)
         return self._latest.positions
 
-    def give(self, position: int) -> Any:
+    def give(self, position: int) -> object:
         """Return an item of the latest batch. The caller may change it, so a second call makes the
         item again.
         """
@@ -346,7 +347,7 @@ class Lane:
         finally:
             self._reset()
 
-    def _read(self, start: int, count: int) -> list[tuple[int, Any]]:
+    def _read(self, start: int, count: int) -> list[tuple[int, object]]:
         if self._made is None:
             self._made = self._make()
             self._mixed = self._owner.generators.mixed(self._made, self._epoch, self._number)
@@ -359,7 +360,7 @@ class Lane:
         self._at = start + len(pairs)
         return pairs
 
-    def _make(self) -> Generator[tuple[int, Any], None, None]:
+    def _make(self) -> Generator[tuple[int, object], None, None]:
         """Yield each item with its position, generator after generator. User code runs here."""
         owner, progress, at_once = self._owner, self._owner.progress, 1
         for info in owner.generators.infos(self._epoch, self._number):
@@ -376,7 +377,7 @@ class Lane:
             unread, is_over = by_next(items), False
             try:
                 while not is_over:
-                    position, block = self._position, list[Any]()
+                    position, block = self._position, list[object]()
                     wanted = 1 if owner.is_timed else max(1, min(at_once, self._needed))
                     progress.note_generator(owner.run, position)
                     started = clock.monotonic_ns()
@@ -407,16 +408,16 @@ class Lane:
                     close()
 
 
-def _check_length(info: WorkerInfo, stated: int, count: int, unread: Iterator[Any]) -> None:
+def _check_length(info: WorkerInfo, stated: int, count: int, unread: Iterator[object]) -> None:
     """Raise `SourceError` if a shard's number of items differs from `stated`; `count` items were
     read.
     """
     if count == stated and next(unread, unread) is not unread:
         count += 1
     if count != stated:
-        found = f"more than {stated}" if count > stated else f"only {count}"
+        found = f"more than {stated} items" if count > stated else f"only {counted(count, 'item')}"
         raise SourceError(
-            f"shard {info.index} ({brief(info.shard)}) has {found} items, but shard_lengths states "
+            f"shard {info.index} ({brief(info.shard)}) has {found}, but shard_lengths states "
             f"{stated}. Correct shard_lengths, or remove it"
         )
 

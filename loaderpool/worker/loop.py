@@ -13,8 +13,8 @@ import os
 import pickle
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
+from loaderpool.errors import add_note
 from loaderpool.memory.arena import Arena, SlotFile, map_memory_file
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
@@ -26,7 +26,7 @@ from loaderpool.transport.messages import Done, Ended, Found, Ticket
 from loaderpool.transport.payload.record import WorkerPayload
 from loaderpool.transport.pickling import dumps, receive
 from loaderpool.transport.reports import LOST_PIPES_STATUS, describe_failure
-from loaderpool.worker.bundles import Bundle, Frame, unpacked
+from loaderpool.worker.bundles import Bundle, Frame, HandedOver, unpacked
 from loaderpool.worker.event_loop import EventLoop
 from loaderpool.worker.own_process import end_stray
 from loaderpool.worker.probe import probe
@@ -63,14 +63,11 @@ class TicketQueue:
             self._begun = ticket.number
         return True
 
-    def items_of(self, ticket: Ticket) -> tuple[list[int], list[Any]]:
-        """Return the items that another worker has read, and their positions."""
+    def items_of(self, ticket: Ticket) -> HandedOver:
+        """Return the positions and items of a ticket that another worker has read."""
         nbytes, buffers = ticket.items
         with memoryview(map_memory_file(self._files[ticket.number], nbytes)).cast("B") as content:
-            found: tuple[list[int], list[Any]] = unpacked(
-                content, Bundle(0, nbytes, buffers, 0), ticket.loader
-            )
-        return found
+            return unpacked(content, Bundle(0, nbytes, buffers, 0), ticket.loader)
 
     def drop_file(self, ticket: Ticket) -> None:
         """Close the file of a ticket that was answered."""
@@ -270,7 +267,7 @@ class Worker:
             else:
                 self._slots.prepare(ticket.offset, ticket.slot_bytes, ticket.is_fresh)
                 if ticket.items:
-                    work.items.put(*self._queue.items_of(ticket))
+                    self._put_items(work, ticket)
                 elif work.plan.lanes:
                     self._works.note_lane(ticket)
                 filled = work.fill(ticket, self._slots.map, ticket.offset, ticket.slot_bytes)
@@ -326,6 +323,13 @@ class Worker:
             begun_ns + took_ns,
             (*of, ticket.start, ticket.stop, ticket.deaths, has_failed),
         )
+
+    def _put_items(self, work: Work, ticket: Ticket) -> None:
+        try:
+            work.items.put(*self._queue.items_of(ticket))
+        except work.failures.catches as error:
+            add_note(error, "while items of a generator were unpickled, which another worker read")
+            raise work.failures.of(error, ticket.epoch) from None
 
     def _look(self, work: Work, ticket: Ticket) -> Found:
         found = probe(work, ticket.epoch, ticket.feed)

@@ -16,12 +16,15 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from loaderpool.system import machine
 from loaderpool.system.interrupts import is_of_a_handler
+
+if TYPE_CHECKING:
+    import torch
 
 _is_stray = False
 
@@ -137,14 +140,14 @@ class GlobalsWatch:
         self.seen: Picture | None = None
         # the functions of `random` are methods of this object
         self._python = _memory_of(random._inst)
-        self._generator: Any = None  # bit generator of `numpy.random`
+        self._generator: np.random.BitGenerator | None = None  # bit generator of `numpy.random`
         # memory of the bit generator's state; None: not an MT19937
         self._state: memoryview | None = None
         self._owner = memoryview(b"")  # memory of the `RandomState`, which keeps a Gaussian
 
     def look(self) -> Picture:
         """Return a snapshot of the generators."""
-        gauss: Any = random._inst.gauss_next  # type: ignore[attr-defined]
+        gauss: float | None = random._inst.gauss_next  # type: ignore[attr-defined]
         torch = _torch_state() if "torch" in sys.modules else None
         if _NUMPY not in sys.modules:
             return self._python.tobytes(), gauss, torch
@@ -158,7 +161,7 @@ class GlobalsWatch:
         state = pickle.dumps(generator.state) if self._state is None else self._state.tobytes()
         return self._python.tobytes(), gauss, torch, generator, state, self._owner.tobytes()
 
-    def run(self, work: Callable[..., Any], *arguments: Any) -> tuple[Any, bool]:
+    def run(self, work: Callable[..., object], *arguments: object) -> tuple[Any, bool]:
         """Return the result of `work`, and True if `work` drew from the generators.
 
         If `work` raises, the exception is raised only if it did not draw. Otherwise the result is
@@ -186,7 +189,7 @@ class SavedGlobals:
 
     def __init__(self) -> None:
         self._python = random.getstate()
-        self._numpy: Any = np.random.get_state(legacy=False)
+        self._numpy: dict[str, Any] = np.random.get_state(legacy=False)
         if "key" in self._numpy["state"]:  # `set_state` takes 2 us for a list, 100 us for an array
             self._numpy["state"]["key"] = self._numpy["state"]["key"].tolist()
         self._torch = _torch_generator()
@@ -229,7 +232,7 @@ class KeptGlobals(GlobalsWatch):
             self._saved.restore()
 
 
-def _memory_of(instance: Any) -> memoryview:
+def _memory_of(instance: object) -> memoryview:
     """Return a memoryview of a CPython object, without its header. The caller keeps the object
     alive.
     """
@@ -240,7 +243,7 @@ def _memory_at(address: int, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * nbytes).from_address(address))
 
 
-def _torch_generator() -> Any:
+def _torch_generator() -> torch.Generator | None:
     """Return torch's global CPU generator; None if torch is not imported, or only in part."""
     return getattr(sys.modules.get("torch"), "default_generator", None)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.messages import Ticket
 from loaderpool.transport.pickling import send
-from loaderpool.worker.tickets import Abandoned, Opened, Probe, WorkFailed
+from loaderpool.worker.tickets import Abandoned, Probe, WorkFailed
 from loaderpool.worker.work import Work
 
 # Samples that the probe tries if errors may be skipped. Smaller: it stops after a few bad
@@ -154,7 +154,7 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
     if excluded is not None:
         raise WorkFailed(excluded, RuntimeError(excluded.text))
     calls.kept.keep_only(epoch)
-    opened = Opened(Ticket(epoch=epoch), positions, indices, calls.reader.of_epoch(epoch))
+    opened = calls.reader.open(Ticket(epoch=epoch), positions, indices)
     started = clock.monotonic_ns()
     work.progress.note_thread(0, started, indices[0])
     try:
@@ -172,14 +172,14 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
             raise WorkFailed(failure, error) from None
         raise failed from None
     # In a drawn order, the first use of an item may be at another position.
-    if not work.plan.order.is_drawn:
+    if calls.can_keep and not work.plan.order.is_drawn:
         calls.kept[indices[0]] = spec.structure.unflatten(kept)
     return Probe(
         spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows, _classes_of(result)
     )
 
 
-def _refuse_awaitable(result: Any, origin: str) -> NoReturn:
+def _refuse_awaitable(result: object, origin: str) -> NoReturn:
     if inspect.iscoroutine(result):
         result.close()  # otherwise Python warns that it was never awaited
     raise SpecMismatchError(
@@ -215,7 +215,7 @@ def _refuse_elements_for_items(
     calls, rows, indices = work.calls, len(positions), work.plan.order.indices(epoch, positions)
     kept = calls.kept.pop(indices[0], None)
     try:
-        opened = Opened(Ticket(epoch=epoch), positions, indices, calls.reader.of_epoch(epoch))
+        opened = calls.reader.open(Ticket(epoch=epoch), positions, indices)
         fewer = Structure.of(calls.watched(calls.unit, opened, 0, rows - 1))
     except work.failures.catches:
         # If it matters, it fails again in its own ticket.
@@ -236,7 +236,7 @@ def _refuse_elements_for_items(
     raise work.failures.of(error, epoch, indices, int(positions[0]))
 
 
-def _classes_of(result: Any) -> bytes:
+def _classes_of(result: object) -> bytes:
     """Return a pickle of the classes in a result that the function itself defines.
 
     It is empty if there are none, or if they cannot be pickled.
@@ -252,7 +252,7 @@ def _classes_of(result: Any) -> bytes:
         return b""
 
 
-def _kept(leaf: Any, path: str) -> Any:
+def _kept(leaf: object, path: str) -> object:
     """Return a copy of the leaf, because the function may refill its buffer (or list) before the
     ticket's turn.
     """
@@ -260,7 +260,7 @@ def _kept(leaf: Any, path: str) -> Any:
     return leaf if is_immutable else convert_leaf(leaf, path).copy()
 
 
-def _nbytes(leaf: Any) -> int:
+def _nbytes(leaf: object) -> int:
     array = np.asarray(leaf)
     if array.dtype != object:
         return array.nbytes

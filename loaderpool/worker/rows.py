@@ -33,7 +33,9 @@ _IMMUTABLE = (bool, int, float, complex, np.generic)
 # Dtypes of Python scalars.
 _SCALAR_DTYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
 _SHAPE, _BASE = attrgetter("shape"), attrgetter("base")
-_ONLY_ARRAYS, _ONLY_NONE = {np.ndarray}, {type(None)}
+_ONLY_ARRAYS = {np.ndarray}
+# Bases of arrays that own their memory, or whose memory nobody can change.
+_UNCHANGING = {type(None), bytes}
 # Containers that a function may refill. A store that is a mapping is none of them.
 _NESTED = (dict, list, tuple, UserDict)
 _INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
@@ -50,7 +52,7 @@ class Converter:
     """
 
     def __init__(
-        self, form: BatchForm, is_given: bool, pad: Any = False, is_ragged: bool = False
+        self, form: BatchForm, is_given: bool, pad: object = False, is_ragged: bool = False
     ) -> None:
         self._is_given, self._pad = is_given, pad
         self._spec = form.spec
@@ -72,7 +74,7 @@ class Converter:
                 ArraySpec((None,) * len(c.shape), c.dtype, c.text) for c in form.spec.components
             )
 
-    def row(self, result: Any, index: int) -> list[npt.NDArray[Any]]:
+    def row(self, result: object, index: int) -> list[npt.NDArray[Any]]:
         """Return all components of the result of one call, converted and checked."""
         try:
             leaves = self._flatten(result)
@@ -81,7 +83,7 @@ class Converter:
             raise SpecMismatchError(f"{error}{given} ({item_name(index)})") from None
         return [self.leaf(leaf, component, index) for component, leaf in enumerate(leaves)]
 
-    def leaf(self, value: Any, component: int, index: int) -> npt.NDArray[Any]:
+    def leaf(self, value: object, component: int, index: int) -> npt.NDArray[Any]:
         """Return one component, converted and checked.
 
         Raises:
@@ -138,7 +140,7 @@ class Converter:
     # ---- rows of a fixed slot ----
 
     def write_row(
-        self, arrays: Sequence[npt.NDArray[Any]], row: int, result: Any, index: int
+        self, arrays: Sequence[npt.NDArray[Any]], row: int, result: object, index: int
     ) -> None:
         """Write the result of one call into a row of each array.
 
@@ -153,26 +155,37 @@ class Converter:
             array[row] = leaf
 
     def write_block(
-        self, arrays: Sequence[npt.NDArray[Any]], row: int, results: Sequence[Any]
+        self,
+        arrays: Sequence[npt.NDArray[Any]],
+        row: int,
+        results: Sequence[Any],
+        are_items: bool = False,
     ) -> bool:
         """Write several results of `take` into the rows from `row` on. Return False to have them
         made one by one.
 
         It returns False if a result differs from the spec, because its own call then reports the
         error. It also does so if a result may have changed since: a function that refills one
-        buffer has overwritten the first results.
+        buffer has overwritten the first results. That is not so with `are_items`: the results are
+        items of the source that were read with one call, as they are.
         """
-        columns = [results] if self.take is None else zip(*results, strict=True)
+        columns: Iterable[Sequence[Any]] = [results]
+        if self.take is not None:
+            is_flat = not are_items
+            columns = (
+                zip(*results, strict=True) if is_flat else self._spec.structure.columns(results)
+            )
         waiting: set[int] = set()
         count = 0
         try:
             for component, (array, column) in enumerate(zip(arrays, columns, strict=True)):
                 kinds = set(map(type, column))
                 if kinds == _ONLY_ARRAYS:
-                    if not _join(array, row, column):
+                    if not _join(array, row, column, are_items):
                         return False
-                    waiting.update(map(id, column))
-                    count += len(column)
+                    if not are_items:
+                        waiting.update(map(id, column))
+                        count += len(column)
                 elif not self._write_scalars(component, array, row, column, kinds):
                     return False
         except (TypeError, ValueError, OverflowError) as error:
@@ -205,11 +218,13 @@ class Converter:
         return True
 
 
-def _join(array: npt.NDArray[Any], row: int, column: Sequence[npt.NDArray[Any]]) -> bool:
-    """Write arrays that own their memory, by calls that loop in C.
+def _join(
+    array: npt.NDArray[Any], row: int, column: Sequence[npt.NDArray[Any]], may_be_views: bool
+) -> bool:
+    """Write arrays, by calls that loop in C.
 
-    Returns False, or raises, if one of the arrays does not own its memory or has another shape or
-    dtype.
+    Returns False, or raises, if one of the arrays has another shape or dtype, or does not own its
+    memory although it must.
     """
     shape = array.shape[1:]
     # For a single axis, comparing lengths is enough and faster. Arrays with more axes would fail to
@@ -219,14 +234,16 @@ def _join(array: npt.NDArray[Any], row: int, column: Sequence[npt.NDArray[Any]])
         if len(shape) == 1
         else set(map(_SHAPE, column)) == {shape}
     )
-    if not shape or not alike or set(map(type, map(_BASE, column))) != _ONLY_NONE:
+    if not shape or not alike:
+        return False
+    if not (may_be_views or set(map(type, map(_BASE, column))) <= _UNCHANGING):
         return False
     joined = array[row : row + len(column)].reshape(len(column) * shape[0], *shape[1:])
     np.concatenate(column, out=joined, casting="equiv")
     return True
 
 
-def _origins(form: BatchForm, is_given: bool, pad: Any, is_ragged: bool) -> Iterator[Origin]:
+def _origins(form: BatchForm, is_given: bool, pad: object, is_ragged: bool) -> Iterator[Origin]:
     """Yield the origin of each component's expected shape."""
     whole = form.unit != "sample"
     padding = padding_of(False if whole else pad, form.spec.structure)
@@ -257,7 +274,7 @@ def collate(
     component: ArraySpec,
     path: str,
     indices: Sequence[int],
-    pad: Any,
+    pad: object,
 ) -> list[Block]:
     """Return the blocks of one component of a batch of samples.
 
@@ -296,7 +313,9 @@ def collate(
         if not is_full:
             out[...] = filler
         for row, value in enumerate(values):
-            corner: Any = row if pad is False else (row, *map(slice, value.shape))
+            corner: int | tuple[int | slice, ...] = (
+                row if pad is False else (row, *map(slice, value.shape))
+            )
             out[corner] = value
 
     if component.text is not None:
@@ -370,7 +389,7 @@ def _text_blocks(texts: list[Any], shape: tuple[int, ...]) -> list[Block]:
 # ---- results that are kept together ----
 
 
-def share_memory(results: Iterable[Any], but: Iterable[Any] = ()) -> bool:
+def share_memory(results: Iterable[object], but: Iterable[object] = ()) -> bool:
     """Return True if several results contain the same writable array, list or dict.
 
     An array counts even if it is only the base of a view. Arrays in `but` may be shared.
@@ -385,7 +404,7 @@ def share_memory(results: Iterable[Any], but: Iterable[Any] = ()) -> bool:
     return False
 
 
-def _roots(value: Any) -> Iterator[int]:
+def _roots(value: object) -> Iterator[int]:
     if isinstance(value, np.ndarray):
         while isinstance(value.base, np.ndarray):
             value = value.base
@@ -400,7 +419,7 @@ def _roots(value: Any) -> Iterator[int]:
                 yield from _roots(part)
 
 
-def copy_of(item: Any) -> Any:
+def copy_of(item: object) -> object:
     """Return the item with copies of its arrays, lists and dicts."""
     if isinstance(item, np.ndarray):
         return item.copy()
@@ -409,9 +428,8 @@ def copy_of(item: Any) -> Any:
         for key, value in item.items():
             copied[key] = copy_of(value)
         return copied
-    kind = type(item)
-    if kind is list or kind is tuple:
-        return kind(map(copy_of, item))
+    if type(item) is list or type(item) is tuple:
+        return type(item)(map(copy_of, item))
     return (
         item._make(map(copy_of, item))
         if isinstance(item, tuple) and hasattr(item, "_make")

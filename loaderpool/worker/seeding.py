@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loaderpool.plan.generators import BATCH, SAMPLE
 from loaderpool.transport.payload.generators import made_by_setup, seeder
 from loaderpool.transport.payload.record import Pair, WorkerPayload
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from loaderpool.plan.sample_streams import SampleStreams
 
 
@@ -53,7 +55,7 @@ class Seeding:
         position: int,
         batch: bool = False,
         streams: SampleStreams | None = None,
-    ) -> Any:
+    ) -> np.random.Generator | None:
         """Seed the generators for a call, and return its `rng`. None if no function takes it.
 
         Args:
@@ -74,7 +76,10 @@ class Seeding:
         return None
 
     def borrow_streams(self) -> SampleStreams | None:
-        """Return random streams for one coroutine. None if it needs none. Pairs with `give_back`."""
+        """Return random streams for one coroutine, or None if it needs none.
+
+        Pairs with `give_back`.
+        """
         if not (self.takes_rng or self.seeds_globals):
             return None
         return self._free_streams.pop() if self._free_streams else self._new_streams()

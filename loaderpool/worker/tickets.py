@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import mmap
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +16,7 @@ from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import brief
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
-from loaderpool.memory.layout import VaryingLayout
+from loaderpool.memory.layout import Buffer, VaryingLayout
 from loaderpool.memory.recorder import CallKind
 from loaderpool.plan.batches import bounds_of
 from loaderpool.plan.generators import CapturedGenerators
@@ -30,12 +32,14 @@ from loaderpool.transport.reports import (
     how_it_ended,
 )
 from loaderpool.worker.event_loop import CallTimeoutError
+from loaderpool.worker.fetching import Fetched
 from loaderpool.worker.own_process import end_stray
 
 if TYPE_CHECKING:
     from loaderpool.worker.bundles import Frame
 
 _SHOWN_COLUMNS = 8  # columns in a message about a missing one
+_NO_SLOT: tuple[Buffer, int, int] = (bytearray(), 0, 0)
 
 
 class Abandoned(Exception):
@@ -50,7 +54,7 @@ class WorkFailed(Exception):
         self.failure, self.error = failure, error
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Opened:
     """A ticket and its rows."""
 
@@ -58,12 +62,17 @@ class Opened:
     positions: npt.NDArray[np.int64]  # positions of the rows, in the plan's order
     indices: list[int]  # source index of each position
     # Returns the item of a source index, even after later tickets were opened.
-    read: Callable[[int], Any]
+    read: Callable[[int], object]
     batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, if they vary
     # the slot's arrays, if each row is written before the next one is made
     arrays: Sequence[npt.NDArray[Any]] | None = None
-    slot: tuple[Any, int, int] = (None, 0, 0)  # buffer, first byte in it, number of bytes
-    calls: Any = None  # calls made by threads, keyed by their first row
+    # buffer, first byte in it, number of bytes; the probe and `replay` have no slot
+    slot: tuple[Buffer, int, int] = _NO_SLOT
+    fetched: Fetched | None = None  # the items, if the source reads many rows with one call
+
+    def item(self, row: int) -> object:
+        """Return what the first function is called with for a row."""
+        return self.read(self.indices[row]) if self.fetched is None else self.fetched.value(row)
 
     def bounds(self) -> list[tuple[int, int]]:
         """Return the first and the end row of each batch."""
@@ -119,14 +128,14 @@ class StreamedItems:
     """
 
     def __init__(self) -> None:
-        self.shared: Any = None
+        self.shared: mmap.mmap | None = None
         self.loader = 0
-        self._items: dict[int, Any] = {}
+        self._items: dict[int, object] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StreamedItems, ()
 
-    def __getitem__(self, position: int) -> Any:
+    def __getitem__(self, position: int) -> object:
         return self._items[position]
 
     @property
@@ -158,7 +167,7 @@ class StreamedItems:
     def close(self) -> None:
         """Do nothing."""
 
-    def put(self, positions: Sequence[int], items: Sequence[Any]) -> None:
+    def put(self, positions: Sequence[int], items: Sequence[object]) -> None:
         """Store the items of the next ticket. Called by the main process, with `workers=0`."""
         self._items = dict(zip(positions, items, strict=True))
 
@@ -198,13 +207,21 @@ class Failures:
     """
 
     def __init__(self, worker: int | None, catches: type[BaseException]) -> None:
-        self._worker, self.catches = worker, catches
+        self._worker, self._catches = worker, catches
         self.timeout_s = 0.0
-        self.shards: Sequence[Any] | None = None
+        self.shards: Sequence[object] | None = None
         self.columns: tuple[str, ...] = ()
         # Failures of calls that must not run again, by epoch and source index. The key of a batch
         # is its first index.
         self._excluded: dict[tuple[int, int], Failure] = {}
+
+    @property
+    def catches(self) -> tuple[type[BaseException], ...]:
+        """Exceptions that count as errors of the user's code."""
+        # A coroutine that awaits a canceled task raises CancelledError, which is no Exception.
+        # Without asyncio, nothing raises it.
+        asyncio = sys.modules.get("asyncio")
+        return (self._catches,) if asyncio is None else (self._catches, asyncio.CancelledError)
 
     def of(
         self,
@@ -278,6 +295,11 @@ class Failures:
                 node=process.node(),
             )
         self._excluded[epoch, index] = failure
+
+    @property
+    def has_excluded(self) -> bool:
+        """True if any call must not run again."""
+        return bool(self._excluded)
 
     def excluded(self, epoch: int, indices: Sequence[int]) -> Failure | None:
         """Return the failure of the call for these items, or None if the call may run."""
@@ -390,16 +412,56 @@ class Progress:
 
         Unlike `note`, it does not check the run.
         """
+        self._numbers[self.cell + Field.BLOCK] = 0
         self._numbers[self.cell + Field.THREAD] = thread
         self._numbers[self._started_field] = started_ns
         self._numbers[self._index_field] = index + 1
 
-    def note_step(self, index: int) -> None:
+    def begin_step(self, index: int) -> tuple[int, int]:
         """Note that a coroutine, which makes this sample, runs until it waits.
 
-        So a coroutine that blocks all others is named. Those that wait too long are canceled.
+        So a coroutine that blocks all others is named. Between steps, the board names the sample
+        that the main thread waits for. If its coroutine ignores the cancellation, the supervisor
+        ends the worker.
+
+        Returns:
+            The earlier note, for `end_step`.
         """
+        numbers = self._numbers
+        before = numbers[self._started_field], numbers[self._index_field]
         self.note_thread(0, clock.monotonic_ns(), index)
+        return before
+
+    def end_step(self, before: tuple[int, int]) -> None:
+        """Note that a coroutine waits. Pairs with `begin_step`."""
+        self._numbers[self._started_field], self._numbers[self._index_field] = before
+
+    def allow_for_cleanup(self) -> None:
+        """Count the time of the noted sample from now on, because a coroutine is canceled.
+
+        Otherwise the supervisor would end the worker while `finally` blocks run.
+        """
+        self._numbers[self._started_field] = clock.monotonic_ns()
+
+    @contextlib.contextmanager
+    def fetching(self, index: int, rows: int) -> Iterator[None]:
+        """Note that one call in the block reads this many rows of the source, from `index` on.
+
+        The time limit of the sample in work starts again after it, and its time does not count as
+        time of that sample's call.
+        """
+        numbers, block = self._numbers, self.cell + Field.BLOCK
+        noted, begun_ns = (numbers[self._index_field], numbers[block]), clock.monotonic_ns()
+        numbers[self._started_field] = begun_ns
+        numbers[self._index_field], numbers[block] = index + 1, rows
+        try:
+            yield
+        finally:
+            now_ns = clock.monotonic_ns()
+            numbers[self._started_field] = now_ns
+            numbers[self._index_field], numbers[block] = noted
+            if self._counted is not None:
+                self._counted.leave_out(now_ns - begun_ns)
 
     def note_generator(self, run: int, position: int) -> None:
         """Note that a generator makes items from this position on.

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.board import Board
-from loaderpool.memory.layout import BatchForm, Block, VaryingLayout
+from loaderpool.memory.layout import BatchForm, Block, Buffer, VaryingLayout
 from loaderpool.plan.batches import Plan, kept
 from loaderpool.plan.drawn import read_order
 from loaderpool.sources.tables import Columns
@@ -115,7 +115,7 @@ class Work:
             payload, progress.cell // Board.base(1), threads, watch, event_loop
         )
         if progress.worker is not None and config.limits.timeout_s is not None:
-            calls.limit = TimeLimit(config.limits.timeout_s, progress.note_step)
+            calls.limit = TimeLimit(config.limits.timeout_s, progress)
         self.items: Items
         if self.plan.lanes:
             self.items = source
@@ -126,6 +126,8 @@ class Work:
             self.items, source.shared, source.loader = source, shared, loader
         else:
             self.items = IndexedItems(self.plan, calls.reader, looks_ahead=progress.worker is None)
+        if progress.worker is not None:
+            calls.reader.progress = progress
         self._concurrent: ConcurrentCalls | None = None
         if threads > 1:
             executor = (
@@ -184,19 +186,25 @@ class Work:
         """Close the generators that run here."""
         self.items.close()
 
-    def call(self, epoch: int, positions: list[int], indices: list[int]) -> Any:
-        """Return the unconverted result of one call for these positions.
+    def call(self, epoch: int, positions: list[int], indices: list[int], row: int) -> object:
+        """Return the unconverted result of one call: a sample of this row of a batch, or the batch.
 
         Called by `replay`. Raises the exceptions of the function.
+
+        Args:
+            epoch: the epoch.
+            positions: position of each row of the batch.
+            indices: source index of each row of the batch.
+            row: the row.
         """
         self.calls.kept.keep_only(epoch)
-        read = self.calls.reader.of_epoch(epoch)
-        opened = Opened(Ticket(epoch=epoch), np.array(positions), indices, read)
+        opened = self.calls.reader.open(Ticket(epoch=epoch), np.array(positions), indices)
         fixed = None if self.form is None else self.form.fixed
         if self.calls.chain.takes_out and fixed is not None:
             shapes = zip(fixed.row_shapes, fixed.dtypes, strict=True)
-            opened.arrays = [np.empty((1, *shape), dtype) for shape, dtype in shapes]
-        return self.calls.unit(opened, 0, len(indices))
+            opened.arrays = [np.empty((len(indices), *shape), dtype) for shape, dtype in shapes]
+        start = 0 if self.unit == "batch" else row
+        return self.calls.unit(opened, start, len(indices))
 
     # ---- tickets ----
 
@@ -231,7 +239,7 @@ class Work:
         self.calls.after_call = self.check if is_suspect else end_stray
         self.items.check_after_each(self.calls.after_call)
 
-    def begin(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> bool:
+    def begin(self, ticket: Ticket, buffer: Buffer, base: int, capacity: int) -> bool:
         """Start the calls of a later ticket, while an earlier one is filled. Return True if they
         have started.
 
@@ -255,7 +263,7 @@ class Work:
         if self._concurrent is not None and ticket in self._concurrent.begun:
             self._concurrent.end(ticket)
 
-    def fill(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> MadeRows:
+    def fill(self, ticket: Ticket, buffer: Buffer, base: int, capacity: int) -> MadeRows:
         """Make the ticket's rows in the slot at byte `base` of `buffer`, which has `capacity`
         bytes.
 
@@ -271,7 +279,7 @@ class Work:
                 started, ticket, are_told=concurrent is not None or progress.counts_generated
             )
         begun = None if concurrent is None else concurrent.begun.get(ticket)
-        opened = begun or self._open(ticket, buffer, base, capacity)
+        opened = self._open(ticket, buffer, base, capacity) if begun is None else begun.opened
         if not opened.indices:  # the ticket's lane has ended
             VaryingLayout([]).write(buffer, base)
             return MadeRows(0)
@@ -280,13 +288,12 @@ class Work:
             if read := self._handing_over.frame(opened):
                 return MadeRows(0, items=len(opened.indices), read=read)
             opened_ns = clock.monotonic_ns()
-        # Not stored in `self`: a reference cycle would keep the files of a dropped loader open.
-        fill = self._fill_batches if opened.arrays is None else self._fill_rows
+        fetched = opened.fetched
         try:
             if concurrent is None:
-                filled = calls.watched(fill, calls, opened)
+                filled = calls.watched(self._fill, calls, opened)
             else:
-                filled = concurrent.run(opened, fill, self.look_ahead)
+                filled = concurrent.run(opened, self._fill, self.look_ahead)
         except self.failures.catches as error:
             raise self.failures.of(
                 error, ticket.epoch, opened.indices, int(opened.positions[0])
@@ -294,12 +301,13 @@ class Work:
         now = clock.monotonic_ns()
         if progress.worker is not None:
             progress.end_ticket(now)
-        self._row_times.note((now - started) // len(opened.indices))
+        read_ns = 0 if fetched is None else fetched.spent_ns
+        self._row_times.note((now - started - read_ns) // len(opened.indices))
         if opened_ns:
             self._handing_over.calls_ns = now - opened_ns
         return filled
 
-    def _open(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> Opened:
+    def _open(self, ticket: Ticket, buffer: Buffer, base: int, capacity: int) -> Opened:
         """Return the rows of a ticket. Their items can be read by index from now on."""
         if self.calls.kept:
             self.calls.kept.keep_only(ticket.epoch)
@@ -318,6 +326,13 @@ class Work:
             else:
                 opened.arrays = self.form.row_arrays(buffer, base, rows, capacity)
         return opened
+
+    def _fill(self, calls: Runner, opened: Opened) -> MadeRows:
+        if opened.fetched is not None and calls is self.calls:
+            opened.fetched.reset()
+        # Not stored in `self`: a reference cycle would keep the files of a dropped loader open.
+        fill = self._fill_batches if opened.arrays is None else self._fill_rows
+        return fill(calls, opened)
 
     # ---- rows that are written before the next ones are made ----
 
@@ -340,10 +355,11 @@ class Work:
         )
         if block > 1 and is_noted:
             progress.begin_blocks(block)
+        are_items = opened.fetched is not None and not self.calls.chain.plain
         start = 0
         while start < rows:
             stop, row = min(start + block, rows), ticket.start + start
-            results: list[Any] = []
+            results: list[object] = []
             # The main process skips this, because its notes are never read. Tiny batches would be
             # slower.
             if is_noted:
@@ -354,8 +370,9 @@ class Work:
                         arrays, row, calls.unit(opened, start, stop), indices[start]
                     )
                 else:
-                    self.calls.block(opened, start, stop, results, converter.take)
-                    if not converter.write_block(arrays, row, results):
+                    take = None if are_items else converter.take
+                    self.calls.block(opened, start, stop, results, take)
+                    if not converter.write_block(arrays, row, results, are_items):
                         raise SpecMismatchError  # single calls find the wrong row
                 start = stop
             except self.failures.catches as error:

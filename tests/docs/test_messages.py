@@ -16,8 +16,8 @@ def test_the_page_has_the_table_of_the_classes() -> None:
     assert (
         len(re.findall(r"^\| `\w+` \| .+ \|$", TABLE.table(), re.MULTILINE))
         == len(messages.KINDS)
-        == 17
-    )
+        == 14
+    ), "first name the kind that exists, and why it does not serve; then change the number here"
 
 
 def test_each_kind_has_one_row_of_bounds_and_no_other_has() -> None:

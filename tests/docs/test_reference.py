@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import loaderpool
+from loaderpool.trainer.explain.page import told_of
 from tests.docs.pages import ROOT, all_pages, name_of
 from tests.support.child import run_child
+from tests.support.looks import looks
 
 # The words that the conventions name: the vocabulary owns them, or the glossary for users.
 _OWNED = {
@@ -110,6 +112,18 @@ def test_the_command_line_page_has_every_option_and_no_other() -> None:
             option for each in command.params for option in each.opts if option.startswith("--")
         }
         assert set(_first_cells(sections[name], r"`(--[\w-]+)[^|]*?")) == options
+
+
+def test_the_command_line_page_has_every_column_and_key_of_top() -> None:
+    pytest.importorskip("rich", reason="rich is not installed: pip install 'loaderpool[cli]'")
+    from loaderpool.tools.top import cells_of
+
+    text = _page("reference/cli.md")
+    told = told_of(looks(20, pids=(100,)))
+    (worker,) = told["workers"]
+    assert re.search(rf"^{' +'.join(cells_of(worker))}$", text, re.MULTILINE)
+    keys = text.partition("### top\n")[2].partition("\n### ")[0]
+    assert [each for each in (*told, *worker) if f"`{each}`" not in keys] == []
 
 
 def test_vocabulary_and_glossary_own_the_words_of_the_conventions_and_have_each_once() -> None:

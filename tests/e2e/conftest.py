@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.batches import Place, read
+from tests.support.frameworks import FRAMEWORKS, Framework
 from tests.support.sounds import BY_LENGTH, load_sound, write_sounds
 
 
@@ -28,6 +30,27 @@ def pool(on: Place) -> lp.Pool:
     """Two workers, which the tests of this file share."""
     shared: lp.Pool = on(2)["workers"]
     return shared
+
+
+@pytest.fixture(params=[0, 2])
+def made_in(request: pytest.FixtureRequest, on: Place) -> dict[str, Any]:
+    """Where samples are made: in this process, or in a shared pool of two workers."""
+    return on(request.param)
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow) for name in FRAMEWORKS])
+def framework(request: pytest.FixtureRequest) -> Framework:
+    """Each framework that is installed."""
+    pytest.importorskip(request.param)
+    return FRAMEWORKS[request.param]
+
+
+@pytest.fixture(scope="module")
+def all_frameworks() -> None:
+    """Import all frameworks, so that what they leave in the process is there before any pool."""
+    for each in FRAMEWORKS.values():
+        if importlib.util.find_spec(each.name) is not None:
+            each.load()
 
 
 @pytest.fixture(scope="session")

@@ -23,13 +23,6 @@ from loaderpool.errors import (
     UnpicklableError,
 )
 from tests.support import leaks
-from tests.support.batches import Place
-
-
-@pytest.fixture(params=[0, 2])
-def made_in(request: pytest.FixtureRequest, on: Place) -> dict[str, Any]:
-    """Where samples are made: in this process, or in the pool's workers."""
-    return on(request.param)
 
 
 def identity(item: Any) -> Any:

@@ -17,6 +17,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.batches import Place, assert_same, read
+from tests.support.samples import Stream
 
 pytestmark = pytest.mark.filterwarnings("error")
 Steps = Generator[None, None, Any]
@@ -105,11 +106,6 @@ def row(item: int) -> Any:
 async def row_async(item: int) -> Any:
     await asyncio.sleep(0.001 * (item % 3))
     return np.full(3, item, np.float64)
-
-
-class Stream:
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(61))
 
 
 class Callable_:

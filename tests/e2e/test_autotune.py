@@ -11,18 +11,13 @@ import pytest
 import loaderpool as lp
 from loaderpool.config import Auto
 from loaderpool.trainer import autotune, counters
+from tests.support.samples import noisy_vector
 
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "_MARK_NS", 200_000_000)
     monkeypatch.setattr(autotune, "_WHOLE_S", 0.6)
-
-
-def slow(item: int, rng: np.random.Generator) -> np.ndarray:
-    """Waits for 10 ms, as for a server."""
-    time.sleep(0.01)
-    return np.full(8, item + rng.random(), np.float64)
 
 
 def train(
@@ -48,7 +43,7 @@ def test_it_has_more_workers_where_training_waits_and_batches_are_the_same(
 ) -> None:
     begins_with(1, monkeypatch)
     settings = {"batch_size": 8, "shuffle": True, "seed": 3}
-    with lp.Loader(range(100_000), slow, workers=(1, 8), **settings) as loader:
+    with lp.Loader(range(100_000), noisy_vector, workers=(1, 8), **settings) as loader:
         assert loader.workers == 1
         batches = train(
             iter(loader), 0.02, 40.0, lambda: loader.workers >= 4
@@ -61,7 +56,7 @@ def test_it_has_more_workers_where_training_waits_and_batches_are_the_same(
         assert "SOURCE WAITS" not in str(loader.explain(1.0)) or "by itself" in str(
             loader.explain(1.0)
         )
-    with lp.Loader(range(100_000), slow, workers=0, **settings) as here:
+    with lp.Loader(range(100_000), noisy_vector, workers=0, **settings) as here:
         for batch, expected in zip(batches[:20], here, strict=False):
             np.testing.assert_array_equal(batch, expected)
 
@@ -82,10 +77,10 @@ def test_it_takes_back_workers_that_a_training_does_not_need(
 
 
 def test_a_number_of_workers_stays_also_one_that_is_set_by_hand() -> None:
-    with lp.Loader(range(100_000), slow, batch_size=8, workers=(1, 8)) as loader:
+    with lp.Loader(range(100_000), noisy_vector, batch_size=8, workers=(1, 8)) as loader:
         loader.resize(2)
         train(iter(loader), 0.005, 2.0)
         assert (loader.workers, loader.statistics().decisions) == (2, ())
-    with lp.Loader(range(100_000), slow, batch_size=8, workers=1) as loader:
+    with lp.Loader(range(100_000), noisy_vector, batch_size=8, workers=1) as loader:
         train(iter(loader), 0.005, 2.0)
         assert (loader.workers, loader.statistics().decisions) == (1, ())

@@ -394,7 +394,7 @@ class TestOnDisk:
                 file.write(b"m")
         with lp.Loader(range(ITEMS), decoder(log), **chosen, **on(2)) as loader:
             with pytest.warns(
-                lp.LoaderpoolWarning, match="[2-4] entries could not be read"
+                lp.LoaderpoolWarning, match="[2-4] items that could not be read"
             ) as warned:
                 first = [copied(batch) for batch in loader]
             assert [each.filename for each in warned] == [__file__]

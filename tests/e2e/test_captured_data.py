@@ -31,24 +31,27 @@ def records(count: int = ITEMS) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_shared_list_and_dict_read_as_the_ones_that_they_were_made_from() -> None:
-    training_set = records(2_000)
-    sizes = {each["path"]: [at % 640, at % 480] for at, each in enumerate(training_set)}
-    shared, table = lp.share(training_set), lp.share(sizes)
-    assert (
-        list(shared) == training_set
-        and shared[-1] == training_set[-1]
-        and shared[5:7] == training_set[5:7]
-    )
-    assert len(shared) == 2_000 and training_set[7] in shared and shared.index(training_set[7]) == 7
-    assert dict(table) == sizes and list(table) == list(sizes) and len(table) == 2_000
-    assert (
-        "nothing" not in table and table.get("nothing", 3) == 3 and set(table.keys()) == set(sizes)
-    )
+def test_a_shared_list_reads_as_the_one_that_it_was_made_from() -> None:
+    given = records(2_000)
+    shared = lp.share(given)
+    assert list(shared) == given and len(shared) == 2_000
+    assert shared[-1] == given[-1] and shared[5:7] == given[5:7]
+    assert given[7] in shared and shared.index(given[7]) == 7
     with pytest.raises(IndexError):
         shared[2_000]
+
+
+def test_a_shared_dict_reads_as_the_one_that_it_was_made_from() -> None:
+    given = {each["path"]: [at % 640, at % 480] for at, each in enumerate(records(2_000))}
+    shared = lp.share(given)
+    assert dict(shared) == given and list(shared) == list(given) and len(shared) == 2_000
+    assert set(shared.keys()) == set(given)
+    assert "nothing" not in shared and shared.get("nothing", 3) == 3
     with pytest.raises(KeyError):
-        table["nothing"]
+        shared["nothing"]
+
+
+def test_an_empty_list_or_dict_can_be_shared() -> None:
     assert list(lp.share(())) == [] and dict(lp.share({})) == {}
 
 

@@ -29,6 +29,15 @@ def drawn(loader: lp.Loader, epochs: int = 1) -> list[list[float]]:
         ]
 
 
+def assert_seeded(*arguments: Any, **settings: Any) -> None:
+    """Samples of two epochs draw distinct numbers, which are equal for any number of workers."""
+    none, one, three = (
+        drawn(lp.Loader(*arguments, batch_size=8, workers=n, **settings), 2) for n in (0, 1, 3)
+    )
+    assert none == one == three
+    assert len({*none[0], *none[1]}) == 2 * ITEMS
+
+
 class Noisy:
     """A map-style dataset that draws in `__getitem__`."""
 
@@ -260,21 +269,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", ["plain", "deep"])
 def test_generators_of_modules_are_seeded(module: Any, name: str) -> None:
-    function = getattr(module, name)
-    none, one, three = (
-        drawn(lp.Loader(range(ITEMS), function, batch_size=8, workers=n), 2) for n in (0, 1, 3)
-    )
-    assert none == one == three
-    assert len({*none[0], *none[1]}) == 2 * ITEMS
+    assert_seeded(range(ITEMS), getattr(module, name))
 
 
 def test_generators_of_modules_used_by_a_lambda_are_seeded(module: Any) -> None:
     def draw(index: int) -> float:
         return float(module.RNG.random())
 
-    none, three = (drawn(lp.Loader(range(ITEMS), draw, batch_size=8, workers=n)) for n in (0, 3))
-    assert none == three
-    assert len(set(none[0])) == ITEMS
+    assert_seeded(range(ITEMS), draw)
 
 
 def test_generators_that_setup_makes_are_seeded() -> None:
@@ -286,11 +288,7 @@ def test_generators_that_setup_makes_are_seeded() -> None:
     def draw(index: int) -> float:
         return float(opened["rng"].random())
 
-    none, three = (
-        drawn(lp.Loader(range(ITEMS), draw, batch_size=8, workers=n, setup=setup)) for n in (0, 3)
-    )
-    assert none == three
-    assert len(set(none[0])) == ITEMS
+    assert_seeded(range(ITEMS), draw, setup=setup)
 
 
 @pytest.mark.parametrize("order", [(0, 3), (3, 0, 3)])
@@ -532,9 +530,7 @@ USES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
 @pytest.mark.parametrize("use", USES)
 def test_generators_of_packages_are_seeded(package: Any, use: str) -> None:
     arguments = USES[use](package)
-    none, one, three = (drawn(lp.Loader(*arguments, batch_size=8, workers=n), 2) for n in (0, 1, 3))
-    assert none == one == three
-    assert len({*none[0], *none[1]}) == 2 * ITEMS
+    assert_seeded(*arguments)
 
 
 LIBRARY = """
@@ -571,9 +567,7 @@ def test_generators_of_library_classes_are_seeded(
     make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = make(make_library(tmp_path, monkeypatch, LIBRARY))
-    none, one, three = (drawn(lp.Loader(*arguments, batch_size=8, workers=n), 2) for n in (0, 1, 3))
-    assert none == one == three
-    assert len({*none[0], *none[1]}) == 2 * ITEMS
+    assert_seeded(*arguments)
 
 
 # ---- generators that objects make again where they are unpickled ----
@@ -619,9 +613,7 @@ class OnlyWhenLoaded(Noisy):
 def test_generators_made_on_loading_are_seeded(kind: Any, seed: int | None) -> None:
     dataset = kind(seed)
     dataset.rng.random()  # workers' copies have not drawn
-    none, one, three = (drawn(lp.Loader(dataset, batch_size=8, workers=n), 2) for n in (0, 1, 3))
-    assert none == one == three
-    assert len({*none[0], *none[1]}) == 2 * ITEMS
+    assert_seeded(dataset)
 
 
 def test_generators_made_only_on_loading_are_seeded() -> None:
@@ -732,9 +724,7 @@ HIDDEN: dict[str, Callable[[], tuple[Any, ...]]] = {
 @pytest.mark.parametrize("case", HIDDEN)
 def test_hidden_generators_are_seeded(case: str) -> None:
     arguments = HIDDEN[case]()
-    none, one, three = (drawn(lp.Loader(*arguments, batch_size=8, workers=n), 2) for n in (0, 1, 3))
-    assert none == one == three
-    assert len({*none[0], *none[1]}) == 2 * ITEMS
+    assert_seeded(*arguments)
 
 
 def begun_and_rest(loader: lp.Loader) -> tuple[Any, list[float]]:

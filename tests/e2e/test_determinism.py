@@ -10,6 +10,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.batches import Place, assert_same, indices_in, read
+from tests.support.samples import batch_of_noise
 
 pytestmark = pytest.mark.corner
 
@@ -34,17 +35,13 @@ def draw_length(index: int, rng: np.random.Generator) -> Any:
     return rng.integers(0, 255, size=int(rng.integers(0, 9)), dtype=np.uint8)
 
 
-def batch_own(items: list[int], rng: np.random.Generator) -> Any:
-    return np.array(items), rng.random(len(items))
-
-
 LOADERS: dict[str, dict[str, Any]] = {
     "shuffled": {"fn": None, "shuffle": True},
     "random": {"fn": draw_python},
     "numpy.random": {"fn": draw_numpy, "shuffle": True},
     "rng": {"fn": draw_own, "shuffle": True},
     "ragged": {"fn": draw_length, "ragged": True, "shuffle": True},
-    "batch_fn with rng": {"batch_fn": batch_own, "shuffle": True},
+    "batch_fn with rng": {"batch_fn": batch_of_noise, "shuffle": True},
 }
 SIZE = 95
 
@@ -91,32 +88,58 @@ def test_the_callers_own_generators_are_left_alone() -> None:
 # ---- epochs ----
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_pass_counts_once_it_has_delivered_whether_it_is_finished_or_not(
-    on: Place, workers: int
-) -> None:
-    def epoch_of(batch: Any) -> int:
-        return starts.index(indices_in([batch]))
+PLAN: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 9}
 
-    plan: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 9}
-    reference = lp.Loader(range(40), **plan, workers=0)
-    starts = [indices_in([next(iter(reference))]) for _ in range(8)]
-    loader = lp.Loader(range(40), **plan, **on(workers))
-    assert loader.epoch == 0
+
+@pytest.fixture(scope="module")
+def starts() -> list[list[int]]:
+    """The first batch of each of eight epochs."""
+    reference = lp.Loader(range(40), **PLAN, workers=0)
+    return [indices_in([next(iter(reference))]) for _ in range(8)]
+
+
+any_workers = pytest.mark.parametrize("workers", [0, 1, 2])
+
+
+@any_workers
+def test_an_iterator_that_has_delivered_nothing_takes_no_epoch(
+    on: Place, workers: int, starts: list[list[int]]
+) -> None:
+    loader = lp.Loader(range(40), **PLAN, **on(workers))
     unread = iter(loader)
-    assert unread.epoch == -1
+    assert (loader.epoch, unread.epoch) == (0, -1)
+    assert indices_in([next(iter(loader))]) == starts[0]
+
+
+@any_workers
+def test_a_pass_that_is_not_finished_counts(
+    on: Place, workers: int, starts: list[list[int]]
+) -> None:
+    loader = lp.Loader(range(40), **PLAN, **on(workers))
     for batch in loader:
-        assert epoch_of(batch) == 0
+        assert indices_in([batch]) == starts[0]
         break
     assert loader.epoch == 1
-    assert epoch_of(read(loader)[0]) == 1
-    del unread
-    one, other = iter(loader), iter(loader)
-    assert [epoch_of(next(one)), epoch_of(next(other))] == [2, 3]
-    assert (one.epoch, other.epoch) == (2, 3)
-    loader.epoch = 1
-    assert epoch_of(next(iter(loader))) == 1
+    assert indices_in(read(loader)[:1]) == starts[1]
     assert loader.epoch == 2
-    for epoch in (7, 3):  # the second one is set where batches of another are made ahead
+
+
+@any_workers
+def test_iterators_side_by_side_have_an_epoch_each(
+    on: Place, workers: int, starts: list[list[int]]
+) -> None:
+    loader = lp.Loader(range(40), **PLAN, **on(workers))
+    one, other = iter(loader), iter(loader)
+    assert [indices_in([next(each)]) for each in (one, other)] == starts[:2]
+    assert (one.epoch, other.epoch) == (0, 1)
+
+
+@any_workers
+def test_an_epoch_that_is_set_is_the_next_one(
+    on: Place, workers: int, starts: list[list[int]]
+) -> None:
+    loader = lp.Loader(range(40), **PLAN, **on(workers))
+    for epoch in (1, 7, 3):  # later ones are set where batches of another are made ahead
         loader.epoch = epoch
-        assert epoch_of(read(loader, passes=1)[0]) == epoch
+        assert indices_in(read(loader)[:1]) == starts[epoch]
+        assert loader.epoch == epoch + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 import loaderpool as lp
 from loaderpool.errors import ClosedError, LoaderpoolError, SampleError, SetupError
 from tests.support.batches import Place
+from tests.support.samples import Unspeakable, fail_at
 
 BAD = 13
 BATCH = 4
@@ -27,23 +29,12 @@ def as_in_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
 
 
-@pytest.fixture(params=[0, 2])
-def made_in(request: pytest.FixtureRequest, on: Place) -> dict[str, Any]:
-    """Where samples are made: in this process, or in a pool of as many workers."""
-    return on(request.param)
-
-
 class Rejected(Exception):
     """Cannot be made again from its args, as classes with required arguments often cannot."""
 
     def __init__(self, path: str, *, code: int) -> None:
         super().__init__(f"{path} was rejected")
         self.path, self.code = path, code
-
-
-class Unspeakable(ValueError):
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
 
 
 class MadeOnce(KeyError):
@@ -112,36 +103,72 @@ USER_ERRORS: list[tuple[Callable[[], BaseException], type[BaseException], dict[s
 ]
 
 
-@pytest.mark.parametrize(
-    ("make", "kind", "attributes"), USER_ERRORS, ids=lambda value: getattr(value, "__name__", "")
+@dataclasses.dataclass
+class FailedPass:
+    """A pass that ended in an error of the user's type."""
+
+    kind: type[BaseException]
+    attributes: dict[str, Any]
+    workers: int
+    batches: list[list[int]]
+    error: SampleError
+    last_error: Exception | None
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((*case, workers), id=f"{case[1].__name__}-{workers}")
+        for case in USER_ERRORS
+        for workers in (0, 2)
+    ],
 )
-def test_the_error_is_also_of_the_users_type(
-    make: Callable[[], BaseException],
-    kind: type[BaseException],
-    attributes: dict[str, Any],
-    made_in: dict[str, Any],
-) -> None:
-    workers = made_in["workers"]
-    with lp.Loader(range(20), raising(make), batch_size=BATCH, **made_in) as loader:
+def failed(request: pytest.FixtureRequest, on: Place) -> FailedPass:
+    make, kind, attributes, workers = request.param
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        lp.Loader(range(20), raising(make), batch_size=BATCH, **on(workers)) as loader,
+    ):
+        patch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
         batches, error = failing_pass(loader)
-        assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
         assert isinstance(error, SampleError)
-        assert isinstance(error, kind)
-        assert isinstance(error, LoaderpoolError)
-        assert (error.index, error.epoch) == (BAD, 0)
-        assert error.worker is not None if workers else error.worker is None
-        assert error.original_type.endswith(kind.__name__)
-        for name, value in attributes.items():
-            assert getattr(error, name) == value
-        text = str(error)
-        assert kind.__name__ in text
-        assert f"index {BAD}" in text
-        assert f"`loaderpool.replay(loader, index={BAD}, epoch=0)`" in text
-        assert ("workers=0" in text) == bool(workers)
-        assert str(loader.last_error) == str(error)
-        assert repr(error)
-        first = traceback.format_exception_only(error)[0].partition("\n")[0]
-        assert first.count(kind.__name__) == 1 or kind is Unspeakable, first
+        str(error)  # advice fits the program that it is made in
+        return FailedPass(kind, attributes, workers, batches, error, loader.last_error)
+
+
+def test_batches_before_the_error_are_delivered(failed: FailedPass) -> None:
+    assert failed.batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_the_error_is_also_of_the_users_type(failed: FailedPass) -> None:
+    assert isinstance(failed.error, failed.kind)
+    assert isinstance(failed.error, LoaderpoolError)
+    assert failed.error.original_type.endswith(failed.kind.__name__)
+    for name, value in failed.attributes.items():
+        assert getattr(failed.error, name) == value
+
+
+def test_the_error_knows_index_epoch_and_worker(failed: FailedPass) -> None:
+    assert (failed.error.index, failed.error.epoch) == (BAD, 0)
+    assert (failed.error.worker is not None) == bool(failed.workers)
+
+
+def test_the_errors_text_names_sample_and_next_step(failed: FailedPass) -> None:
+    text = str(failed.error)
+    assert failed.kind.__name__ in text
+    assert f"index {BAD}" in text
+    assert f"`loaderpool.replay(loader, index={BAD}, epoch=0)`" in text
+    assert ("workers=0" in text) == bool(failed.workers)
+    assert repr(failed.error)
+
+
+def test_the_loader_keeps_its_last_error(failed: FailedPass) -> None:
+    assert str(failed.last_error) == str(failed.error)
+
+
+def test_the_traceback_names_the_users_type_once(failed: FailedPass) -> None:
+    first = traceback.format_exception_only(failed.error)[0].partition("\n")[0]
+    assert first.count(failed.kind.__name__) == 1 or failed.kind is Unspeakable, first
 
 
 @pytest.mark.parametrize(
@@ -376,14 +403,10 @@ def test_setup_raises_in_the_caller(made_in: dict[str, Any]) -> None:
 # ---- skip and replace ----
 
 
-def odd_fails(item: int) -> int:
-    if item % 5 == 3:
-        raise ValueError(item)
-    return item
-
-
 def test_skip_leaves_rows_out_and_counts_them_as_their_batch_comes(made_in: dict[str, Any]) -> None:
-    with lp.Loader(range(40), odd_fails, batch_size=2, on_error="skip", **made_in) as loader:
+    with lp.Loader(
+        range(40), fail_at(range(3, 40, 5)), batch_size=2, on_error="skip", **made_in
+    ) as loader:
         for passes in (1, 2):
             rows = []
             for number, batch in enumerate(loader):
@@ -425,12 +448,7 @@ def test_skip_leaves_rows_out_and_counts_them_as_their_batch_comes(made_in: dict
 def test_failed_rows_are_left_out_or_another_stands_in(
     action: str, bad: set[int], expected: list[list[int]], made_in: dict[str, Any]
 ) -> None:
-    def fn(item: int) -> int:
-        if item in bad:
-            raise ValueError(item)
-        return item
-
-    with lp.Loader(range(12), fn, batch_size=4, on_error=action, **made_in) as loader:
+    with lp.Loader(range(12), fail_at(bad), batch_size=4, on_error=action, **made_in) as loader:
         assert [batch.tolist() for batch in loader] == expected
         statistics = loader.statistics()
     counted = {"skip": statistics.skipped_indices, "replace": statistics.replaced_indices}
@@ -459,7 +477,7 @@ def test_a_budget_bounds_the_errors_of_a_pass(
     budget: float, is_enough: bool, made_in: dict[str, Any]
 ) -> None:
     loader = lp.Loader(
-        range(40), odd_fails, batch_size=16, on_error=("replace", budget), **made_in
+        range(40), fail_at(range(3, 40, 5)), batch_size=16, on_error=("replace", budget), **made_in
     )  # 16, 16, 8 rows
     with loader:
         for _ in range(2):  # each pass has the whole budget
@@ -478,12 +496,7 @@ def test_what_arrives_before_the_budget_is_exceeded_is_no_matter_of_chunks(
 ) -> None:
     """Chunks of tiny batches grow as the function's time becomes known: neither pass nor workers may show."""
     failed = tuple(range(3, 140, 7))  # twenty; the next one is in the batch that begins at 140
-
-    def fn(item: int) -> int:
-        if item % 7 == 3:
-            raise ValueError(item)
-        return item
-
+    fn = fail_at(range(3, 500, 7))
     with lp.Loader(range(500), fn, batch_size=BATCH, on_error=("skip", 20), **made_in) as loader:
         for epoch in range(4):
             batches, error = failing_pass(loader)

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, assert_same, kill_worker, read
+from tests.support.batches import Place, assert_same, indices_in, kill_worker, read
 from tests.support.child import run_child
 from tests.support.record_files import (
     COMPRESS,
     number_of,
+    numbered,
     numbered_members,
     numbered_records,
     tar_bytes,
@@ -48,18 +48,6 @@ def paths(folder: Path, ending: str) -> list[Path]:
     return sorted(folder.glob(f"*.{ending}"))
 
 
-def sample(item: Any, rng: np.random.Generator) -> Any:
-    return number_of(item), rng.random()
-
-
-def numbers_in(batches: list[Any]) -> list[int]:
-    return [
-        int(n)
-        for batch in batches
-        for n in (batch[0] if isinstance(batch, tuple) else batch).ravel()
-    ]
-
-
 # ---- compressed files
 
 
@@ -71,12 +59,12 @@ def test_all_workers_give_the_bits_that_this_process_gives(
     def made(workers: int) -> list[Any]:
         source = SOURCES[ending](paths(folder, f"{ending}.gz"))
         return read(
-            lp.Loader(source, sample, batch_size=7, shuffle=shuffle, seed=1, **on(workers)),
+            lp.Loader(source, numbered, batch_size=7, shuffle=shuffle, seed=1, **on(workers)),
             passes=2,
         )
 
     expected = made(0)
-    numbers = numbers_in(expected)
+    numbers = indices_in(expected)
     epochs = numbers[:TOTAL], numbers[TOTAL:]
     assert sorted(epochs[0]) == sorted(epochs[1]) == [*range(TOTAL)]
     assert (epochs[0] == epochs[1]) == (shuffle is False)
@@ -97,7 +85,7 @@ def test_a_training_goes_on_in_the_middle_of_compressed_files(
 ) -> None:
     def loader(files: list[Path], workers: int, **more: Any) -> lp.Loader:
         source = lp.TFRecords(files, **more)
-        return lp.Loader(source, sample, batch_size=6, shuffle=shuffle, **on(workers))
+        return lp.Loader(source, numbered, batch_size=6, shuffle=shuffle, **on(workers))
 
     files = paths(folder, "tfrecord.gz")
     with loader(files, 0) as whole:
@@ -125,7 +113,7 @@ def test_a_training_goes_on_in_the_middle_of_compressed_files(
 
 def test_a_worker_that_dies_loses_no_record(on: Place, folder: Path) -> None:
     files = paths(folder, "tfrecord.gz")
-    with lp.Loader(lp.TFRecords(files), sample, batch_size=5, shuffle=9, workers=2) as loader:
+    with lp.Loader(lp.TFRecords(files), numbered, batch_size=5, shuffle=9, workers=2) as loader:
         expected = read(loader)
         loader.epoch = 0
         got = []
@@ -148,7 +136,7 @@ def test_processes_share_compressed_files(on: Place, folder: Path) -> None:
             shard=lp.Shard(2, index),
             **on(2),
         ) as loader:
-            got.append(set(numbers_in(read(loader))))
+            got.append(set(indices_in(read(loader))))
     assert got[0] | got[1] == {*range(TOTAL)} and not got[0] & got[1]
 
 
@@ -204,7 +192,7 @@ def test_files_of_one_shard_are_read_by_generators_of_ones_own(on: Place, folder
     with lp.Loader.from_generator(
         lp.TFRecords, shards=files, cycle_length=2, fn=number_of, **on(2)
     ) as loader:
-        assert sorted(numbers_in(read(loader))) == [*range(TOTAL)]
+        assert sorted(indices_in(read(loader))) == [*range(TOTAL)]
     groups = [files[:3], files[3:]]
 
     def together(group: list[Path]) -> Any:
@@ -214,7 +202,7 @@ def test_files_of_one_shard_are_read_by_generators_of_ones_own(on: Place, folder
         together, shards=groups, fn=number_of, batch_size=4, **on(2)
     ) as loader:
         got = read(loader)
-    assert sorted(numbers_in(got)) == [*range(TOTAL)] and got[0].tolist() == [0, 40, 1, 41]
+    assert sorted(indices_in(got)) == [*range(TOTAL)] and got[0].tolist() == [0, 40, 1, 41]
 
 
 # ---- stated numbers of items
@@ -252,9 +240,9 @@ def test_each_epoch_has_the_stated_number_of_batches(on: Place, way: str, worker
         assert loader.epoch == 5
         if "drop" not in way and "share" not in way:
             everything = sorted(number for shard in SHARDS for number in shard)
-            assert all(sorted(numbers_in(epoch)) == everything for epoch in epochs)
+            assert all(sorted(indices_in(epoch)) == everything for epoch in epochs)
         if settings.get("shuffle"):
-            assert numbers_in(epochs[0]) != numbers_in(epochs[1])
+            assert indices_in(epochs[0]) != indices_in(epochs[1])
 
 
 def test_orders_of_shards_differ_in_each_epoch_with_stated_numbers(on: Place) -> None:
@@ -262,7 +250,7 @@ def test_orders_of_shards_differ_in_each_epoch_with_stated_numbers(on: Place) ->
     with lp.Loader.from_generator(
         iter, shards=shards, shard_lengths=1, cycle_length=4, batch_size=1, shuffle=True, **on(2)
     ) as loader:
-        epochs = [numbers_in(read(loader)) for _ in range(6)]
+        epochs = [indices_in(read(loader)) for _ in range(6)]
     assert all(sorted(epoch) == [*range(40)] for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 6 and len({epoch[0] for epoch in epochs}) > 2
 

@@ -17,6 +17,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.batches import Place, read
+from tests.support.samples import fail_at
 
 # ---- items ----
 
@@ -212,13 +213,13 @@ def test_errors_say_which_generator_and_which_item(on: Place, workers: int, on_e
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_failed_items_name_their_shard(workers: int) -> None:
-    def fn(item: int) -> int:
-        if item == 13:
-            raise ValueError("bad record")
-        return item
-
     shards = [range(5), range(10, 15)]
-    given: dict[str, Any] = {"shards": shards, "fn": fn, "batch_size": 5, "workers": workers}
+    given: dict[str, Any] = {
+        "shards": shards,
+        "fn": fail_at({13}),
+        "batch_size": 5,
+        "workers": workers,
+    }
     with (
         lp.Loader.from_generator(iter, **given) as loader,
         pytest.raises(ValueError, match=r"item 3 of generator 1, .* shard range\(10, 15\)\."),

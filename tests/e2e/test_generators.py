@@ -13,18 +13,17 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, assert_same, copied, kill_supervisor, kill_worker, read
-from tests.support.processes import wait_until
+from tests.support.batches import (
+    Place,
+    assert_same,
+    copied,
+    indices_in,
+    kill_supervisor,
+    kill_worker,
+    read,
+)
 
 SHARDS = [range(100 * shard, 100 * shard + 3 + 2 * shard) for shard in range(11)]
-
-
-def numbers_in(batches: list[Any]) -> list[int]:
-    return [
-        int(n)
-        for batch in batches
-        for n in (batch[0] if isinstance(batch, tuple) else batch).ravel()
-    ]
 
 
 def of_shard(shard: range, rng: np.random.Generator) -> Iterator[Any]:
@@ -79,14 +78,14 @@ def test_shards_come_in_another_order_each_epoch_only_if_asked(on: Place) -> Non
     settings: dict[str, Any] = {"shards": SHARDS, "cycle_length": 2, "batch_size": 4, **on(2)}
     with lp.Loader.from_generator(of_shard, **settings) as loader:
         first, second = read(loader), read(loader)
-        assert numbers_in(first) == numbers_in(second)
+        assert indices_in(first) == indices_in(second)
         assert not np.array_equal(
             first[0][1], second[0][1]
         )  # the random streams are each epoch's own
     with lp.Loader.from_generator(of_shard, shuffle=True, **settings) as loader:
         first, second = read(loader), read(loader)
-        assert numbers_in(first) != numbers_in(second)
-        assert sorted(numbers_in(first)) == sorted(numbers_in(second))
+        assert indices_in(first) != indices_in(second)
+        assert sorted(indices_in(first)) == sorted(indices_in(second))
 
 
 def test_processes_of_a_training_share_the_shards() -> None:
@@ -95,7 +94,7 @@ def test_processes_of_a_training_share_the_shards() -> None:
         with lp.Loader.from_generator(
             of_shard, workers=0, shards=SHARDS, shard=lp.Shard(3, shard), shuffle=True, batch_size=4
         ) as loader:
-            seen += numbers_in(read(loader))
+            seen += indices_in(read(loader))
     assert sorted(seen) == [number for shard in SHARDS for number in shard]
 
 
@@ -170,7 +169,7 @@ def test_copies_that_differ_are_as_many_as_workers(on: Place, make: Any) -> None
         with lp.Loader.from_generator(make, batch_size=5, **where) as loader:
             batches = read(loader)
     whole = list(range(10)) * (2 if make is drawing else 1)
-    assert sorted(numbers_in(batches)) == sorted(whole)
+    assert sorted(indices_in(batches)) == sorted(whole)
 
 
 def test_copies_that_are_meant(on: Place) -> None:
@@ -180,7 +179,7 @@ def test_copies_that_are_meant(on: Place) -> None:
             with loader.replace(batch_size=10) as other:
                 assert [len(batch) for batch in other] == [10, 10, 10]
     with lp.Loader.from_generator(its_part, copies=1, batch_size=10, **on(2)) as loader:
-        assert numbers_in(read(loader)) == list(range(10))
+        assert indices_in(read(loader)) == list(range(10))
 
 
 def test_a_slow_copy_holds_up_the_others_only_in_order(on: Place) -> None:
@@ -271,23 +270,6 @@ def test_generators_that_are_dropped_are_closed(tmp_path: Path) -> None:
         and "3-0" in names
         and not list(tmp_path.glob("begun-*"))
     )
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_closing_a_loader_closes_generators_of_open_iterators(workers: int, tmp_path: Path) -> None:
-    def make() -> Iterator[int]:
-        try:
-            yield from itertools.count()
-        finally:
-            (tmp_path / "ended").touch()
-
-    loader = lp.Loader.from_generator(make, batch_size=4, workers=workers)
-    batches = iter(loader)
-    next(batches)
-    loader.close()
-    wait_until((tmp_path / "ended").exists)
-    with pytest.raises(lp.ClosedError):
-        next(batches)
 
 
 def test_a_generator_may_close_its_own_loader() -> None:

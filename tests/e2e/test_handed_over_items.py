@@ -125,6 +125,54 @@ def test_items_that_cannot_be_pickled_stay_with_their_worker() -> None:
         assert np.concatenate(list(loader)).tolist() == list(range(ITEMS))
 
 
+class Unpickled:
+    """An object that `refuse` makes of a pickle."""
+
+    def __init__(self, number: int, refuse: Any) -> None:
+        self.number, self.refuse = number, refuse
+
+    def __reduce__(self) -> Any:
+        return self.refuse, (self.number, self.refuse, os.getpid())
+
+
+def refuses(*_: Any) -> Any:
+    raise ValueError("cannot be made again")
+
+
+def refuses_elsewhere(number: int, refuse: Any, pid: int) -> Any:
+    if number == 0 or os.getpid() == pid:
+        return Unpickled(number, refuse)
+    return refuses()
+
+
+def unpickled(refuse: Any) -> Any:
+    def shard(_: int) -> Iterator[Any]:
+        for number in range(ITEMS):
+            yield Unpickled(number, refuse)
+
+    def numbered(item: Any) -> int:
+        time.sleep(0.002)
+        return int(item.number)
+
+    return lp.Loader.from_generator(shard, shards=[0], fn=numbered, batch_size=4, workers=3)
+
+
+def test_items_that_cannot_be_unpickled_stay_with_their_worker() -> None:
+    with unpickled(refuses) as loader:
+        assert np.concatenate(list(loader)).tolist() == list(range(ITEMS))
+        assert loader.statistics().restarts == 0
+
+
+def test_items_that_another_worker_cannot_unpickle_are_an_error() -> None:
+    with (
+        unpickled(refuses_elsewhere) as loader,
+        pytest.raises(lp.SampleError, match="cannot be made again") as caught,
+    ):
+        list(loader)
+    assert "which another worker read" in str(caught.value)
+    assert loader.statistics().restarts == 0
+
+
 @pytest.mark.parametrize("action", ["raise", "skip", "replace"])
 def test_errors_come_in_their_turn(action: Any) -> None:
     def failing(item: Any) -> Any:

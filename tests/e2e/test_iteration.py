@@ -7,7 +7,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +15,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.batches import Place, assert_same, copied, indices_in, read
+from tests.support.samples import Point, fail_at
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
@@ -98,13 +99,11 @@ def test_a_broken_off_pass_leaves_the_next_one_whole(on: Place, workers: int) ->
 
 def test_passes_that_end_in_errors_keep_no_slot(on: Place) -> None:
     def fail(index: int) -> Any:
-        if index >= 8:
-            raise ValueError("late")
-        return np.full(1000, index)
+        return np.full(1000, fail_at(range(8, 64))(index))
 
     loader = lp.Loader(range(64), fail, batch_size=2, limits=lp.Limits(memory="128KiB"), **on(3))
     for _ in range(40):
-        with pytest.raises(ValueError, match="late"):
+        with pytest.raises(ValueError, match="is bad"):
             read(loader)
     assert len(read(batch for _, batch in zip(range(4), loader, strict=False))) == 4
 
@@ -149,11 +148,6 @@ def test_loaders_and_passes_in_threads(on: Place, workers: int) -> None:
 
 
 # ---- what a sample may be ----
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
 
 
 def nested(index: int) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import threading
 from collections.abc import Iterator
 from multiprocessing.managers import SyncManager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import loaderpool as lp
 from tests.support.batches import indices_in, kill_supervisor, kill_worker, supervisor_of
 from tests.support.child import run_child
+from tests.support.samples import StartsThread
 
 
 @pytest.fixture(scope="module")
@@ -23,17 +23,6 @@ def manager() -> Iterator[SyncManager]:
     # Not spawned: that would run pytest again. No thread runs that a fork could disturb.
     with multiprocessing.get_context("fork").Manager() as made:
         yield made
-
-
-class StartsThread:
-    """Keeps the supervisor from forking: a thread starts wherever this is unpickled."""
-
-    def __reduce__(self) -> Any:
-        return start_thread, ()
-
-
-def start_thread() -> None:
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
 @pytest.mark.filterwarnings("ignore:Workers are started without fork")

@@ -12,6 +12,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.batches import Place, assert_same, read
+from tests.support.samples import fail_at
 
 COMMON, RARE = np.arange(70), np.arange(70, 80)
 STOPS: list[Any] = ["first", 33]
@@ -113,13 +114,9 @@ def test_replay_makes_the_sample_of_that_epoch() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_errors_index_and_epoch_lead_to_the_record(on: Place, workers: int) -> None:
-    def fail_late(row: int) -> int:
-        if row == 50:
-            raise ValueError("bad")
-        return row
 
     source = mixed(33)
-    loader = lp.Loader(source, fail_late, batch_size=4, **on(workers))
+    loader = lp.Loader(source, fail_at({50}), batch_size=4, **on(workers))
     with loader, pytest.raises(lp.SampleError, match="bad") as caught:
         rows_of(loader, 9)
     assert caught.value.epoch == 3

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place
 
 SIZE = 6
 
@@ -116,16 +115,10 @@ USERS: dict[str, tuple[Callable[..., Any], int]] = {
 }
 
 
-@pytest.fixture(params=[0, 2])
-def where(request: pytest.FixtureRequest, on: Place) -> dict[str, Any]:
-    """Where samples are made: in this process, or in a pool of as many workers."""
-    return on(request.param)
-
-
 @pytest.mark.parametrize("name", USERS)
-def test_what_is_bound_or_has_a_default_is_the_users(name: str, where: dict[str, Any]) -> None:
+def test_what_is_bound_or_has_a_default_is_the_users(name: str, made_in: dict[str, Any]) -> None:
     function, expected = USERS[name]
-    with lp.Loader(range(SIZE), function, batch_size=4, **where) as loader:
+    with lp.Loader(range(SIZE), function, batch_size=4, **made_in) as loader:
         seen = [
             pair
             for batch in loader
@@ -138,9 +131,9 @@ def test_what_is_bound_or_has_a_default_is_the_users(name: str, where: dict[str,
 @pytest.mark.parametrize(
     "name", ["out_default", "partial_over_none", "callable", "wrapper_with_default"]
 )
-def test_augment_has_the_same_rule(name: str, where: dict[str, Any]) -> None:
+def test_augment_has_the_same_rule(name: str, made_in: dict[str, Any]) -> None:
     function, expected = USERS[name]
-    with lp.Loader(range(SIZE), abs, augment=function, batch_size=4, **where) as loader:
+    with lp.Loader(range(SIZE), abs, augment=function, batch_size=4, **made_in) as loader:
         assert [told.tolist() for _, told in loader] == [[expected] * 4, [expected] * 2]
         assert [int(part) for part in lp.replay(loader, index=5)] == [5, expected]
 
@@ -159,9 +152,9 @@ def batch_open(items: list[int], rng: Any) -> np.ndarray[Any, Any]:
     ids=["default", "partial", "open"],
 )
 def test_batch_fn_has_the_same_rule(
-    batch_fn: Callable[..., Any], expected: int, where: dict[str, Any]
+    batch_fn: Callable[..., Any], expected: int, made_in: dict[str, Any]
 ) -> None:
-    with lp.Loader(range(SIZE), batch_fn=batch_fn, batch_size=4, **where) as loader:
+    with lp.Loader(range(SIZE), batch_fn=batch_fn, batch_size=4, **made_in) as loader:
         assert [batch.tolist() for batch in loader] == [[expected] * 4, [expected] * 2]
         assert lp.replay(loader, index=5).tolist() == [expected] * 2  # the batch that it is in
 
@@ -180,9 +173,9 @@ def shard_open(shard: int, rng: Any) -> Iterator[int]:
     ids=["default", "partial", "open"],
 )
 def test_make_generator_has_the_same_rule(
-    make_generator: Callable[..., Any], expected: int, where: dict[str, Any]
+    make_generator: Callable[..., Any], expected: int, made_in: dict[str, Any]
 ) -> None:
-    with lp.Loader.from_generator(make_generator, **where, shards=[4, 4], batch_size=4) as loader:
+    with lp.Loader.from_generator(make_generator, **made_in, shards=[4, 4], batch_size=4) as loader:
         assert [batch.tolist() for batch in loader] == [[expected] * 4] * 2
 
 
@@ -217,8 +210,8 @@ def plain_wrapper(*args: Any, **kwargs: Any) -> tuple[int, int]:
     ],
     ids=["open", "none", "wrapper", "object", "partial", "cached"],
 )
-def test_an_open_parameter_is_passed(fn: Callable[..., Any], where: dict[str, Any]) -> None:
-    with lp.Loader(range(SIZE), fn, batch_size=4, **where) as loader:
+def test_an_open_parameter_is_passed(fn: Callable[..., Any], made_in: dict[str, Any]) -> None:
+    with lp.Loader(range(SIZE), fn, batch_size=4, **made_in) as loader:
         assert [told.tolist() for _, told in loader] == [[-1] * 4, [-1] * 2]
 
 

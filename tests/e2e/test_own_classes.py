@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import importlib.util
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,10 @@ import pytest
 import loaderpool as lp
 from loaderpool.trainer.replay import Replay
 from tests.support.batches import Place
-from tests.support.frameworks import FRAMEWORKS, Framework
+from tests.support.frameworks import Framework
+from tests.support.samples import Pair
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _loaded() -> None:
-    """What frameworks leave in the process is there before any test's pool."""
-    for each in FRAMEWORKS.values():
-        if importlib.util.find_spec(each.name) is not None:
-            each.load()
+pytestmark = pytest.mark.usefixtures("all_frameworks")
 
 
 class Batch(dict):  # type: ignore[type-arg]
@@ -30,10 +24,6 @@ class Batch(dict):  # type: ignore[type-arg]
 
 class Images(list):  # type: ignore[type-arg]
     pass
-
-
-class Pair(tuple):  # type: ignore[type-arg]
-    __slots__ = ()
 
 
 def collate(items: list[int]) -> Any:
@@ -91,12 +81,6 @@ def test_a_class_of_the_first_batch_is_that_of_all() -> None:
         range(4), batch_fn=lambda b: Batch(x=b) if 0 in b else {"x": b}, batch_size=2, workers=0
     ) as loader:
         assert [type(batch) for batch in loader] == [Batch, Batch]
-
-
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow) for name in FRAMEWORKS])
-def framework(request: pytest.FixtureRequest) -> Framework:
-    pytest.importorskip(request.param)
-    return FRAMEWORKS[request.param]
 
 
 def test_tensors_come_in_the_functions_own_classes(framework: Framework, on: Place) -> None:

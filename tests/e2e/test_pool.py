@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -86,23 +87,48 @@ def test_resizing_changes_who_works_and_not_what_is_made() -> None:
 # ---- ending ----
 
 
-def test_closing_a_pool_ends_its_processes_and_its_loaders() -> None:
+class ClosedPool(NamedTuple):
+    """A pool that was closed, twice, in the middle of a pass."""
+
+    pool: lp.Pool
+    batches: Iterator[Any]
+    kept: Any
+    processes: set[int]
+
+
+def closed_pool() -> ClosedPool:
     before = set(descendants(os.getpid()))
     pool = lp.Pool(3)
-    loader = lp.Loader(range(1000), batch_size=2, workers=pool)
-    batches = iter(loader)
+    batches = iter(lp.Loader(range(1000), batch_size=2, workers=pool))
     kept = next(batches)
     started = set(descendants(os.getpid())) - before
-    assert len(started) >= 2
     pool.close()
     pool.close()
-    assert pool.is_closed
-    assert wait_gone(started, 10) == []
+    return ClosedPool(pool, batches, kept, started)
+
+
+def test_closing_a_pool_ends_its_processes() -> None:
+    closed = closed_pool()
+    assert closed.pool.is_closed
+    assert len(closed.processes) >= 2
+    assert wait_gone(closed.processes, 10) == []
+
+
+def test_closing_a_pool_closes_its_loaders() -> None:
+    closed = closed_pool()
     with pytest.raises(lp.ClosedError):
-        list(batches)
+        list(closed.batches)
+
+
+def test_a_closed_pool_takes_no_loader() -> None:
+    closed = closed_pool()
     with pytest.raises(lp.ClosedError):
-        lp.Loader(range(3), workers=pool)
-    assert kept.tolist() == [0, 1]
+        lp.Loader(range(3), workers=closed.pool)
+
+
+def test_batches_outlive_their_pool() -> None:
+    closed = closed_pool()
+    assert closed.kept.tolist() == [0, 1]
 
 
 def test_a_loader_keeps_the_pool_that_it_was_given() -> None:

@@ -110,6 +110,7 @@ def test_an_error_of_the_function_is_an_exit_status(folder: Path) -> None:
     result = profile("train:fails", "-o", "p.svg", cwd=folder)
     assert result.returncode == 1
     assert "no sample 60" in result.stderr and "train:fails failed, as shown above" in result.stderr
+    assert "loaderpool/trainer" not in result.stderr
 
 
 @pytest.mark.parametrize(

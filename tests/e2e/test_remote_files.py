@@ -18,6 +18,7 @@ from tests.support.batches import Place, assert_same, read
 from tests.support.file_server import FileServer, serving
 from tests.support.record_files import (
     number_of,
+    numbered,
     numbered_members,
     numbered_records,
     tar_bytes,
@@ -95,12 +96,10 @@ def local(folder: Path, ending: str) -> list[Path]:
 def test_all_workers_read_urls_as_this_process_reads_files(
     on: Place, folder: Path, server: FileServer, ending: str, packed: str
 ) -> None:
-    def sample(item: Any, rng: np.random.Generator) -> Any:
-        return number_of(item), rng.random()
 
     def made(source: Any, workers: int) -> list[Any]:
         settings: dict[str, Any] = {"batch_size": 7, "shuffle": 10, "seed": 1}
-        with lp.Loader(source, sample, **settings, **on(workers)) as loader:
+        with lp.Loader(source, numbered, **settings, **on(workers)) as loader:
             assert len(loader) == 18
             return read(loader, passes=2)
 

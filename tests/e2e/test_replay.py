@@ -14,6 +14,7 @@ import pytest
 import loaderpool as lp
 from loaderpool.errors import ArgumentError
 from tests.support.child import ChildResult, run_command
+from tests.support.samples import fail_at
 
 SIZE = 50
 BUCKETS = lp.Buckets([1 + index % 2 for index in range(SIZE)], [2])
@@ -95,22 +96,24 @@ def test_the_whole_batch_of_batch_fn_is_replayed() -> None:
 
 
 def test_in_code_an_error_is_the_functions_own() -> None:
-    def fail(item: int) -> int:
-        if item == 6:
-            raise KeyError("six")
-        return item
-
-    with lp.Loader(range(SIZE), fail, batch_size=4, workers=2) as loader:
+    with lp.Loader(range(SIZE), fail_at({6}), batch_size=4, workers=2) as loader:
         assert lp.replay(loader, 5) == 5
-        with pytest.raises(KeyError) as caught:
+        with pytest.raises(ValueError, match="item 6 is bad") as caught:
             lp.replay(loader, 6)
         assert not isinstance(caught.value, lp.SampleError)
         assert caught.traceback[-1].name == "fail"
-        with pytest.raises(ArgumentError, match="0 to 49"):
-            lp.replay(loader, SIZE)
-        for index in (1.5, "6", True):
-            with pytest.raises(lp.ArgumentError, match="index must be an integer"):
-                lp.replay(loader, index)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [(SIZE, "0 to 49"), *((wrong, "index must be an integer") for wrong in (1.5, "6", True))],
+)
+def test_an_index_to_replay_is_one_of_the_source(index: Any, message: str) -> None:
+    with (
+        lp.Loader(range(SIZE), workers=0) as loader,
+        pytest.raises(ArgumentError, match=message),
+    ):
+        lp.replay(loader, index)
 
 
 def test_setup_runs_before_and_the_global_streams_are_put_back(tmp_path: Path) -> None:

@@ -14,11 +14,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.trainer import counters
-
-
-def sample(item: int) -> Any:
-    time.sleep(0.004)
-    return np.full(4, item, np.float32)
+from tests.support.samples import slow_vector
 
 
 def take(loader: lp.Loader, seconds: float) -> None:
@@ -44,12 +40,12 @@ def test_a_loader_that_runs_tells_what_it_has_seen(
         counters, "_MARK_NS", 400_000_000
     )  # a look now and then, five times as often
     path = tmp_path / "report.html"
-    with lp.Loader(range(10**6), sample, batch_size=8, workers=2) as loader:
+    with lp.Loader(range(10**6), slow_vector, batch_size=8, workers=2) as loader:
         take(loader, 1.5)
         loader.report(str(path))
         running = inside(path)
         told = loader.statistics()
-    assert running["settings"]["function"].startswith(f"{__name__}.sample ")
+    assert running["settings"]["function"].startswith("tests.support.samples.slow_vector ")
     assert running["environment"]["loaderpool"] == lp.__version__
     assert running["environment"]["numpy"] == np.__version__
     assert all(each["samples"] > 10 for each in running["statistics"]["workers"])
@@ -74,7 +70,7 @@ def test_a_loader_that_runs_tells_what_it_has_seen(
 )
 def test_where_no_file_can_be_it_is_told(path: Any, error: type[Exception], words: str) -> None:
     with (
-        lp.Loader(range(8), sample, batch_size=4, workers=0) as loader,
+        lp.Loader(range(8), slow_vector, batch_size=4, workers=0) as loader,
         pytest.raises(error, match=words),
     ):
         loader.report(path)
@@ -82,7 +78,7 @@ def test_where_no_file_can_be_it_is_told(path: Any, error: type[Exception], word
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_that_has_done_nothing_has_a_report(tmp_path: Path, workers: int) -> None:
-    with lp.Loader(range(64), sample, batch_size=8, workers=workers) as loader:
+    with lp.Loader(range(64), slow_vector, batch_size=8, workers=workers) as loader:
         loader.report(tmp_path / "before.html")
     loader.report(tmp_path / "behind.html")
     assert inside(tmp_path / "before.html")["explanation"]["headline"].startswith("WARM-UP")
@@ -91,7 +87,7 @@ def test_a_loader_that_has_done_nothing_has_a_report(tmp_path: Path, workers: in
 
 
 def test_it_may_be_written_while_another_thread_takes_batches(tmp_path: Path) -> None:
-    with lp.Loader(range(800), sample, batch_size=8, workers=2) as loader:
+    with lp.Loader(range(800), slow_vector, batch_size=8, workers=2) as loader:
         taken: list[int] = []
         thread = threading.Thread(target=lambda: taken.extend(len(batch) for batch in loader))
         thread.start()

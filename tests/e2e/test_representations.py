@@ -15,15 +15,20 @@ def pair(item: int) -> Any:
     return np.float32([item]), np.float32([item])
 
 
-def test_iterators_and_pools_have_a_repr_and_where_known_a_length() -> None:
-    loader = lp.Loader(range(10), pair, batch_size=4, workers=0)
-    iterator = iter(loader)
+def test_an_iterator_has_a_length_and_shows_its_items() -> None:
+    iterator = iter(lp.Loader(range(10), pair, batch_size=4, workers=0))
     assert len(iterator) == 3
     assert "10 items" in repr(iterator) and "for_keras()" in repr(iterator)
+
+
+def test_an_iterator_of_a_stream_has_no_length() -> None:
     stream = iter(lp.Loader(iter(range(10)), batch_size=4, workers=0))
     assert "a stream" in repr(stream) and stream
     with pytest.raises(TypeError, match="the number of batches is unknown"):
         len(stream)
+
+
+def test_a_pool_shows_its_workers() -> None:
     pool = lp.Pool(2)
     assert repr(pool) == "<loaderpool.Pool: 2 workers>"
     pool.close()

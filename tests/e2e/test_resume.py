@@ -13,16 +13,13 @@ import pytest
 import loaderpool as lp
 from loaderpool.plan.places import Position
 from tests.support.batches import Place
+from tests.support.samples import batch_of_noise
 
 ITEMS = 101
 
 
 def sample(item: int, rng: np.random.Generator) -> Any:
     return {"item": item, "noise": rng.random(3), "length": np.zeros(1 + item % 3) + item}
-
-
-def whole(items: list[int], rng: np.random.Generator) -> Any:
-    return np.array(items), rng.random(len(items))
 
 
 def failing(item: int) -> int:
@@ -37,12 +34,6 @@ class Pairs:
 
     def __getitem__(self, index: int) -> Any:
         return np.full((3, 2), index), np.full(3, index)
-
-
-class WithHook(Pairs):
-    """Its hook may change it between epochs, so that no state of a loader over it can be exact."""
-
-    def on_epoch_end(self) -> None: ...
 
 
 SHAPES: dict[str, Callable[..., lp.Loader]] = {
@@ -98,32 +89,49 @@ def test_a_first_batch_that_fails_takes_nothing_of_the_rest(
 # ---- which pass a state belongs to ----
 
 
-def test_the_loaders_state_is_never_a_guess(on: Place) -> None:
+def place_of(state: dict[str, Any]) -> tuple[int, int]:
+    return state["epoch"], state["position"]
+
+
+def test_the_loaders_state_is_that_of_its_iterator(on: Place) -> None:
     with SHAPES["samples"](**on(2)) as loader:
-        assert loader.state_dict()["epoch"] == 0
+        assert place_of(loader.state_dict()) == (0, 0)
         one = iter(loader)
-        assert loader.state_dict()["position"] == 0
+        assert place_of(loader.state_dict()) == (0, 0)
         next(one)
-        assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (0, 4)
-        other = iter(loader)
+        assert place_of(loader.state_dict()) == (0, 4)
+        one.close()
+        assert place_of(loader.state_dict()) == (1, 0)
+
+
+def test_two_active_iterators_leave_the_loader_without_a_state(on: Place) -> None:
+    with SHAPES["samples"](**on(2)) as loader:
+        one, other = iter(loader), iter(loader)
+        next(one)
         next(other)
         with pytest.raises(lp.StateError, match="2 iterators of this loader are active"):
             loader.state_dict()
         assert other.state_dict()["epoch"] == 1
         del one
         assert loader.state_dict() == other.state_dict()
-        other.close()
-        assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (2, 0)
-        state = loader.state_dict(batches_taken=1)
-        assert (state["epoch"], state["position"]) == (1, 4)
+
+
+def test_a_state_is_of_the_batches_that_were_taken(on: Place) -> None:
+    with SHAPES["samples"](**on(2)) as loader:
+        next(iter(loader))
+        assert place_of(loader.state_dict()) == (1, 0)
+        assert place_of(loader.state_dict(batches_taken=1)) == (0, 4)
         with pytest.raises(lp.StateError, match="only"):
             loader.state_dict(batches_taken=100)
-        for wrong in ("3", 1.5, None.__class__):
-            with pytest.raises(lp.ArgumentError, match="batches_taken"):
-                loader.state_dict(batches_taken=wrong)
-        for wrong in (-1, True):
-            with pytest.raises(lp.ArgumentError, match="batches_taken"):
-                loader.state_dict(batches_taken=wrong)
+
+
+@pytest.mark.parametrize("wrong", ["3", 1.5, None.__class__, -1, True])
+def test_batches_taken_must_be_a_count(wrong: Any, on: Place) -> None:
+    with (
+        SHAPES["samples"](**on(2)) as loader,
+        pytest.raises(lp.ArgumentError, match="batches_taken"),
+    ):
+        loader.state_dict(batches_taken=wrong)
 
 
 def test_a_state_of_another_loader_is_refused_with_what_differs(on: Place) -> None:
@@ -135,7 +143,7 @@ def test_a_state_of_another_loader_is_refused_with_what_differs(on: Place) -> No
             ({"source": range(100)}, "size"),
             ({"source": list(range(ITEMS))}, "source"),
             ({"shuffle": False}, "shuffle"),
-            ({"fn": whole}, "function"),
+            ({"fn": batch_of_noise}, "function"),
             ({"deterministic": False}, "deterministic"),
         ]
         for change, told in changes:

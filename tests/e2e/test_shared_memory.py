@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -19,6 +18,7 @@ import loaderpool as lp
 from tests.support.batches import indices_in, kill_supervisor, kill_worker
 from tests.support.child import run_child
 from tests.support.processes import command_of, descendants, wait_until
+from tests.support.samples import StartsThread
 
 STARTS = ("fork", "exec", "spawn")
 # One for the life of this process: no test leaves it behind.
@@ -35,17 +35,6 @@ def segment() -> Iterator[SharedMemory]:
     finally:
         made.close()
         made.unlink()
-
-
-class StartsThread:
-    """Keeps the supervisor from forking: a thread starts wherever this is unpickled."""
-
-    def __reduce__(self) -> Any:
-        return start_thread, ()
-
-
-def start_thread() -> None:
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from tests.support.batches import assert_same, kill_worker, read, read_while, to
 from tests.support.child import run_child
 from tests.support.notes import bytes_copied, bytes_shared, notes
 from tests.support.processes import count_fds, is_alive, wait_gone
+from tests.support.samples import noisy_image
 
 SUPPORT = Path(__file__).parents[1] / "support"
 SHAPES = (
@@ -55,14 +56,9 @@ QUICK = (
 resource_tracker.ensure_running()
 
 
-def sample(item: int, rng: np.random.Generator) -> Any:
-    time.sleep(0.0005)
-    return {"item": np.full((30, 40), item, np.float32), "noise": rng.random(5)}
-
-
 def loader_of(workers: int | lp.Pool, items: int = 600, **settings: Any) -> lp.Loader:
     return lp.Loader(
-        range(items), sample, batch_size=6, shuffle=True, seed=3, workers=workers, **settings
+        range(items), noisy_image, batch_size=6, shuffle=True, seed=3, workers=workers, **settings
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from tests.support.samples import slow_number
 
 
 def sample(item: int) -> Any:
@@ -103,7 +105,8 @@ def test_in_this_process_calls_are_not_timed() -> None:
 
 
 def test_behind_a_close_they_are_as_they_were() -> None:
-    with lp.Loader(range(800), sample, batch_size=8, workers=2) as loader:
+    # An iterator has no next epoch, whose calls workers would make meanwhile.
+    with lp.Loader(iter(range(800)), sample, batch_size=8, workers=2) as loader:
         list(loader)
         before = loader.statistics()
     told = loader.statistics()
@@ -135,12 +138,12 @@ def test_calls_of_a_function_for_what_generators_yield_are_its_own() -> None:
             time.sleep(0.001)
             yield item
 
-    def slow(item: int) -> int:
-        time.sleep(0.02)
-        return item
-
     with lp.Loader.from_generator(
-        part, shards=range(2), fn=slow, batch_size=4, workers=2
+        part,
+        shards=range(2),
+        fn=functools.partial(slow_number, wait_s=0.02),
+        batch_size=4,
+        workers=2,
     ) as loader:
         assert len(list(loader)) == 20
         told = loader.statistics().calls

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, read, supervisor_of
+from tests.support.batches import Place, indices_in, read, supervisor_of
 from tests.support.child import run_child
 from tests.support.notes import bytes_shared
 from tests.support.processes import is_alive, shared_bytes, wait_gone, wait_until
@@ -26,10 +26,6 @@ from tests.support.streams import Blocking, Ending, Failing, Large, Telling
 def pids_in(batches: Any) -> set[int]:
     """Of the processes that read a `Telling`."""
     return {int(pid) for batch in batches for pid in batch[1]}
-
-
-def numbers_in(batches: Any) -> list[int]:
-    return [int(number) for batch in batches for number in batch[0]]
 
 
 def read_by(loader: lp.Loader) -> str | None:
@@ -48,7 +44,7 @@ def test_one_process_reads_the_passes_that_follow_one_another(on: Place) -> None
     with lp.Loader(Telling(), batch_size=4, **on(2)) as loader:
         passes = [read(loader) for _ in range(3)]
         assert read_by(loader) == "process"
-    assert [numbers_in(batches) for batches in passes] == [list(range(20))] * 3
+    assert [indices_in(batches) for batches in passes] == [list(range(20))] * 3
     pids = {pid for batches in passes for pid in pids_in(batches)}
     assert len(pids) == 1
     assert os.getpid() not in pids
@@ -85,7 +81,7 @@ def test_a_reader_that_dies_between_passes_is_replaced(on: Place) -> None:
         (pid,) = pids_in(read(loader))
         os.kill(pid, signal.SIGKILL)
         again = read(loader)
-    assert numbers_in(again) == list(range(20))
+    assert indices_in(again) == list(range(20))
     assert pids_in(again) != {pid}
 
 
@@ -170,7 +166,7 @@ def test_the_readers_death_is_an_error_behind_what_was_read(
         assert "iter(source)" in str(raised.value)
         flag.unlink()
         again = read(loader)
-        assert numbers_in(again) == list(range(24))
+        assert indices_in(again) == list(range(24))
         assert len(pids_in(again)) == 1
 
 

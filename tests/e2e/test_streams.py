@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,21 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, assert_same, copied, kill_supervisor, kill_worker, read
+from tests.support.batches import (
+    Place,
+    assert_same,
+    copied,
+    indices_in,
+    kill_supervisor,
+    kill_worker,
+    read,
+)
 from tests.support.child import run_child
 from tests.support.processes import wait_until
+from tests.support.samples import slow_number
 from tests.support.streams import Numbers, Rewinding, make, rewinding
 
 ITEMS, BATCH = 101, 8
-
-
-def numbers_in(batches: Iterable[Any]) -> list[int]:
-    """The numbers of all items, which are the first component or the only one."""
-    return [
-        int(n)
-        for batch in batches
-        for n in (batch[0] if isinstance(batch, tuple) else batch).ravel()
-    ]
 
 
 def of_varied_length(item: Any, rng: np.random.Generator) -> Any:
@@ -93,7 +94,7 @@ def test_the_same_bits_for_any_number_of_workers(on: Place, way: str, workers: i
 
 def test_an_iterator_is_read_once_and_says_so() -> None:
     with lp.Loader(iter(Numbers()), make, batch_size=BATCH, workers=2) as loader:
-        assert numbers_in(read(loader)) == list(range(ITEMS))
+        assert indices_in(read(loader)) == list(range(ITEMS))
         with pytest.raises(lp.SourceError, match="can be read only once"):
             next(iter(loader))
         with pytest.raises(lp.StateError, match="can be read only once"):
@@ -102,7 +103,7 @@ def test_an_iterator_is_read_once_and_says_so() -> None:
             loader.replace(workers=1)
     calm = lp.Loader(iter(Numbers()), make, batch_size=BATCH, workers=0)
     with calm, calm.replace(batch_size=4) as other:  # nobody has read anything yet
-        assert numbers_in(read(other)) == list(range(ITEMS))
+        assert indices_in(read(other)) == list(range(ITEMS))
 
 
 REWOUND = [1000 + number for number in range(1, 21)]
@@ -115,13 +116,13 @@ REWOUND_IN = [{"batch_size": 3}, {"batch_size": None}, {"shuffle": 7}]
 @pytest.mark.parametrize("settings", REWOUND_IN, ids=str)
 def test_a_rewinding_iterator_is_begun_once_a_pass(on: Place, settings: Any, workers: int) -> None:
     with lp.Loader(Rewinding(), **settings, **on(workers)) as loader:
-        assert sorted(numbers_in(read_some(loader, 30))) == REWOUND
+        assert sorted(indices_in(read_some(loader, 30))) == REWOUND
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_interleaved_rewinding_iterators_are_begun_once(on: Place, workers: int) -> None:
     with lp.Loader(lp.interleave([20, 20], rewinding, 2, 3), batch_size=3, **on(workers)) as loader:
-        assert sorted(numbers_in(read_some(loader, 30))) == sorted(2 * REWOUND)
+        assert sorted(indices_in(read_some(loader, 30))) == sorted(2 * REWOUND)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -130,7 +131,7 @@ def test_a_lanes_rewinding_iterator_is_begun_once(on: Place, settings: Any, work
     settings = {"shards": [20, 20], "batch_size": 3, **settings}
     with lp.Loader.from_generator(rewinding, **settings, **on(workers)) as loader:
         for _ in range(2):
-            assert sorted(numbers_in(read_some(loader, 30))) == sorted(2 * REWOUND)
+            assert sorted(indices_in(read_some(loader, 30))) == sorted(2 * REWOUND)
 
 
 def read_some(loader: lp.Loader, most: int) -> list[Any]:
@@ -181,12 +182,12 @@ def test_the_reader_is_not_far_ahead_of_the_consumer() -> None:
             given += 1
             yield number
 
-    def nap(item: int) -> int:
-        time.sleep(0.001)
-        return item
-
     with lp.Loader(
-        count(), nap, batch_size=4, workers=2, limits=lp.Limits(memory="64KiB")
+        count(),
+        functools.partial(slow_number, wait_s=0.001),
+        batch_size=4,
+        workers=2,
+        limits=lp.Limits(memory="64KiB"),
     ) as loader:
         batches = iter(loader)
         for taken in range(1, 30):
@@ -315,12 +316,13 @@ def test_a_sample_that_ends_its_worker_is_found_in_a_stream() -> None:
             read(loader)
         assert raised.value.index == 41
     with lp.Loader(Numbers(), end_itself, batch_size=BATCH, workers=2, on_error="skip") as loader:
-        assert numbers_in(read(loader)) == [n for n in range(ITEMS) if n != 41]
+        assert indices_in(read(loader)) == [n for n in range(ITEMS) if n != 41]
         assert loader.statistics().skipped_indices == (41,)
 
 
+@pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "generator"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_closing_a_loader_ends_the_reading_of_its_stream(workers: int, tmp_path: Path) -> None:
+def test_closing_a_loader_ends_the_reading(is_stream: bool, workers: int, tmp_path: Path) -> None:
     class Stream:
         def __iter__(self) -> Iterator[int]:
             try:
@@ -328,7 +330,9 @@ def test_closing_a_loader_ends_the_reading_of_its_stream(workers: int, tmp_path:
             finally:
                 (tmp_path / "ended").touch()
 
-    loader = lp.Loader(Stream(), batch_size=4, workers=workers)
+    make = lp.Loader if is_stream else lp.Loader.from_generator
+    given: Any = Stream() if is_stream else lambda: iter(Stream())
+    loader = make(given, batch_size=4, workers=workers)
     batches = iter(loader)
     next(batches)
     loader.close()

@@ -6,7 +6,7 @@ import functools
 import gc
 import os
 import textwrap
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -16,12 +16,7 @@ import loaderpool as lp
 from tests.support import tensorflow_runtime
 from tests.support.child import run_child
 from tests.support.processes import descendants, lies_in_shared_memory, wait_gone
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
-
+from tests.support.samples import Point, fail_at
 
 # Four of these are more than half of the largest chunk: each batch travels alone and is lent, not taken apart again.
 WIDE = (128, 256)
@@ -75,9 +70,7 @@ def test_skipped_rows_leave_the_batch_axis_open_beside_drop_remainder(
     tf: Any, pool: lp.Pool
 ) -> None:
     def fn(item: int) -> Any:
-        if item == 1:
-            raise ValueError(item)
-        return np.zeros(3, np.float32)
+        return np.full(3, fail_at({1})(item), np.float32)
 
     how: dict[str, Any] = {
         "batch_size": 4,

@@ -6,7 +6,6 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.batches import Place, assert_same, read, read_while
+from tests.support.samples import Stream
 
 THREADS = 4
 
@@ -76,11 +76,6 @@ class Items:
     def __getitem__(self, index: int) -> int:
         jitter(index)
         return index + 100
-
-
-class Stream:
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(61))
 
 
 KINDS: dict[str, dict[str, Any]] = {

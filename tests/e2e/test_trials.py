@@ -19,6 +19,7 @@ from loaderpool.trainer import counters
 from loaderpool.trainer.explain import trials
 from loaderpool.trainer.explain.verdicts import Verdict
 from tests.support.batches import kill_supervisor
+from tests.support.samples import noisy_vector
 
 SETTINGS: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3}
 LONG_S = 60.0  # beside other tests
@@ -28,11 +29,6 @@ LONG_S = 60.0  # beside other tests
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "_MARK_NS", 200_000_000)
     monkeypatch.setattr(trials, "_logs", {})
-
-
-def waits(item: int, rng: np.random.Generator) -> np.ndarray:
-    time.sleep(0.01)
-    return np.full(8, item + rng.random())
 
 
 def locked(path: Path) -> Callable[..., np.ndarray]:
@@ -96,7 +92,7 @@ def test_a_lock_that_workers_share_is_told_with_the_number_that_suffices(tmp_pat
 
 
 def test_a_function_that_waits_is_not_told_to_have_a_limit() -> None:
-    with lp.Loader(range(100_000), waits, workers=4, **SETTINGS) as loader:
+    with lp.Loader(range(100_000), noisy_vector, workers=4, **SETTINGS) as loader:
         batches = take(iter(loader), lambda: board_of(loader).trials_over >= 1)
         told = loader.explain()
         assert told.verdict is not Verdict.SOURCE_LIMIT
@@ -106,7 +102,7 @@ def test_a_function_that_waits_is_not_told_to_have_a_limit() -> None:
 
 def test_no_trial_is_made_of_workers_that_loaderpool_chooses_nor_of_one() -> None:
     for workers in ((2, 4), 1):
-        with lp.Loader(range(100_000), waits, workers=workers, **SETTINGS) as loader:
+        with lp.Loader(range(100_000), noisy_vector, workers=workers, **SETTINGS) as loader:
             begun_s = time.monotonic()
             take(iter(loader), lambda s=begun_s: time.monotonic() - s > 3.0)  # type: ignore[misc]
             assert board_of(loader).trials == 0
@@ -154,7 +150,7 @@ EVENTS = [
 def test_batches_are_the_same_whatever_happens_in_a_trial(
     event: Callable[[lp.Loader], None],
 ) -> None:
-    with lp.Loader(range(100_000), waits, workers=4, **SETTINGS) as loader:
+    with lp.Loader(range(100_000), noisy_vector, workers=4, **SETTINGS) as loader:
         loader._core.observer.tries_fewer = False
         batches, stream = [], iter(loader)
         batches += take(stream, lambda: len(board_of(loader).workers()) == 4)
@@ -183,7 +179,7 @@ def test_batches_are_the_same_whatever_happens_in_a_trial(
 
 
 def test_a_trial_ends_with_its_iteration_and_the_next_one_has_all_workers() -> None:
-    with lp.Loader(range(100_000), waits, workers=4, **SETTINGS) as loader:
+    with lp.Loader(range(100_000), noisy_vector, workers=4, **SETTINGS) as loader:
         loader._core.observer.tries_fewer = False
         for _ in range(2):
             begin_trial(loader)
@@ -198,7 +194,7 @@ def test_a_trial_ends_with_its_iteration_and_the_next_one_has_all_workers() -> N
 def test_spawned_workers_have_trials_too() -> None:
     with (
         lp.Pool(workers=4, start="spawn") as pool,
-        lp.Loader(range(100_000), waits, workers=pool, **SETTINGS) as loader,
+        lp.Loader(range(100_000), noisy_vector, workers=pool, **SETTINGS) as loader,
     ):
         stream = iter(loader)
         batches = take(stream, lambda: board_of(loader).trials_over >= 1)

@@ -17,14 +17,11 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from tests.support.samples import slow_vector
 
 STEP_S, ROWS = 0.02, 16
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
-
-
-def waits(item: int) -> Any:  # 160 ms of waiting a batch: eight workers
-    time.sleep(0.01)
-    return np.full(4, item, np.float32)
+WAITS = functools.partial(slow_vector, wait_s=0.01)  # 160 ms of waiting a batch: eight workers
 
 
 def computes(seconds: float, item: int) -> Any:
@@ -88,7 +85,7 @@ def train(
 @pytest.mark.parametrize(
     ("training", "verdict", "change"),
     [
-        ({"fn": waits, "workers": 2}, "SOURCE_WAITS", "threads="),
+        ({"fn": WAITS, "workers": 2}, "SOURCE_WAITS", "threads="),
         ({"fn": functools.partial(computes, 0.002), "workers": 1}, "TOO_FEW_WORKERS", "workers=2"),
         ({"fn": np.float32, "workers": 2, "step_s": 0.0}, "BATCH_OVERHEAD", ""),
         ({"fn": large, "workers": 1, "step_s": 0.003, "kept": 40}, "BATCHES_KEPT", None),
@@ -106,7 +103,9 @@ def test_the_verdict_is_right_and_no_change_is_wrong(
 
 
 @pytest.mark.parametrize(
-    ("fn", "least"), [(waits, None), (functools.partial(computes, 0.002), 2)], ids=["wait", "cpu"]
+    ("fn", "least"),
+    [(WAITS, None), (functools.partial(computes, 0.002), 2)],
+    ids=["wait", "cpu"],
 )
 def test_a_change_brings_what_is_said(fn: Callable[[int], Any], least: int | None) -> None:
     before = train(fn, workers=1).said
@@ -121,7 +120,11 @@ def test_a_change_brings_what_is_said(fn: Callable[[int], Any], least: int | Non
 @pytest.mark.parametrize("start", [1, 4], ids=["from one", "from four times the least"])
 @pytest.mark.parametrize(
     ("fn", "least"),
-    [(waits, 8), (functools.partial(computes, 0.0015), 2), (becomes_dearer, 8)],
+    [
+        (WAITS, 8),
+        (functools.partial(computes, 0.0015), 2),
+        (becomes_dearer, 8),
+    ],
     ids=["waits", "computes", "becomes dearer"],
 )
 def test_auto_finds_the_number(fn: Callable[[int], Any], least: int, start: int) -> None:

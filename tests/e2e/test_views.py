@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -16,29 +15,17 @@ import loaderpool as lp
 from tests.support import tensorflow_runtime
 from tests.support.batches import Place, assert_same, copied, read
 from tests.support.child import run_child
-from tests.support.frameworks import FRAMEWORKS, Framework
+from tests.support.frameworks import Framework
 from tests.support.processes import lies_in_shared_memory
+from tests.support.samples import fail_at
 
+pytestmark = pytest.mark.usefixtures("all_frameworks")
 WIDE = (64, 65, 3)
 
 
 class Pair(NamedTuple):
     left: Any
     right: Any
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _loaded() -> None:
-    """What frameworks leave in the process is there before any test's pool."""
-    for each in FRAMEWORKS.values():
-        if importlib.util.find_spec(each.name) is not None:
-            each.load()
-
-
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow) for name in FRAMEWORKS])
-def framework(request: pytest.FixtureRequest) -> Framework:
-    pytest.importorskip(request.param)
-    return FRAMEWORKS[request.param]
 
 
 def in_32_bits(batch: Any, framework: Framework) -> Any:
@@ -175,18 +162,14 @@ def test_the_place_is_the_iterators_own(framework: Framework, on: Place) -> None
 def test_errors_come_as_they_are_behind_the_batches_before_them(
     framework: Framework, on: Place
 ) -> None:
-    def bad(index: int) -> Any:
-        if index == 11:
-            raise KeyError("eleven")
-        return np.float32(index)
 
-    with lp.Loader(range(20), bad, batch_size=4, **on(2)) as loader:
+    with lp.Loader(range(20), fail_at({11}), batch_size=4, **on(2)) as loader:
         batches: Iterator[Any] = iter(framework.view(loader))
         assert [framework.arrays(next(batches)).tolist() for _ in range(2)] == [
             [0, 1, 2, 3],
             [4, 5, 6, 7],
         ]
-        with pytest.raises(lp.SampleError, match="eleven"):
+        with pytest.raises(lp.SampleError, match="item 11 is bad"):
             next(batches)
         view = framework.view(loader)
     with pytest.raises(lp.ClosedError):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from tests.support.batches import rows
 from tests.support.child import run_child
 from tests.support.processes import is_first, wait_gone
 
@@ -35,10 +36,6 @@ def waiting(bad: Callable[[int], Any]) -> Any:
         return await waits(item, rng)
 
     return fn
-
-
-def rows(loader: lp.Loader) -> list[tuple[float, ...]]:
-    return [row for batch in loader for row in zip(*(part.tolist() for part in batch), strict=True)]
 
 
 def expected() -> list[tuple[float, ...]]:
@@ -126,6 +123,38 @@ def test_the_coroutine_that_blocks_the_loop_is_named(settings: dict[str, Any]) -
 
 
 @all_settings
+@pytest.mark.parametrize("pause_s", [0.05, 60])
+def test_the_coroutine_that_ignores_its_cancellation_is_named(
+    settings: dict[str, Any], pause_s: float
+) -> None:
+    async def bad(item: int) -> None:
+        while item == 41:
+            try:
+                await asyncio.sleep(pause_s)
+            except BaseException:
+                pass
+
+    error, _ = timeout_of(bad, settings, "its worker was replaced")
+    assert error.index == 41
+
+
+@all_settings
+def test_finally_blocks_have_time_after_the_limit(settings: dict[str, Any], tmp_path: Path) -> None:
+    async def bad(item: int) -> None:
+        if item == 41:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.4)
+                (tmp_path / "ended").touch()
+
+    error, told = timeout_of(bad, settings, "its coroutine was canceled")
+    assert error.index == 41
+    assert told.restarts == 0
+    assert (tmp_path / "ended").exists()
+
+
+@all_settings
 def test_samples_that_crash_or_hang_are_left_out(settings: dict[str, Any]) -> None:
     async def bad(item: int) -> None:
         if item == 42:
@@ -162,6 +191,25 @@ def test_the_first_failing_sample_is_named(kind: type[BaseException], threads: i
     if kind is not StopIteration:  # Python itself raises a RuntimeError of it, in our frame
         assert "loaderpool/worker" not in caught.value.remote_traceback
     assert loader.statistics().restarts == 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_task_that_was_canceled_is_an_error_of_its_sample(workers: int) -> None:
+    async def fn(item: int) -> int:
+        task = asyncio.create_task(asyncio.sleep(0))
+        if item == 5:
+            task.cancel()
+        await task
+        return item
+
+    with (
+        lp.Loader(range(8), fn, batch_size=2, workers=workers) as loader,
+        pytest.raises(lp.SampleError, match="CancelledError") as caught,
+    ):
+        list(loader)
+    assert caught.value.index == 5
+    with lp.Loader(range(8), fn, batch_size=2, workers=workers, on_error="skip") as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4], [6, 7]]
 
 
 # ---- the end ----
@@ -261,4 +309,34 @@ def test_ctrl_c_cancels_the_coroutine_of_no_workers() -> None:
         loop.close()
         """,
         timeout_s=60,
+    ).check()
+
+
+def test_a_fork_has_an_event_loop_of_its_own() -> None:
+    run_child(
+        """
+        import asyncio, os
+        import loaderpool as lp
+
+        async def fn(item):
+            await asyncio.sleep(0.001)
+            return item
+
+        def check():
+            with lp.Loader(range(8), fn, batch_size=8, workers=0) as loader:
+                for _ in range(2):
+                    pid = os.fork()
+                    assert next(iter(loader)).tolist() == list(range(8))
+                    if pid == 0:
+                        os._exit(0)
+                    assert os.waitpid(pid, 0)[1] == 0
+                    next(iter(loader))
+
+        async def beside_a_loop():
+            check()
+
+        check()
+        asyncio.run(beside_a_loop())
+        """,
+        timeout_s=30,
     ).check()

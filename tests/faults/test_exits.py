@@ -20,12 +20,7 @@ import loaderpool as lp
 from loaderpool.errors import ClosedError
 from tests.support.child import run_child
 from tests.support.processes import status_of_fork
-
-
-def slow(item: int) -> int:
-    time.sleep(0.004)
-    return item
-
+from tests.support.samples import slow_number
 
 # ---- close ----
 
@@ -169,7 +164,7 @@ loader.close()
 
 
 def test_a_fork_cannot_use_the_loader_and_does_not_disturb_it() -> None:
-    with lp.Loader(range(200), slow, batch_size=4, workers=2) as loader:
+    with lp.Loader(range(200), slow_number, batch_size=4, workers=2) as loader:
         batches: Any = iter(loader)
         taken = [next(batches)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.batches import supervisor_of
+from tests.support.samples import slow_number
 
 HANGS_AT = 13
 
@@ -54,10 +56,6 @@ def test_stuck_in_c_code_that_holds_the_gil() -> None:
 def test_a_sample_that_hangs_after_another_loaders_tickets_is_seen() -> None:
     """The pool looked no more once the worker's ticket was one without a timeout."""
 
-    def quick(index: int) -> int:
-        time.sleep(0.01)
-        return index
-
     def hangs_late(index: int) -> int:
         time.sleep(60 if index == 8 else 0.04)
         return index
@@ -65,7 +63,9 @@ def test_a_sample_that_hangs_after_another_loaders_tickets_is_seen() -> None:
     limits = lp.Limits(timeout_s=1.0)
     with (
         lp.Pool(1) as pool,
-        lp.Loader(range(10_000), quick, batch_size=1, workers=pool) as endless,
+        lp.Loader(
+            range(10_000), functools.partial(slow_number, wait_s=0.01), batch_size=1, workers=pool
+        ) as endless,
         lp.Loader(range(16), hangs_late, batch_size=1, workers=pool, limits=limits) as loader,
     ):
         beside = iter(endless)

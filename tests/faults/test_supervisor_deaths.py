@@ -16,13 +16,9 @@ import loaderpool as lp
 from loaderpool.errors import ClosedError, PoolBrokenError
 from tests.support.batches import kill_supervisor, supervisor_of, told_when
 from tests.support.processes import wait_gone
+from tests.support.samples import noisy_image
 
 ITEMS, BATCH = 240, 4
-
-
-def sample(item: int, rng: np.random.Generator) -> Any:
-    time.sleep(0.0005)
-    return {"item": np.full((60, 60), item, np.float32), "noise": rng.random(3)}
 
 
 def tiny(item: int, rng: np.random.Generator) -> Any:
@@ -43,7 +39,7 @@ def bits(batch: Any) -> tuple[bytes, bytes]:
 
 
 SHAPES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "single batches": (sample, {}),
+    "single batches": (noisy_image, {}),
     "chunks": (tiny, {}),
     "varying": (of_varied_length, {"pad": True}),
     "row ranges": (slow_batch, {}),
@@ -107,7 +103,7 @@ def test_what_hooks_changed_is_known_to_the_next_one() -> None:
 
 
 def test_a_worker_that_is_stopped_for_a_moment_is_left_alone() -> None:
-    with lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=1) as loader:
+    with lp.Loader(range(ITEMS), noisy_image, batch_size=BATCH, workers=1) as loader:
         batches = iter(loader)
         next(batches)
         pid = loader.statistics().workers[0].pid
@@ -121,7 +117,7 @@ def test_batches_that_had_come_are_handed_out_where_none_takes_its_place() -> No
     with lp.Pool(workers=2, restarts=0) as pool:
         first, second = (
             lp.Loader(range(4000), fn, batch_size=BATCH, workers=pool)
-            for fn in (slow_batch, sample)
+            for fn in (slow_batch, noisy_image)
         )
         came = iter(second)
         got = next(came)["item"][:, 0, 0].tolist()
@@ -138,7 +134,7 @@ def test_batches_that_had_come_are_handed_out_where_none_takes_its_place() -> No
 
 
 def test_closing_while_it_is_dead() -> None:
-    loader = lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=2)
+    loader = lp.Loader(range(ITEMS), noisy_image, batch_size=BATCH, workers=2)
     batches = iter(loader)
     first = next(batches)
     processes = [supervisor_of(loader), *(worker.pid for worker in loader.statistics().workers)]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from tests.support.batches import rows
 from tests.support.child import run_child
 from tests.support.processes import is_first, wait_gone
 
@@ -35,13 +36,7 @@ def waiting(bad: Callable[[int], None]) -> Callable[[int, np.random.Generator], 
     return fn
 
 
-def rows(loader: lp.Loader) -> list[tuple[int, float]]:
-    return [
-        pair for batch in loader for pair in zip(*(part.tolist() for part in batch), strict=True)
-    ]
-
-
-def expected() -> list[tuple[int, float]]:
+def expected() -> list[tuple[float, ...]]:
     with lp.Loader(range(ITEMS), waits, workers=0) as loader:
         return rows(loader)
 

@@ -20,12 +20,11 @@ from loaderpool.supervisor import slots
 from loaderpool.supervisor.records import Death, DropFile, Layout, Start, Stop, ToMain, ToWorker
 from loaderpool.supervisor.state import State
 from loaderpool.transport.messages import (
-    BatchFailed,
     Done,
     Filled,
     Found,
-    LoaderFailed,
     Message,
+    Status,
     Ticket,
 )
 from tests.support.state import begin, look, release, turn
@@ -68,36 +67,35 @@ class Consumer:
     ) -> None:
         self.number, self.loader, self.next, self.plan = number, loader, first, plan
         self.is_ordered = is_ordered or plan.lanes > 0
-        self.ready: dict[int, Filled | BatchFailed] = {}
+        self.ready: dict[int, Filled] = {}
         self.lent: list[int] = []
         self.over: dict[int, int] = {}  # batches of lanes that have no more
         self.empty: list[int] = []  # slots that told so
         self.had: set[int] = set()  # taken out of order, after `next`
         self.is_ended = False
 
-    def hear(self, message: Filled | BatchFailed) -> None:
+    def hear(self, message: Filled) -> None:
         for batch in batches_of(message):
             assert batch >= self.next and batch not in self.had, "a batch was made twice"
             assert all(batch not in batches_of(other) for other in self.ready.values()), (
                 "a batch was made twice"
             )
-        if self.plan.lanes and (isinstance(message, BatchFailed) or message.is_last):
+        has_failed = bool(message.error)
+        if self.plan.lanes and (has_failed or message.is_last):
             turn, lane = divmod(message.batch, self.plan.lanes)
-            batches = turn + (isinstance(message, BatchFailed) or message.rows > 0)
+            batches = turn + (has_failed or message.rows > 0)
             # The last batch may fail after the lane's end was told.
-            assert batches < self.over.get(lane, 1 << 62) + isinstance(message, BatchFailed)
+            assert batches < self.over.get(lane, 1 << 62) + has_failed
             self.over[lane] = batches
             for number in [each for each in self.ready if each % self.plan.lanes == lane]:
                 if (
                     number // self.plan.lanes >= batches
                 ):  # an earlier batch of the lane has failed since
                     self.empty.append(self.ready.pop(number).offset)
-            if isinstance(message, Filled) and not message.rows:
+            if not has_failed and not message.rows:
                 self.empty.append(message.offset)
                 return
-        assert isinstance(message, BatchFailed) or not self.plan.lanes or message.rows, (
-            "an empty batch"
-        )
+        assert has_failed or not self.plan.lanes or message.rows, "an empty batch"
         self.ready[message.batch] = message
 
     def pass_lanes_that_are_over(self) -> None:
@@ -116,7 +114,7 @@ class Consumer:
         ]
         return 0 < self.plan.lanes == len(self.over) and all(ends) and not self.ready
 
-    def take(self) -> Filled | BatchFailed | None:
+    def take(self) -> Filled | None:
         number = self.next if self.is_ordered else next(iter(self.ready), -1)
         message = self.ready.pop(number, None)
         if message is not None:
@@ -127,10 +125,8 @@ class Consumer:
         return message
 
 
-def batches_of(message: Filled | BatchFailed) -> range:
-    return range(
-        message.batch, message.batch + (message.batches if isinstance(message, Filled) else 1)
-    )
+def batches_of(message: Filled) -> range:
+    return range(message.batch, message.batch + message.batches)
 
 
 class Walk:
@@ -178,8 +174,12 @@ class Walk:
 
     # ---- the supervisor's loop
 
-    def turn(self) -> None:
-        turn(self.state, self.obey)
+    def turn(self, has_waited: bool | None = None) -> None:
+        if has_waited is None:
+            has_waited = self.random.random() < 0.5
+        turn(self.state, self.obey, has_waited)
+        assert self.state.lacks_slot <= bool(self.state.roomy)
+        assert not (has_waited and self.state.lacks_slot)
 
     def obey(self, instruction: Any) -> None:
         match instruction:
@@ -196,20 +196,17 @@ class Walk:
                     self.channels[worker].append(message)
                     if isinstance(message, Ticket) and message.run:
                         self.unanswered[message.number] = message.run, message.offset
-            case ToMain(Filled(run=run) | BatchFailed(run=run) as message) if not self.consumers[
-                run
-            ].is_ended:
+            case ToMain(Filled(run=run) as message) if not self.consumers[run].is_ended:
                 is_answered = (run, message.offset) not in self.unanswered.values()
-                assert is_answered or isinstance(message, BatchFailed), "SLOT-2"
-                if isinstance(message, BatchFailed) and message.offset < 0:
-                    self.consumers[run].is_ended = True
-                else:
-                    self.consumers[run].hear(message)
-            case ToMain(LoaderFailed(loader)):
+                assert is_answered or message.error, "SLOT-2"
+                self.consumers[run].hear(message)
+            case ToMain(Status(number)) if number in self.consumers:
+                self.consumers[number].is_ended = True
+            case ToMain(Status(number)):
                 for consumer in self.consumers.values():
-                    if consumer.loader == loader:
+                    if consumer.loader == number:
                         self.end_of(consumer)
-                self.plans.pop(loader, None)
+                self.plans.pop(number, None)
             case Start(worker) if self.channels and self.random.random() < self.failing_starts:
                 self.state.not_started(worker, b"no process")
             case Start(worker):
@@ -332,7 +329,7 @@ class Walk:
             consumer.pass_lanes_that_are_over()
             if (message := consumer.take()) is not None:
                 self.taken += 1
-                if isinstance(message, Filled) and len(consumer.lent) < message.may_lend:
+                if not message.error and len(consumer.lent) < message.may_lend:
                     consumer.lent.append(message.offset)
                 else:  # an error, or copied
                     release(self.state, consumer.number, message.offset)
@@ -446,10 +443,10 @@ class Walk:
         assert not self.open_files, "files of items are left"
 
     def settle(self) -> None:
-        self.turn()
+        self.turn(has_waited=True)
         while any(self.channels.values()):
             self.answer()
-            self.turn()
+            self.turn(has_waited=True)
 
 
 @pytest.mark.parametrize("large_bytes", [slots._LARGE_BYTES, 0])

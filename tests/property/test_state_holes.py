@@ -12,12 +12,11 @@ from loaderpool.supervisor.records import Abandon, Layout, Start, Stop, ToWorker
 from loaderpool.supervisor.supervisor import Supervisor
 from loaderpool.transport.channel import Received
 from loaderpool.transport.messages import (
-    BatchFailed,
     End,
     Ended,
     Filled,
     Found,
-    LoaderFailed,
+    Status,
     Ticket,
 )
 from tests.support.state import LOADER, RUN, Endless, Pool, begin, look, release
@@ -41,7 +40,7 @@ def test_a_worker_is_stopped_that_has_died_meanwhile() -> None:
     )
     supervisor = object.__new__(Supervisor)
     supervisor._workers = SimpleNamespace(by_number={})
-    supervisor._main = SimpleNamespace(send=pool.told.append)  # type: ignore[assignment]
+    supervisor._main = SimpleNamespace(send=lambda message, _: pool.told.append(message))  # type: ignore[assignment]
     for instruction in [*pool.state.instructions, ToWorker(0, Found(0, LOADER, b"", 0.0)), Stop(0)]:
         if not isinstance(instruction, (Start, Abandon)):
             supervisor._obey(instruction)
@@ -76,6 +75,21 @@ def test_a_release_that_is_said_twice_or_crosses_an_end_is_said_once(
     assert (RUN in pool.state.runs) is (crosses == "nothing")
 
 
+def test_release_may_overtake_the_end_of_its_run(lent: tuple[Pool, int]) -> None:
+    """Releases and ends travel on two channels."""
+    pool, offset = lent
+    slots = pool.state.runs[RUN].slots
+    release(pool.state, RUN, offset)
+    pool.turn()
+    pool.state.end(RUN, (offset,))
+    assert pool.state.runs[RUN].filled.keys() <= {offset}
+    while pool.busy():
+        pool.step()
+    for filled in pool.of(Filled)[slots:]:
+        release(pool.state, RUN, filled.offset)
+    assert RUN not in pool.state.runs
+
+
 def test_a_release_that_comes_after_its_slot_was_filled_again_frees_no_batch(
     lent: tuple[Pool, int],
 ) -> None:
@@ -104,7 +118,7 @@ def test_where_some_workers_cannot_be_started_the_others_do_all_the_work(
     assert len(pool.started) == can_start
     for _ in range(20):
         pool.step()
-    assert len(pool.of(Filled)) == 20 and not pool.of(LoaderFailed, BatchFailed)
+    assert len(pool.of(Filled)) == 20 and not pool.of(Status) and not pool.failed()
     pool.wait(later)
     assert len(pool.started) == min(4, can_start + later)
     assert pool.state.is_short is (len(pool.started) < 4)
@@ -115,14 +129,14 @@ def test_while_workers_that_leave_still_work_there_is_no_error_yet() -> None:
     pool.can_start = 0
     pool.state.load(2, Endless())  # for which both are replaced
     pool.turn()
-    assert not pool.of(LoaderFailed)
+    assert not pool.of(Status)
     while pool.busy():
         pool.step()
     for worker in [*pool.channels]:
         pool.die(worker)
     pool.turn()
     pool.wait(2)
-    assert not pool.of(LoaderFailed) and len(pool.busy()) == 2
+    assert not pool.of(Status) and len(pool.busy()) == 2
 
 
 # ---- slots: who has the last ones
@@ -143,9 +157,7 @@ def test_each_run_leaves_slots_to_the_next_one_and_to_have_none_is_an_error(
         begin(pool.state, run, LOADER, 0)
         assert (pool.state.runs[run].slots if run in pool.state.runs else 0) == slots
     pool.turn()
-    assert [(message.run, message.offset) for message in pool.of(BatchFailed)] == [
-        (RUN + len(shares), -1)
-    ]
+    assert pool.of(Status) == [Status(RUN + len(shares), b"")]
 
 
 def test_runs_of_a_loader_share_its_limit_and_one_that_had_less_gets_more_when_others_end() -> None:
@@ -184,7 +196,7 @@ def test_a_run_that_waits_has_what_an_ended_one_gives_back_before_one_that_had_l
     pool.state.slots.kept_bytes, pool.state.slots.free_bytes = 0, 12 * 4096
     while pool.busy() and not pool.state.runs[3].slots:
         pool.step()
-    assert pool.state.runs[3].slots == 1 and not pool.of(BatchFailed)
+    assert pool.state.runs[3].slots == 1 and not pool.of(Status)
 
 
 def test_a_run_without_a_slot_waits_for_one_that_has_ended_and_is_still_written_to() -> None:
@@ -196,11 +208,7 @@ def test_a_run_without_a_slot_waits_for_one_that_has_ended_and_is_still_written_
         assert not pool.state.runs[run].slots
     while pool.busy():
         pool.step()
-    assert (
-        pool.state.runs[RUN + 1].slots
-        and pool.state.runs[RUN + 2].slots
-        and not pool.of(BatchFailed)
-    )
+    assert pool.state.runs[RUN + 1].slots and pool.state.runs[RUN + 2].slots and not pool.of(Status)
 
 
 def test_an_epochs_first_tickets_are_small() -> None:
@@ -241,14 +249,14 @@ def test_a_ticket_that_kills_at_changing_samples_is_given_up(
     """It was still due after 10,000 deaths: only the same sample twice running was blamed."""
     pool = Pool(1).with_a_run(most_deaths)
     deaths = 0
-    while not pool.of(BatchFailed):
+    while not pool.failed():
         (worker,) = pool.channels
         assert pool.channels[worker][0].batch == 0
         pool.die(worker, indices[deaths])
         deaths += 1
         pool.now += 10.0
         pool.turn()
-    (told,) = pool.of(BatchFailed)
+    (told,) = pool.failed()
     assert told.batch == 0 and most_deaths <= deaths <= 3 * most_deaths
     is_same = indices[deaths - 1] == indices[deaths - 2]
     assert (
@@ -256,7 +264,7 @@ def test_a_ticket_that_kills_at_changing_samples_is_given_up(
         == f"{'ALONE' if is_same and deaths >= most_deaths else 'TOGETHER'} {deaths}".encode()
     )
     pool.step()
-    assert pool.of(Filled)[0].batch == 1  # what comes behind it is made
+    assert pool.of(Filled)[-1].batch == 1  # what comes behind it is made
 
 
 # ---- a pool that is broken answers
@@ -274,7 +282,7 @@ def broken(request: pytest.FixtureRequest) -> Pool:
         for index in (1, 2):
             pool.die(next(iter(pool.channels)), index)
             pool.turn()
-    assert [message.loader for message in pool.of(LoaderFailed)] == [LOADER]
+    assert [message.number for message in pool.of(Status)] == [LOADER]
     pool.told.clear()
     return pool
 
@@ -288,8 +296,8 @@ def test_a_loader_of_a_broken_pool_and_one_that_comes_into_it_are_told(
         broken.state.load(number, Endless())
     look(broken.state, number)
     broken.turn()
-    assert {message.loader for message in broken.of(LoaderFailed)} == {number}
-    assert broken.of(LoaderFailed)[0].error
+    assert {message.number for message in broken.of(Status)} == {number}
+    assert broken.of(Status)[0].error
 
 
 def test_a_run_in_a_broken_pool_is_told(broken: Pool) -> None:
@@ -310,7 +318,7 @@ def test_the_end_of_a_run_that_had_no_slot_is_answered() -> None:
     """It was not: a stream kept the items of such a run."""
     pool, supervisor = Pool(1), object.__new__(Supervisor)
     supervisor._state, supervisor._forms = pool.state, {}
-    supervisor._main = SimpleNamespace(send=pool.told.append)  # type: ignore[assignment]
+    supervisor._main = SimpleNamespace(send=lambda message, _: pool.told.append(message))  # type: ignore[assignment]
     supervisor._slots = SimpleNamespace(return_pages=lambda *_: None)  # type: ignore[assignment]
     supervisor._payloads = SimpleNamespace(unload=lambda _: None)  # type: ignore[assignment]
     supervisor._code = SimpleNamespace()  # type: ignore[assignment]

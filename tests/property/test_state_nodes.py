@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from loaderpool.memory.arena import ExtentMap
 from loaderpool.supervisor.records import Layout, Stop, ToMain, ToWorker
 from loaderpool.supervisor.state import State
-from loaderpool.transport.messages import BatchFailed, Done, Filled, Ticket
+from loaderpool.transport.messages import Done, Filled, Ticket
 from tests.support.state import LOADER, RUN, Endless, Pool, begin, release
 
 DEATHS = 3
@@ -54,7 +54,7 @@ class Cluster(Pool):
 
     def full(self) -> list[int]:
         """All batches that have come."""
-        filled = self.of(Filled)
+        filled = [message for message in self.of(Filled) if not message.error]
         return sorted(
             batch
             for message in filled
@@ -107,7 +107,7 @@ def test_whatever_nodes_do_each_batch_comes_once(data: st.DataObject) -> None:
         elif busy:
             node = data.draw(st.sampled_from(busy))
             cluster.make(node, data.draw(st.integers(0, len(cluster.tickets[node]) - 1)))
-    lost = cluster.of(BatchFailed)
+    lost = cluster.failed()
     for _ in range(500):
         for node in [*cluster.tickets]:
             if not cluster.state.workers[node].workers:
@@ -134,7 +134,7 @@ def test_a_ticket_that_ends_nodes_is_dealt_alone_and_given_up_and_no_other_is() 
         for node in cluster.tickets:
             if not cluster.state.workers[node].workers:
                 cluster.join(node, 2)
-    (failed,) = cluster.of(BatchFailed)
+    (failed,) = cluster.failed()
     assert (failed.batch, failed.error, deaths, alone) == (7, b"NODE 3", DEATHS, 1)
     assert cluster.full() == [batch for batch in range(40) if batch != 7]
 
@@ -164,7 +164,7 @@ def test_a_node_makes_only_the_batches_that_are_requested_each_request_in_one_sl
     assert (ticket.batch, ticket.batches, ticket.stop) == (5, 40, 160)
     state.done(worker, Done(ticket.number, error=b"error"))
     told = [each.message for each in state.instructions if isinstance(each, ToMain)]
-    assert [type(message) for message in told] == [BatchFailed]
+    assert [isinstance(message, Filled) and message.error for message in told] == [b"error"]
     assert not dealt(state)  # it is not made again in parts
     state.extend(RUN, 103, 1, first=100)
     ((_, ticket),) = dealt(state)

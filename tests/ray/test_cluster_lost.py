@@ -5,17 +5,18 @@ The same without Ray, and quickly: tests/property/test_state_nodes.py.
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 import loaderpool as lp
 from tests.support.batches import assert_same, read
 from tests.support.ray_cluster import RayCluster
+from tests.support.samples import noisy_image
 
 pytestmark = pytest.mark.long
 
@@ -30,13 +31,15 @@ def cluster() -> Iterator[RayCluster]:
         yield running
 
 
-def sample(item: int, rng: np.random.Generator) -> Any:
-    time.sleep(0.02)
-    return {"item": np.full((30, 40), item, np.float32), "noise": rng.random(5)}
-
-
 def loader_of(workers: int | lp.Pool, items: int = 1500) -> lp.Loader:
-    return lp.Loader(range(items), sample, batch_size=6, shuffle=True, seed=3, workers=workers)
+    return lp.Loader(
+        range(items),
+        functools.partial(noisy_image, wait_s=0.02),
+        batch_size=6,
+        shuffle=True,
+        seed=3,
+        workers=workers,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import time
+import functools
 
 import pytest
 
 import loaderpool as lp
 from tests.support.ray_cluster import RayCluster
+from tests.support.samples import slow_number
 
 pytestmark = pytest.mark.long
-
-
-def slow(item: int) -> int:
-    time.sleep(0.05)
-    return item
 
 
 def test_a_node_that_is_ended_for_memory_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +19,9 @@ def test_a_node_that_is_ended_for_memory_is_told_as_such(monkeypatch: pytest.Mon
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "200")
     with RayCluster(nodes=1) as cluster:
         pool = lp.RayPool(cluster.address, restarts=(1, 60))
-        loader = lp.Loader(range(4000), slow, batch_size=4, workers=pool)
+        loader = lp.Loader(
+            range(4000), functools.partial(slow_number, wait_s=0.05), batch_size=4, workers=pool
+        )
         with (
             pool,
             loader,

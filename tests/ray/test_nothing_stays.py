@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 import loaderpool as lp
 from tests.support.processes import command_of, descendants, end_all, strike, wait_gone
 from tests.support.ray_cluster import RayCluster, impatient_pool
+from tests.support.samples import noisy_image
 
 # Enough for any one end. Ray alone needs 15 s or more in each of these cases, or never ends the processes.
 END_S = 10
@@ -39,18 +40,18 @@ def without_head(cluster: RayCluster) -> Iterator[Callable[[], None]]:
         yield end
 
 
-def sample(item: int) -> Any:
-    time.sleep(0.002)
-    return np.full((30, 40), item, np.float32)
-
-
 @contextlib.contextmanager
 def in_mid_epoch(
     cluster: RayCluster, node_timeout_s: float = 15
 ) -> Iterator[tuple[Any, list[int], lp.RayPool]]:
     """An iterator of a loader that both nodes have made batches of, the processes of each node, and the pool."""
     pool = impatient_pool(cluster.address, node_timeout_s)
-    with pool, lp.Loader(range(1200), sample, batch_size=6, workers=pool) as loader:
+    with (
+        pool,
+        lp.Loader(
+            range(1200), functools.partial(noisy_image, wait_s=0.002), batch_size=6, workers=pool
+        ) as loader,
+    ):
         batches = iter(loader)
         deadline_s = time.monotonic() + 60
         while (

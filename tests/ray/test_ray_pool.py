@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -19,11 +20,7 @@ from tests.support.batches import assert_same, read, read_while, told_when
 from tests.support.child import run_child
 from tests.support.processes import command_of, descendants, is_alive, parents, strike, wait_gone
 from tests.support.ray_cluster import RayCluster, impatient_pool
-
-
-def sample(item: int, rng: np.random.Generator) -> Any:
-    time.sleep(0.002)
-    return {"item": np.full((30, 40), item, np.float32), "noise": rng.random(5)}
+from tests.support.samples import noisy_image
 
 
 def with_text(item: int, rng: np.random.Generator) -> Any:
@@ -32,7 +29,13 @@ def with_text(item: int, rng: np.random.Generator) -> Any:
 
 def loader_of(workers: int | lp.Pool, **settings: Any) -> lp.Loader:
     return lp.Loader(
-        range(600), sample, batch_size=6, shuffle=True, seed=3, workers=workers, **settings
+        range(600),
+        functools.partial(noisy_image, wait_s=0.002),
+        batch_size=6,
+        shuffle=True,
+        seed=3,
+        workers=workers,
+        **settings,
     )
 
 

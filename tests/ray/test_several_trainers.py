@@ -16,19 +16,18 @@ import pytest
 import loaderpool as lp
 from tests.support.batches import assert_same, read, read_while
 from tests.support.ray_cluster import RayCluster
+from tests.support.samples import noisy_image
 
 _ROOT = Path(__file__).resolve().parents[2]
 _BATCH, _TRAINERS = 4, 2
 
 
 # Trainers have it by name: they are other programs.
-def sample(item: int, rng: np.random.Generator) -> dict[str, Any]:
-    return {"item": np.full((20, 30), item, np.float32), "noise": rng.random(3)}
 
 
 def make_loader(workers: int | lp.Pool, trainers: int = 1, index: int = 0) -> lp.Loader:
     return lp.Loader(
-        range(160), sample, batch_size=_BATCH * _TRAINERS // trainers, shuffle=True, seed=7,
+        range(160), noisy_image, batch_size=_BATCH * _TRAINERS // trainers, shuffle=True, seed=7,
         shard=lp.Shard(trainers, index), workers=workers,
     )  # fmt: skip
 

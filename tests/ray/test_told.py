@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import time
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 import loaderpool as lp
 from loaderpool.trainer.explain.verdicts import Verdict
 from tests.support.batches import read, read_while, told_when
 from tests.support.processes import strike
 from tests.support.ray_cluster import RayCluster, impatient_pool
-
-
-def sample(item: int) -> Any:
-    time.sleep(0.002)
-    return np.full((30, 40), item, np.float32)
+from tests.support.samples import noisy_image
 
 
 def loader_of(workers: int | lp.Pool, items: int = 600) -> lp.Loader:
-    return lp.Loader(range(items), sample, batch_size=6, workers=workers)
+    return lp.Loader(
+        range(items), functools.partial(noisy_image, wait_s=0.002), batch_size=6, workers=workers
+    )
 
 
 def test_statistics_say_what_each_node_has_done(cluster: RayCluster) -> None:

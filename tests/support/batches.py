@@ -75,8 +75,19 @@ def assert_same(actual: Any, expected: Any, where: str = "") -> None:
 
 
 def indices_in(batches: Iterable[Any]) -> list[int]:
-    """All numbers of the batches, one after the other; for functions that return their index."""
-    return [int(index) for batch in batches for index in np.ravel(batch)]
+    """All numbers of the batches, one after the other; of tuples, those of the first component."""
+    return [
+        int(index)
+        for batch in batches
+        for index in np.ravel(batch[0] if isinstance(batch, tuple) else batch)
+    ]
+
+
+def rows(batches: Iterable[Any]) -> list[tuple[float, ...]]:
+    """All rows of the batches, which are tuples of arrays with one axis."""
+    return [
+        row for batch in batches for row in zip(*(part.tolist() for part in batch), strict=True)
+    ]
 
 
 @contextmanager

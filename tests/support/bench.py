@@ -1,4 +1,4 @@
-"""What a worker does with tickets, without a process: its `Work`, a board and three slots."""
+"""A worker's `Work`, a board and three slots, without a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a viewer makes of a trace in Chrome's format, by the rules of that format."""
+"""Reads a trace by the rules of Chrome's format, as a viewer does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loader does under `keras.distribution` on JAX: cases for one process with several devices, and for two.
+"""Cases of a loader under `keras.distribution` on JAX, with several devices in one process or two.
 
 `main` prints one line of JSON for each case: its name, what it returns, and None or a traceback.
 """

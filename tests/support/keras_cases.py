@@ -1,4 +1,4 @@
-"""What `fit` does with `Loader.for_keras()`, case by case, on the backend of this process.
+"""Cases of `fit` with `Loader.for_keras()`, on the backend of this process.
 
 `main` prints one line of JSON for each case: its name, and None or a traceback. Those at the end are of Keras' own
 tests of its data adapters, in a form that a loader keeps: each names the tests that it stands for

@@ -1,4 +1,4 @@
-"""Looks of a loader that are made up."""
+"""Computed snapshots of a loader."""
 
 from __future__ import annotations
 
@@ -28,7 +28,13 @@ def look(
     seconds = 2.0 * number
     workers = {
         place: WorkerCounts(
-            pid, 1, seconds / 2, seconds / 2, seconds / 4, seconds / 20, number * 200, DOING
+            pid=pid,
+            made=number * 200,
+            busy_s=seconds / 2,
+            idle_s=seconds / 2,
+            cpu_s=seconds / 4,
+            queued_s=seconds / 20,
+            doing=DOING,
         )
         for place, pid in enumerate(pids)
     }

@@ -1,4 +1,4 @@
-"""What the notes of a loader's statistics say of its data."""
+"""Reads the notes about data in a loader's statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel says of processes: whose child, alive or not, how much memory, how many descriptors.
+"""Reads from the kernel: parents, states, memory and descriptors of processes.
 
 Linux only (`/proc`), as the tests that ask are. A process that ends while it is looked at counts as gone, never as an
 error: every list here is a look at one moment.

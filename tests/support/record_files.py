@@ -64,6 +64,11 @@ def number_of(item: Any) -> int:
     return int(struct.unpack("<q", item["id"] if isinstance(item, dict) else item[:8])[0])
 
 
+def numbered(item: Any, rng: np.random.Generator) -> tuple[int, float]:
+    """A sample function: the number of a record or of a sample, and a random number."""
+    return number_of(item), rng.random()
+
+
 def zstd(data: bytes) -> bytes:
     """Compressed with zstd; the test is skipped if no library is there."""
     for name in ("compression.zstd", "zstandard"):

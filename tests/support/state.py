@@ -1,4 +1,4 @@
-"""What always holds of the supervisor's state, and what tests of it have in common."""
+"""Invariants of the supervisor's state, and helpers of its tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from loaderpool.memory.arena import ExtentMap
 from loaderpool.supervisor.records import Death, Layout, Start, ToMain, ToWorker
 from loaderpool.supervisor.state import State
-from loaderpool.transport.messages import BatchFailed, Begin, Done, Found, Look, Ticket
+from loaderpool.transport.messages import Begin, Done, Filled, Found, Look, Status, Ticket
 
 LOADER, RUN = 1, 1001
 
@@ -32,10 +32,10 @@ class Endless:
         return 4 * count
 
 
-def turn(state: State, obey: Callable[[Any], None]) -> None:
+def turn(state: State, obey: Callable[[Any], None], has_waited: bool = True) -> None:
     """Deal, and carry out instructions until there are none."""
     while True:
-        state.deal()
+        state.deal(has_waited)
         check_state(state)
         is_for_any = any(job.slot is None or job.slot.lane is None for job in state.due)
         assert state._of_nodes or not (is_for_any and state.roomy), (
@@ -123,9 +123,9 @@ class Pool:
         self.turn()
         return self
 
-    def turn(self) -> None:
+    def turn(self, has_waited: bool = True) -> None:
         """Deal, and carry out."""
-        turn(self.state, self.obey)
+        turn(self.state, self.obey, has_waited)
 
     def obey(self, instruction: Any) -> None:
         """Carry out an instruction."""
@@ -175,9 +175,12 @@ class Pool:
         """What the main process was told."""
         return [message for message in self.told if isinstance(message, kinds)]
 
+    def failed(self) -> list[Filled]:
+        """Slots whose batches cannot be made, as the main process was told."""
+        return [message for message in self.of(Filled) if message.error]
+
     def is_told_that_a_run_cannot_be(self, loader: int) -> None:
         """Begin one."""
         begin(self.state, RUN + 1, loader, 7)
         self.turn()
-        told = [(message.run, message.batch, message.offset) for message in self.of(BatchFailed)]
-        assert told == [(RUN + 1, 7, -1)]
+        assert [message.number for message in self.of(Status)] == [RUN + 1]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loaderpool.errors import brief
+from loaderpool.errors import brief, counted
 
 Unrelated = type(
     "array", (), {"__repr__": lambda self: "mine"}
@@ -32,3 +32,11 @@ def test_a_value_is_shown_by_its_repr(value: Any, shown: str) -> None:
 )
 def test_a_value_that_reprlib_refuses_is_shown_by_its_type(value: Any, shown: str) -> None:
     assert re.fullmatch(shown, brief(value))  # Python 3.14 refuses neither
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(1, "1 item"), (0, "0 items"), (1_234_567, "1,234,567 items"), (1.5, "1.5 items")],
+)
+def test_counts_have_all_digits_and_their_plural(number: float, text: str) -> None:
+    assert counted(number, "item") == text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import socket
@@ -82,6 +83,16 @@ def test_the_guard_finds_a_child_and_ends_it() -> None:
     assert f"process {started[0].pid}, parent {os.getpid()}" in message
     assert not processes.is_alive(started[0].pid)
     started[0].wait()
+
+
+def test_garbage_is_no_leak_when_the_grace_is_over() -> None:
+    with leaks.guard(0):
+        descriptor = os.memfd_create("loaderpool-test")
+        os.ftruncate(descriptor, mmap.PAGESIZE)
+        cycle: list[object] = [mmap.mmap(descriptor, mmap.PAGESIZE)]
+        os.close(descriptor)
+        cycle.append(cycle)
+        del cycle
 
 
 def test_the_guard_finds_descriptors() -> None:

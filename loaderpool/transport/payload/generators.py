@@ -10,7 +10,6 @@ Runs in: the main process (`Registry`), the processes that load a payload (`arri
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from loaderpool.plan.generators import (
     number_of_global,
     seed_of,
 )
+from loaderpool.system.hashes import blake2b
 from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.system.process import is_library
 from loaderpool.system.walk import walk
@@ -270,7 +270,7 @@ def _untravelled(
             seen.add(id(generator))
             yield (
                 generator,
-                keys.get(path) or hashlib.blake2b(path.encode(), digest_size=KEY_BYTES).digest(),
+                keys.get(path) or blake2b(path.encode(), digest_size=KEY_BYTES).digest(),
             )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loaderpool.cache.setting import CachedOf
 from loaderpool.checks import is_async
 from loaderpool.config import unit_of
+from loaderpool.sources.many_rows import MOST_ROWS, many_rows
 
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
@@ -32,9 +33,10 @@ class LoaderSettings(NamedTuple):
     unit: UnitKind  # result of one call of the function
     loader: int  # number of the loader's first version
     is_async: bool = False  # True if workers run coroutines of the user's functions
+    rows_together: int = 1  # rows that are read with one call: see `sources.many_rows`
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class WorkerPayload:
     """All that a worker needs to make a loader's batches.
 
@@ -100,11 +102,22 @@ class WorkerPayload:
         return any(map(is_async, (self.fn, self.augment, self.batch_fn)))
 
     @property
+    def reads_many(self) -> bool:
+        """True if rows of a batch are read with one call."""
+        return self.unit != "element" and many_rows(self.source) is not None
+
+    @property
     def settings(self) -> LoaderSettings:
         """The settings for the supervisor."""
         runs_coroutines = self.is_async or is_async(self.setup)
         return LoaderSettings(
-            self.config, self.plan, self.given_spec, self.unit, self.loader, runs_coroutines
+            self.config,
+            self.plan,
+            self.given_spec,
+            self.unit,
+            self.loader,
+            runs_coroutines,
+            MOST_ROWS if self.reads_many else 1,
         )
 
 

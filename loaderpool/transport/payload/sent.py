@@ -67,7 +67,7 @@ class CopiedArrays:
         return memoryview(self._arena.map)[start : start + nbytes]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Placement:
     """Places of the arrays of one shipment. Ownership: holds the files, which must outlive the
     loader.

@@ -48,9 +48,19 @@ def test_what_was_put_is_got(shared: SharedCache) -> None:
     for item in range(200):
         assert bytes(store.get(item) or b"") == value(item)
     assert store.get(200) is None and store.get(10**12) is None
-    assert store.put(7, b"another") is None
-    other = again(shared)
-    assert bytes(other.store().get(7) or b"") == b"another"
+
+
+def test_an_entry_that_is_put_again_is_replaced(shared: SharedCache) -> None:
+    store = shared.store()
+    for given in (b"one", b"another"):
+        assert store.put(7, given) is None
+        assert bytes(store.get(7) or b"") == given
+
+
+def test_processes_get_each_others_entries(shared: SharedCache) -> None:
+    store, other = shared.store(), again(shared)
+    store.put(7, b"seven")
+    assert bytes(other.store().get(7) or b"") == b"seven"
     other.store().put(4, b"four")
     assert bytes(store.get(4) or b"") == b"four"
     other.close()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import collections
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 from loaderpool.element.own_classes import own_classes
 from loaderpool.element.structure import Structure
+from tests.support.samples import Pair, Point
 
 A, B, C, D = (np.full(2, number) for number in range(4))
 
@@ -22,15 +23,6 @@ class Batch(dict):  # type: ignore[type-arg]
 
 class Images(list):  # type: ignore[type-arg]
     pass
-
-
-class Pair(tuple):  # type: ignore[type-arg]
-    __slots__ = ()
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
 
 
 class ByAttribute(dict):  # type: ignore[type-arg]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +11,7 @@ import loaderpool as lp
 from loaderpool.element.spec import ArraySpec, check_padding, fill_value, padding_of
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, SpecMismatchError
-
-
-class Pair(NamedTuple):
-    x: Any
-    y: Any
-
+from tests.support.samples import Point
 
 NESTED = {"x": (1, 2), "y": 3}
 
@@ -28,8 +23,8 @@ NESTED = {"x": (1, 2), "y": 3}
         (7, NESTED, [7, 7, 7]),
         ({"y": -1, "x": None}, NESTED, [None, None, -1]),
         ({"x": (0.5, False), "y": True}, NESTED, [0.5, False, None]),
-        ((1, 2), Pair(1, 2), [1, 2]),
-        (Pair(1, 2), Pair(1, 2), [1, 2]),
+        ((1, 2), Point(1, 2), [1, 2]),
+        (Point(1, 2), Point(1, 2), [1, 2]),
         (("", b"x"), ("a", b"b"), ["", b"x"]),
     ],
 )

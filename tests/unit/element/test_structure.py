@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections import ChainMap, OrderedDict, UserDict, defaultdict, namedtuple
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from loaderpool.element.structure import Structure
 from loaderpool.errors import SpecMismatchError
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
-
+from tests.support.samples import Point
 
 NESTED = {"a": (1, Point(2, {"deep": 3})), 7: 4}
 
@@ -123,15 +118,17 @@ def test_nothing_is_no_element(value: Any, message: str) -> None:
         Structure.of(value)
 
 
-def test_equal_structures_number_their_leaves_alike_and_show_them() -> None:
+def test_structures_with_the_same_leaves_are_equal() -> None:
     assert Structure.of((1, 2)) == Structure.of(("a", [3]))
     assert hash(Structure.of(NESTED)) == hash(Structure.of(NESTED))
-    different = [
-        Structure.of(value)
-        for value in (0, (0,), (0, 0), {"a": 0}, {"b": 0}, Point(0, 0), {"a": 0, "b": 0})
-    ]
-    assert len(set(different)) == len(different)
-    assert Structure.of({"a": 0, "b": 0}) != Structure.of({"b": 0, "a": 0})
+
+
+def test_other_structures_differ() -> None:
+    values = (0, (0,), (0, 0), {"a": 0}, {"b": 0}, Point(0, 0), {"a": 0, "b": 0}, {"b": 0, "a": 0})
+    assert len({Structure.of(value) for value in values}) == len(values)
     assert Structure.of(0) != 0
+
+
+def test_a_structure_shows_its_leaves() -> None:
     assert repr(Structure.of(NESTED)) == "Structure({'a': (*, Point(x=*, y={'deep': *})), 7: *})"
     assert repr(Structure.of((1,))) == "Structure((*,))"

@@ -284,19 +284,36 @@ def test_unknown_arguments_list_each_known_one_once() -> None:
     assert told.count(" workers,") == 1
 
 
-def test_what_is_meant_for_the_function_is_answered_with_a_partial() -> None:
-    made: Any = lp.Loader
-    told = "has no argument 'size'. Write functools.partial(resized, size=2)"
-    assert told in refusal(lambda **how: made(range(3), resized, **how), size=2)
-    assert told in refusal(lambda **how: made(range(3), augment=resized, **how), size=2)
-    assert told in refusal(lambda **how: made(range(3), resized, workers=0).replace(**how), size=2)
-    of_generator = refusal(lambda **how: made.from_generator(numbers, shards=[1], **how), size=2)
-    assert "functools.partial(numbers, size=2)" in of_generator
-    assert "functools.partial(fn, size=...)" in refusal(
-        lambda **how: made(range(3), lambda item, size: item, **how), size=np.ones(3)
-    )
-    with made(range(3), functools.partial(resized, size=2), workers=0) as written:
-        assert [batch.shape for batch in written] == [(3, 2)]
+OF_RESIZED = "has no argument 'size'. Write functools.partial(resized, size=2)"
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "advice"),
+    [
+        (lambda **how: lp.Loader(range(3), resized, **how), 2, OF_RESIZED),
+        (lambda **how: lp.Loader(range(3), augment=resized, **how), 2, OF_RESIZED),
+        (lambda **how: lp.Loader(range(3), resized, workers=0).replace(**how), 2, OF_RESIZED),
+        (
+            lambda **how: lp.Loader.from_generator(numbers, shards=[1], **how),
+            2,
+            "functools.partial(numbers, size=2)",
+        ),
+        (
+            lambda **how: lp.Loader(range(3), lambda item, size: item, **how),
+            np.ones(3),
+            "functools.partial(fn, size=...)",
+        ),
+    ],
+)
+def test_an_argument_of_the_function_is_answered_with_a_partial(
+    make: Any, size: Any, advice: str
+) -> None:
+    assert advice in refusal(make, size=size)
+
+
+def test_the_advised_partial_works() -> None:
+    with lp.Loader(range(3), functools.partial(resized, size=2), workers=0) as loader:
+        assert [batch.shape for batch in loader] == [(3, 2)]
 
 
 def test_a_sequence_that_is_batched_says_so_for_the_names_of_others() -> None:

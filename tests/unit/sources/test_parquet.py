@@ -61,7 +61,9 @@ def test_rows_are_dicts_of_the_columns_own_types(tmp_path: Path) -> None:
     assert some[29] == {"text": "näme 29", "id": 29} and list(some[29]) == ["text", "id"]
 
 
-def test_kinds_of_columns(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Three rows with columns of every kind; the second one lacks many."""
     table = pa.table(
         {
             "int": pa.array([1, None, 3], pa.int16()),
@@ -81,26 +83,43 @@ def test_kinds_of_columns(tmp_path: Path) -> None:
             "large": pa.array(["x", "y", "z"], pa.large_string()),
         }
     )
-    first, second, third = lp.ParquetRows(write(tmp_path / "x.parquet", table))
+    return list(lp.ParquetRows(write(tmp_path_factory.mktemp("kinds") / "x.parquet", table)))
+
+
+def test_numbers_are_scalars_of_their_columns_type(kinds: Any) -> None:
+    first, second, third = kinds
     assert first["int"] == 1 and type(first["int"]) is np.int16 and type(third["int"]) is np.int16
-    assert first["bool"] is None and second["bool"] and type(second["bool"]) is np.bool_
+    assert second["bool"] and type(second["bool"]) is np.bool_
     assert type(first["float"]) is np.float32
+
+
+def test_a_null_is_none(kinds: Any) -> None:
+    assert kinds[0]["bool"] is None
     lacking = {"int", "float", "bytes", "text", "kind", "vector", "time"}
-    assert {name for name, value in second.items() if value is None} == lacking
-    assert (first["bytes"], first["text"], third["kind"], third["large"]) == (
-        b"\x00\xff",
-        "a",
-        "b",
-        "z",
-    )
-    assert (
-        first["vector"].dtype == np.float32
-        and first["vector"].tolist() == [1, 2]
-        and third["vector"].shape == (0,)
-    )
-    first["vector"][0] = 7  # its own memory
+    assert {name for name, value in kinds[1].items() if value is None} == lacking
+
+
+def test_texts_and_bytes_are_those_of_python(kinds: Any) -> None:
+    first, _, third = kinds
+    found = (first["bytes"], first["text"], third["kind"], third["large"])
+    assert found == (b"\x00\xff", "a", "b", "z")
+
+
+def test_lists_of_numbers_are_arrays_of_their_own(kinds: Any) -> None:
+    first, _, third = kinds
+    assert first["vector"].dtype == np.float32 and first["vector"].tolist() == [1, 2]
+    assert third["vector"].shape == (0,)
     assert third["fixed"].dtype == np.int8 and third["fixed"].tolist() == [5, 6]
+    first["vector"][0] = 7  # its own memory
+
+
+def test_other_nested_columns_are_lists_and_dicts(kinds: Any) -> None:
+    first, second, third = kinds
     assert (first["holes"], third["texts"], second["struct"]) == ([1, None], ["b", "c"], {"x": 2})
+
+
+def test_times_are_those_of_numpy_and_days_dates(kinds: Any) -> None:
+    first, _, third = kinds
     assert first["time"] == np.datetime64(NOON) and third["span"] == np.timedelta64(3, "s")
     assert first["day"] == NOON.date()
 

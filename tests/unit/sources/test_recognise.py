@@ -6,7 +6,7 @@ import collections
 import io
 import pathlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.sources.recognise import as_source
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
+from tests.support.samples import Point
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 LABELS = np.array([3, 1, 2, 0])
@@ -32,11 +33,6 @@ class Items:
 
     def __getitem__(self, index: int) -> str:
         return f"item {index}"
-
-
-class Pair(NamedTuple):
-    x: Any
-    y: Any
 
 
 # ---- sequences ----
@@ -82,11 +78,11 @@ def test_the_length_of_an_object_is_asked_once() -> None:
 
 
 def test_a_nested_dict_of_columns_is_zipped_by_row() -> None:
-    source = as_source({"in": (ROWS, Pair(LABELS, ["a", "b", "c", "d"])), "out": LABELS})
+    source = as_source({"in": (ROWS, Point(LABELS, ["a", "b", "c", "d"])), "out": LABELS})
     item = source[2]
     assert list(item) == ["in", "out"]
     assert np.array_equal(item["in"][0], ROWS[2])
-    assert item["in"][1] == Pair(2, "c") and type(item["in"][1]) is Pair
+    assert item["in"][1] == Point(2, "c") and type(item["in"][1]) is Point
     assert item["out"] == 2
 
 
@@ -94,7 +90,7 @@ def test_columns_may_be_lists_beside_arrays_or_alone() -> None:
     assert as_source((["a", "b"], LABELS[:2]))[1] == ("b", 1)
     assert as_source((["a", "b"], [7, 8]))[1] == ("b", 8)
     assert as_source({"path": ["a", "b"]})[0] == {"path": "a"}
-    assert as_source(Pair([1, 2], [3, 4]))[1] == Pair(2, 4)
+    assert as_source(Point([1, 2], [3, 4]))[1] == Point(2, 4)
     assert as_source(collections.OrderedDict(a=[1, 2]))[1] == {"a": 2}
 
 
@@ -146,25 +142,43 @@ def test_a_dict_of_other_things_is_refused_by_path(source: Any, message: str) ->
 # ---- pandas ----
 
 
-def test_pandas_itself_is_read_by_position() -> None:
-    pd = pytest.importorskip("pandas")
-    frame = pd.DataFrame(
+@pytest.fixture
+def frame() -> Any:
+    return pytest.importorskip("pandas").DataFrame(
         {"path": ["a", "b", "c"], "label": [1, 2, 3], "weight": [0.5, 1.5, 2.5]}, index=[30, 10, 20]
     )
-    assert as_source(pd.DataFrame({7: [1, 2]}))[1] == {7: 2}
+
+
+def test_a_data_frame_is_read_by_position(frame: Any) -> None:
     source = as_source(frame)
     assert len(source) == 3
     assert source[1] == {"path": "b", "label": 2, "weight": 1.5}
-    assert type(source[1]["path"]) is str
-    assert source[1]["label"].dtype == np.int64 and source[1]["weight"].dtype == np.float64
     assert as_source(frame[frame["label"] > 1])[0]["path"] == "b"
+    assert as_source((frame, frame["weight"]))[2] == ({"path": "c", "label": 3, "weight": 2.5}, 2.5)
+
+
+def test_values_of_a_data_frame_keep_their_types(frame: Any) -> None:
+    row = as_source(frame)[1]
+    assert [type(value) for value in row.values()] == [str, np.int64, np.float64]
+
+
+def test_a_series_or_index_is_read_by_position(frame: Any) -> None:
     assert as_source(frame["label"])[1] == 2
     assert as_source(frame["label"].index)[0] == 30
-    assert as_source((frame, frame["weight"]))[2] == ({"path": "c", "label": 3, "weight": 2.5}, 2.5)
+
+
+def test_columns_of_a_data_frame_need_not_be_texts(frame: Any) -> None:
+    assert as_source(frame.set_axis([7, 8, 9], axis=1))[1] == {7: "b", 8: 2, 9: 1.5}
+
+
+def test_an_empty_data_frame_is_refused(frame: Any) -> None:
     with pytest.raises(ArgumentError, match="source is empty"):
         as_source(frame[:0])
+
+
+def test_a_data_frame_with_columns_of_one_name_is_refused(frame: Any) -> None:
     with pytest.raises(ArgumentError, match=r"several columns of one name.*'a'"):
-        as_source(pd.DataFrame([[1, 2]], columns=["a", "a"]))
+        as_source(frame.set_axis(["a", "a", "b"], axis=1))
 
 
 # ---- what cannot be read ----

@@ -149,23 +149,33 @@ def test_types_are_the_columns_own(name: str) -> None:
         assert type(row) is (bytes if "binary" in name else str)
 
 
-def test_nulls() -> None:
+@pytest.mark.parametrize("is_arrow", [False, True])
+def test_a_null_is_nan_nat_or_none(is_arrow: bool) -> None:
     frame = pl.DataFrame({"i": [1, None], "f": pl.Series([0.5, None], dtype=pl.Float32), "b": [True, None],
                           "s": ["a", None], "t": [TIME, None], "l": [[1], None], "n": [None, None]})  # fmt: skip
-    for table in (frame, frame.to_arrow()):
-        source = as_source(table)
-        assert source[0]["i"].dtype == np.float64 and source[0]["f"].dtype == np.float32
-        last = source[1]
-        assert np.isnan(last["i"]) and np.isnan(last["f"]) and np.isnat(last["t"])
-        assert [last[name] for name in "bsln"] == [None] * 4
-    big = pl.DataFrame({"id": [2**53 + 1, None]})
-    with pytest.raises(
-        ArgumentError, match=r"source\['id'\] has nulls, .*beyond 2\*\*53.*Fill its nulls"
-    ):
-        as_source(big)
-    with pytest.raises(ArgumentError, match=r"Fill its nulls"):
-        as_source(pl.Series([-(2**63), None]))
-    assert as_source(big.drop_nulls())[0]["id"] == 2**53 + 1
+    first, last = as_source(frame.to_arrow() if is_arrow else frame)
+    assert first["i"].dtype == np.float64 and first["f"].dtype == np.float32
+    assert np.isnan(last["i"]) and np.isnan(last["f"]) and np.isnat(last["t"])
+    assert [last[name] for name in "bsln"] == [None] * 4
+
+
+BIG = pl.DataFrame({"id": [2**53 + 1, None]})
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (BIG, r"source\['id'\] has nulls, .*beyond 2\*\*53.*Fill its nulls"),
+        (pl.Series([-(2**63), None]), "Fill its nulls"),
+    ],
+)
+def test_nulls_beside_integers_that_no_float_holds_are_refused(source: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        as_source(source)
+
+
+def test_large_integers_without_nulls_are_read() -> None:
+    assert as_source(BIG.drop_nulls())[0]["id"] == 2**53 + 1
 
 
 @pytest.mark.parametrize("make", [pl.DataFrame, pa.table])

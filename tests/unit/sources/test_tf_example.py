@@ -181,31 +181,37 @@ def test_damage_is_an_error_of_ours_or_unseen(tf: Any, garbage: bytes, at: int, 
 # ---- errors ----
 
 
-def test_what_is_missing_or_of_another_kind_is_named(tf: Any) -> None:
+HAS = r"the record lacks .* it has 'box', 'empty', 'label'\."
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({"Lable": np.int64}, rf"\['Lable'\]: {HAS} Did you mean 'label'\? Pass"),
+        ({"mask": np.int64}, f"{HAS} Pass a default"),
+        ({"label": np.float32}, r"\['label'\]: expected float32, but the record has int64"),
+        ({"empty": ((None,), np.int64)}, r"\['empty'\]: expected int64, but the record has bytes"),
+        (
+            {"box": ((2, 2), np.float32)},
+            r"\['box'\]: .* 3 float32 values, but shape \(2, 2\) takes 4",
+        ),
+        (
+            {"box": ((None, 2), np.float32)},
+            r"has 3 float32 values, but shape \(None, 2\) takes a multiple of 2",
+        ),
+        ({"empty": ((), bytes, b"default")}, r"\['empty'\]: the record has 0 bytes values"),
+    ],
+)
+def test_a_feature_that_is_missing_or_of_another_kind_is_named(
+    tf: Any, features: dict[str, Any], message: str
+) -> None:
     record = example(tf, label=("int64", [1]), box=("float", [1, 2, 3]), empty=("bytes", []))
-    has = r"the record lacks .* it has 'box', 'empty', 'label'\."
-    with pytest.raises(lp.ArgumentError, match=rf"\['Lable'\]: {has} Did you mean 'label'\? Pass"):
-        lp.parse_example(record, {"Lable": np.int64})
-    with pytest.raises(lp.ArgumentError, match=f"{has} Pass a default"):
-        lp.parse_example(record, {"mask": np.int64})
-    with pytest.raises(
-        lp.ArgumentError, match=r"\['label'\]: expected float32, but the record has int64"
-    ):
-        lp.parse_example(record, {"label": np.float32})
-    with pytest.raises(
-        lp.ArgumentError, match=r"\['empty'\]: expected int64, but the record has bytes"
-    ):
-        lp.parse_example(record, {"empty": ((None,), np.int64)})
-    with pytest.raises(
-        lp.ArgumentError, match=r"\['box'\]: .* 3 float32 values, but shape \(2, 2\) takes 4"
-    ):
-        lp.parse_example(record, {"box": ((2, 2), np.float32)})
-    with pytest.raises(
-        lp.ArgumentError, match=r"has 3 float32 values, but shape \(None, 2\) takes a multiple of 2"
-    ):
-        lp.parse_example(record, {"box": ((None, 2), np.float32)})
-    with pytest.raises(lp.ArgumentError, match=r"\['empty'\]: the record has 0 bytes values"):
-        lp.parse_example(record, {"empty": ((), bytes, b"default")})
+    with pytest.raises(lp.ArgumentError, match=message):
+        lp.parse_example(record, features)
+
+
+def test_a_record_without_features_says_so() -> None:
+    pytest.importorskip("google.protobuf")
     with pytest.raises(lp.ArgumentError, match="it has none"):
         lp.parse_example(b"", {"label": np.int64})
 

@@ -68,6 +68,44 @@ def test_fast_consumer_needs_few_large_slots() -> None:
     assert used(pool) <= 4 < TWO_WORKERS
 
 
+def test_idle_worker_waits_for_a_third_slot() -> None:
+    pool = large()
+    for _ in range(2):
+        for worker in pool.busy():
+            pool.answer(worker, row_s=SLOW_S)
+            pool.turn(has_waited=False)
+    assert used(pool) == 4 and not pool.busy()
+    assert pool.state.lacks_slot
+    pool.turn(has_waited=True)
+    assert used(pool) == 6 and len(pool.busy()) == 2
+    assert not pool.state.lacks_slot
+
+
+def test_no_worker_waits_for_a_slot_without_a_batch() -> None:
+    pool = large()
+    pool.state.extend(RUN, 4, 0)
+    for _ in range(2):
+        for worker in pool.busy():
+            pool.answer(worker, row_s=SLOW_S)
+            pool.turn(has_waited=False)
+    assert used(pool) == 4 and not pool.busy()
+    assert not pool.state.lacks_slot
+
+
+def test_waiting_worker_gets_a_released_slot() -> None:
+    pool = large()
+    for _ in range(2):
+        for worker in pool.busy():
+            pool.answer(worker, row_s=SLOW_S)
+            pool.turn(has_waited=False)
+    first = pool.of(Filled)[0].offset
+    release(pool.state, RUN, first)
+    pool.turn(has_waited=False)
+    ((ticket,),) = [pool.channels[worker] for worker in pool.busy()]
+    assert ticket.offset == first
+    assert used(pool) == 4
+
+
 @pytest.mark.parametrize("kept", [2, 5, 8])
 def test_consumer_that_keeps_batches_gets_more_slots(kept: int) -> None:
     pool = large()

@@ -13,6 +13,7 @@ from loaderpool.engine.failures import sample_error
 from loaderpool.errors import LoaderpoolError, SampleError
 from loaderpool.trainer.epoch_tracker import _without_frames
 from loaderpool.transport.reports import describe_failure
+from tests.support.samples import Unspeakable
 
 
 class Demanding(Exception):
@@ -29,11 +30,6 @@ class Demanding(Exception):
 class Silent(Exception):
     def __str__(self) -> str:
         return f"number {id(self)}"  # no copy says the same
-
-
-class Unspeakable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
 
 
 @pytest.fixture

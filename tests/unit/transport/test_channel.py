@@ -16,7 +16,7 @@ import pytest
 
 from loaderpool.transport import channel as channels_module
 from loaderpool.transport.channel import Channel, ChannelClosed, LostPacket, most_messages
-from loaderpool.transport.messages import KINDS, BatchFailed, Done, Load, Release, Resize
+from loaderpool.transport.messages import KINDS, Done, Load, Release, Resize, Status
 from tests.support.processes import count_fds, status_of_fork
 
 pytestmark = pytest.mark.no_leaks
@@ -198,7 +198,7 @@ def test_no_more_long_messages_are_counted_on_than_files_may_be_on_their_way() -
         first, _second = map(Channel, Channel.pair())
         with descriptors_left(12):
             for batch in range(most_messages()):
-                first.send(BatchFailed(1, batch, 4096, bytes(2000)))
+                first.send(Status(batch, bytes(2000)))
 
     assert status_of_fork(send_them) == 0
 

@@ -23,7 +23,7 @@ def calls_of(fn: Any, **settings: Any) -> Calls:
 
 
 def rows(calls: Calls, indices: Any) -> Opened:
-    return Opened(Ticket(), np.arange(len(indices)), list(indices), calls.reader.of_epoch(0))
+    return calls.reader.open(Ticket(), np.arange(len(indices)), list(indices))
 
 
 def stopping(times: int) -> Callable[[int], int]:

@@ -71,21 +71,39 @@ def test_arrays_of_another_kind_are_left_to_be_written_one_by_one(odd: Any) -> N
         )
 
 
-def test_what_shares_memory() -> None:
-    buffer = np.zeros((4, 4))
-    fixed = np.zeros(3)
-    fixed.flags.writeable = False
-    own = [np.zeros(3) for _ in range(3)]
-    assert not share_memory(own)
-    assert not share_memory([(array, array) for array in own]), (
-        "within one result is its own affair"
-    )
-    assert not share_memory([array[1:] for array in own])
-    assert not share_memory([np.frombuffer(b"abcd", np.uint8)] * 3), "it cannot be filled again"
-    assert not share_memory([fixed, fixed])
-    assert not share_memory([1, 1, "a", None])
-    assert not share_memory([buffer[0], buffer[1]], but=[buffer])
-    assert share_memory([own[0], {"x": own[0]}])
-    assert share_memory([buffer[0], buffer[1]])
-    assert share_memory([{"x": 1}] * 2)
-    assert share_memory([([1],)] * 1 + [([2],)]) is False
+BUFFER = np.zeros((4, 4))
+OWN = [np.zeros(3) for _ in range(3)]
+FIXED = np.zeros(3)
+FIXED.flags.writeable = False
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        pytest.param([OWN[0], {"x": OWN[0]}], id="the same array"),
+        pytest.param([BUFFER[0], BUFFER[1]], id="rows of one buffer"),
+        pytest.param([{"x": 1}] * 2, id="the same dict"),
+    ],
+)
+def test_results_that_are_filled_again_share_memory(results: list[Any]) -> None:
+    assert share_memory(results)
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        pytest.param(OWN, id="own arrays"),
+        pytest.param([(array, array) for array in OWN], id="one array twice in a result"),
+        pytest.param([array[1:] for array in OWN], id="views of own arrays"),
+        pytest.param([np.frombuffer(b"abcd", np.uint8)] * 3, id="read-only bytes"),
+        pytest.param([FIXED, FIXED], id="a read-only array"),
+        pytest.param([1, 1, "a", None], id="scalars"),
+        pytest.param([([1],), ([2],)], id="own lists"),
+    ],
+)
+def test_other_results_share_no_memory(results: list[Any]) -> None:
+    assert not share_memory(results)
+
+
+def test_a_buffer_that_is_known_to_be_shared_does_not_count() -> None:
+    assert not share_memory([BUFFER[0], BUFFER[1]], but=[BUFFER])

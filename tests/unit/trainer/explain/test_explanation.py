@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -68,3 +69,9 @@ def test_a_dict_goes_through_json_and_has_the_same_keys_for_all() -> None:
         (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8").partition("### explain\n")[2]
     )
     assert [each for each in (*read, *Verdict.__members__) if each not in page] == []
+
+
+def test_the_guide_has_a_row_for_each_verdict() -> None:
+    page = (ROOT / "docs/guide/speed/diagnose-slow-training.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([A-Z '-]+)` \|", page, re.MULTILINE)
+    assert sorted(rows) == sorted(each.value.upper() for each in Verdict)

@@ -11,6 +11,7 @@ import pytest
 
 from loaderpool.memory.call_times import BUCKETS, CallTimes, SlowItem
 from loaderpool.trainer.explain.page import NAME, PAGE_BYTES, Page, read_page, told_of
+from loaderpool.trainer.explain.window import Snapshot
 from tests.support.looks import look, looks
 
 
@@ -82,23 +83,39 @@ def test_a_fork_writes_nothing_to_the_page_of_the_process_that_it_is_of() -> Non
     assert told_in(read()) == {"batches": 1}
 
 
-def test_of_a_loader_it_tells_rates_a_verdict_and_what_workers_are_at() -> None:
+@pytest.fixture
+def busy() -> list[Snapshot]:
+    """Looks at a loader with two workers, for which training waits half of the time."""
     calls = CallTimes(
         100, 10**9, 0, (0,) * 23 + (60, 40) + (0,) * (BUCKETS - 25), (SlowItem(8812, 3, 1.5),)
     )
-    seen = looks(20, pids=(100, 101), calls=calls)
-    told = json.loads(json.dumps(told_of(seen)))
-    assert told["explanation"]["headline"].endswith(
+    return looks(20, pids=(100, 101), calls=calls)
+
+
+def test_the_page_has_a_verdict_and_the_slowest_items(busy: list[Snapshot]) -> None:
+    explanation = json.loads(json.dumps(told_of(busy)))["explanation"]
+    assert explanation["headline"].endswith(
         "waited 50% of the time for data (50 ms of a step of 100 ms)"
     )
+    assert explanation["slowest"][0]["index"] == 8812
+
+
+def test_the_page_has_rates_and_waits(busy: list[Snapshot]) -> None:
+    told = told_of(busy)
     assert (told["steps_per_s"], told["samples_per_s"], told["bytes_per_s"]) == (10, 320, 320_000)
-    of_two_epochs = [seen[0], *(dataclasses.replace(each, epochs=each.number) for each in seen[1:])]
-    assert told_of(of_two_epochs)["steps_per_s"] == pytest.approx(10.5)  # a last batch in every 2 s
     assert told["wait_shares"] == [0.5] * 15
+    of_two_epochs = [busy[0], *(dataclasses.replace(each, epochs=each.number) for each in busy[1:])]
+    assert told_of(of_two_epochs)["steps_per_s"] == pytest.approx(10.5)  # a last batch in every 2 s
+
+
+def test_the_page_has_the_buffers(busy: list[Snapshot]) -> None:
+    told = told_of(busy)
     assert (told["buffers"], told["buffers_in_use"], told["buffers_ready"]) == (6, 2, 3)
-    assert [each["state"] for each in told["workers"]] == ["idle", "idle"]
-    assert [each["busy_share"] for each in told["workers"]] == [0.5, 0.5]
-    assert told["explanation"]["slowest"][0]["index"] == 8812
+
+
+def test_the_page_has_what_workers_are_at(busy: list[Snapshot]) -> None:
+    workers = told_of(busy)["workers"]
+    assert [(each["state"], each["busy_share"]) for each in workers] == [("idle", 0.5)] * 2
 
 
 @pytest.mark.parametrize(("state", "share"), [("item", 1.0), ("idle", 0.0)])

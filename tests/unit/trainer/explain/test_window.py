@@ -17,6 +17,7 @@ from loaderpool.trainer.explain.window import (
     Decision,
     Pace,
     Snapshot,
+    Window,
     WorkerCounts,
     sums_of_workers,
     window_of,
@@ -36,36 +37,48 @@ def seen(number: int, workers: int = 2, pid: int = 100) -> Snapshot:
     return look(number, pids=pids, calls=calls, end_ns=number * 2 * S, start_s=START_S)
 
 
-def test_they_tell_what_was_between() -> None:
-    found = window_of([seen(number) for number in range(6)], 5.0)
-    assert (found.seconds, found.steps, found.samples, found.bytes) == (4.0, 40, 1280, 1_280_000)
-    assert (found.wait_s, found.wait_share, found.ready_steps) == (2.0, 0.5, 16)
-    assert (found.workers, found.busy_s, found.idle_s, found.cpu_s) == (2, 4.0, 4.0, 2.0)
-    assert (found.ready_steps_s, found.queued_s) == pytest.approx((0.8, 0.4))
-    assert (found.calls.calls, found.calls.slowest, found.slow_s) == (
-        20,
-        (SlowItem(8, 9, 7e-9),),
-        2e-6,
-    )
-    assert (found.machine_cpu_s, found.trainer_cpu_s, found.trainer_queued_s) == pytest.approx(
-        (4.0, 0.4, 0.1)
-    )
-    assert found.copied == 2
-    assert (found.slots, found.slots_lent, found.slots_wanted, found.cpus, found.threads) == (
-        6,
-        2,
-        6,
-        4.0,
-        1,
-    )
-    assert found.start_s == 0.0
-    from_the_start = window_of([seen(0), seen(1)], 60.0)
-    assert (from_the_start.start_s, from_the_start.seconds, from_the_start.wait_s) == (
-        3.0,
-        5.0,
-        4.0,
-    )
-    assert from_the_start.elapsed_s == 5.0
+@pytest.fixture
+def window() -> Window:
+    """The last four seconds of ten."""
+    return window_of([seen(number) for number in range(6)], 5.0)
+
+
+def test_a_window_has_what_was_delivered_in_it(window: Window) -> None:
+    assert (window.seconds, window.steps) == (4.0, 40)
+    assert (window.samples, window.bytes, window.copied) == (1280, 1_280_000, 2)
+
+
+def test_a_window_has_what_training_waited_in_it(window: Window) -> None:
+    assert (window.wait_s, window.wait_share, window.ready_steps) == (2.0, 0.5, 16)
+    assert window.ready_steps_s == pytest.approx(0.8)
+    assert window.start_s == 0.0
+
+
+def test_a_window_sums_its_workers(window: Window) -> None:
+    assert (window.workers, window.threads) == (2, 1)
+    assert (window.busy_s, window.idle_s, window.cpu_s) == (4.0, 4.0, 2.0)
+    assert window.queued_s == pytest.approx(0.4)
+
+
+def test_a_window_has_its_calls(window: Window) -> None:
+    assert (window.calls.calls, window.slow_s) == (20, 2e-6)
+    assert window.calls.slowest == (SlowItem(8, 9, 7e-9),)
+
+
+def test_a_window_has_the_machines_time(window: Window) -> None:
+    assert window.cpus == 4.0
+    times = (window.machine_cpu_s, window.trainer_cpu_s, window.trainer_queued_s)
+    assert times == pytest.approx((4.0, 0.4, 0.1))
+
+
+def test_a_window_has_the_last_looks_slots(window: Window) -> None:
+    assert (window.slots, window.slots_lent, window.slots_wanted) == (6, 2, 6)
+
+
+def test_a_window_from_the_start_has_the_wait_for_the_first_batch() -> None:
+    found = window_of([seen(0), seen(1)], 60.0)
+    assert (found.start_s, found.seconds, found.wait_s) == (3.0, 5.0, 4.0)
+    assert found.elapsed_s == 5.0
     assert window_of([seen(0), seen(5)], 60.0).start_s == 0.0  # most was waited later
 
 

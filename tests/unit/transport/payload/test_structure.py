@@ -267,27 +267,31 @@ def test_numbers_of_arrays_and_generators_are_paired() -> None:
     assert list(found.generators) == [(0, 1), (1, 2)]
 
 
-def test_a_difference_has_a_name() -> None:
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "source.mode": set_to("mode", "val"),
+    "source.settings.size": lambda dataset: setattr(dataset.settings, "size", 2),
+    "source.settings.names": lambda dataset: dataset.settings.names.append("x"),
+    "source.slotted.items": lambda dataset: dataset.slotted.items.append(1),
+    "source.partial.by": lambda dataset: dataset.partial.keywords["by"].append(1),
+    "source.more": set_to("more", [1, {"a": Settings()}]),
+    "source.old[1]['a'].size": lambda dataset: setattr(dataset.old[1]["a"], "size", 2),
+    "source.table": lambda dataset: dataset.table.append(3),
+    "source.kind": lambda dataset: setattr(type(dataset), "kind", "val"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_difference_has_a_name(name: str) -> None:
     dataset = make()
+    dataset.old = [1, {"a": Settings()}]
+    before = pickled(dataset)
+    CHANGES[name](dataset)
+    difference = compare(before, pickled(dataset)).difference
+    assert difference is not None and difference.name == name
 
-    def named(change: Callable[[Any], object]) -> str | None:
-        before = pickled(dataset)
-        change(dataset)
-        found = compare(before, pickled(dataset)).difference
-        return found and found.name
 
-    assert named(set_to("mode", "val")) == "source.mode"
-    assert named(lambda dataset: setattr(dataset.settings, "size", 2)) == "source.settings.size"
-    assert named(lambda dataset: dataset.settings.names.append("x")) == "source.settings.names"
-    assert named(lambda dataset: dataset.slotted.items.append(1)) == "source.slotted.items"
-    assert named(lambda dataset: dataset.partial.keywords["by"].append(1)) == "source.partial.by"
-    assert named(set_to("more", [1, {"a": Settings()}])) == "source.more"
-    assert (
-        named(lambda dataset: setattr(dataset.more[1]["a"], "size", 2))
-        == "source.more[1]['a'].size"
-    )
-    assert named(lambda dataset: dataset.table.append(3)) == "source.table"
-    assert named(lambda dataset: setattr(type(dataset), "kind", "val")) == "source.kind"
+def test_a_changed_array_has_a_name() -> None:
+    dataset = make()
     dataset.large[5] = 1
     assert name_of_array(pickled(dataset), 0) == "source.large"
 

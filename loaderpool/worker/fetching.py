@@ -1,0 +1,240 @@
+"""`Fetched`: the items of a ticket, read from the source with one call for many rows.
+
+A batch has one part, or several if it is large. A part is read when the first of its items is
+needed. Parts depend on the plan alone, so the source gets the same calls for any number of workers.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.sources.many_rows import MOST_ROWS
+from loaderpool.system import clock
+from loaderpool.system.interrupts import is_of_a_handler
+
+_NONE = object()  # in place of an item that was given out, or that was not read
+_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
+class RowsReader(Protocol):
+    """Reads rows of the source. `item_reader.ItemReader` implements it."""
+
+    stops_at_errors: bool
+    """True if no more rows are needed after the first one that fails."""
+    through_cache: Callable[[int, Callable[[int], object]], object] | None
+    """Returns the result of `fn` for an index from a cache, or makes it of the item that the second
+    argument returns. None: there is no cache.
+    """
+    refusal: Exception | None
+    """The `SourceError` that `read_many` has raised. It concerns all rows."""
+
+    def read_many(self, indices: list[int]) -> list[object]:
+        """Return the items of these source indices, read with one call.
+
+        Raises:
+            SourceError: The source has not returned one item for each index.
+            BaseException: The exception of the source.
+        """
+
+    def begin_rows(self, epoch: int, position: int) -> None:
+        """Seed the generators for a part, whose first row has this position."""
+
+    def noted(self, index: int, rows: int) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager for a call that reads this number of rows from an index on."""
+
+    def rows_to_read(self, epoch: int, row: int, indices: Sequence[int]) -> Sequence[int]:
+        """Return the rows of a part that have to be read, when `row` is needed.
+
+        Rows are counted from the part's start. `indices` are those of all its rows.
+        """
+
+
+class _Part:
+    """Consecutive rows of a batch that are read with one call."""
+
+    __slots__ = ("given", "is_whole", "items", "lock", "start", "stop")
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
+        self.items: list[object] = []  # empty: they were not read yet
+        self.given = 0  # rows from this one on, counted from `start`, were not given out
+        self.is_whole = False  # True if all items were read with one call
+        self.lock = threading.Lock()
+
+
+class _Failed:
+    """A row that could not be read, in place of its item."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class Fetched:
+    """Items of a ticket. Each is given out once; if one is needed again, its part is read again.
+
+    If a call raises, each row of the part is read by a call of its own. The error then belongs to
+    the rows whose calls raise.
+
+    Args:
+        reader: reads rows.
+        epoch: the ticket's epoch.
+        positions, indices: position and source index of each row.
+        bounds: first and end row of each batch.
+        is_alone: True if each row is read by a call of its own, because a call may end the process.
+
+    Attributes:
+        others: returns the items of all tickets that threads work on. A thread that needs a part
+            which another thread reads, reads a part of these meanwhile. None: there is one thread.
+        spent_ns: time of all calls.
+    """
+
+    def __init__(
+        self,
+        reader: RowsReader,
+        epoch: int,
+        positions: npt.NDArray[np.int64],
+        indices: Sequence[int],
+        bounds: Iterable[tuple[int, int]],
+        is_alone: bool,
+    ) -> None:
+        self._reader, self._epoch, self._is_alone = reader, epoch, is_alone
+        self._positions, self._indices = positions, indices
+        self._parts = [
+            _Part(first, min(first + MOST_ROWS, stop))
+            for start, stop in bounds
+            for first in range(start, stop, MOST_ROWS)
+        ]
+        self._starts = [part.start for part in self._parts]
+        self.others: Callable[[], Iterable[Fetched]] | None = None
+        self.spent_ns = 0
+
+    def reset(self) -> None:
+        """Forget all items, because all rows of the ticket are made again."""
+        for part in self._parts:
+            part.items = []
+
+    def value(self, row: int) -> object:
+        """Return what the first function is called with: the item of a row, or a cached result."""
+        through_cache = self._reader.through_cache
+        if through_cache is None:
+            return self.item(row)
+        return through_cache(self._indices[row], lambda _: self.item(row))
+
+    def item(self, row: int) -> object:
+        """Return the item of a row.
+
+        Raises:
+            SourceError: the source has not returned one item for each row.
+            BaseException: the exception of the source.
+        """
+        part = self._part(row)
+        if self.others is None:
+            item = self._take(part, row)
+        else:
+            with self._locked(part):
+                item = self._take(part, row)
+        if type(item) is _Failed:
+            raise item.error
+        return item
+
+    def _take(self, part: _Part, row: int) -> object:
+        at = row - part.start
+        if not part.items or part.items[at] is _NONE:
+            self._read(part, row)
+        part.given = max(part.given, at + 1)
+        item, part.items[at] = part.items[at], _NONE
+        return item
+
+    def prepare(self, row: int) -> None:
+        """Read the item of a row, unless it was read before. Raises as `item`, or `item` raises."""
+        part = self._part(row)
+        with self._locked(part):
+            if not part.items:
+                self._read(part, row)
+
+    def values(self, start: int, stop: int) -> Iterator[object]:
+        """Return the `value` of consecutive rows. No other thread needs rows of these parts."""
+        if self._reader.through_cache is not None:
+            return map(self.value, range(start, stop))
+        return self._items(start, stop)
+
+    def _items(self, start: int, stop: int) -> Iterator[object]:
+        for part in self._parts[bisect.bisect_right(self._starts, start) - 1 :]:
+            first, end = max(start, part.start), min(stop, part.stop)
+            if first >= end:
+                return
+            yield self.item(first)
+            at, last = first + 1 - part.start, end - part.start
+            if part.is_whole and part.given <= at:
+                following, part.given = part.items[at:last], last
+                part.items[at:last] = [_NONE] * (last - at)
+                yield from following
+            else:
+                yield from map(self.item, range(first + 1, end))
+
+    def read_ahead(self) -> bool:
+        """Read a part that no thread has read or is reading. Return False if there is none."""
+        for part in self._parts:
+            if not part.items and part.lock.acquire(blocking=False):
+                try:
+                    if not part.items:
+                        self._read(part, part.start)
+                        return True
+                finally:
+                    part.lock.release()
+        return False
+
+    def _part(self, row: int) -> _Part:
+        return self._parts[bisect.bisect_right(self._starts, row) - 1]
+
+    def _locked(self, part: _Part) -> contextlib.AbstractContextManager[object]:
+        if self.others is not None and part.lock.locked():
+            any(other.read_ahead() for other in self.others())
+        return part.lock
+
+    def _read(self, part: _Part, row: int) -> None:
+        """Read the items of a part, because this row is needed."""
+        begun_ns, reader, first = clock.monotonic_ns(), self._reader, part.start
+        all_indices = self._indices[first : part.stop]
+        rows = reader.rows_to_read(self._epoch, row - first, all_indices)
+        indices = [all_indices[each] for each in rows]
+        items: list[object] = []
+        is_alone = self._is_alone
+        if not is_alone:
+            reader.begin_rows(self._epoch, int(self._positions[first]))
+            items = self._call(indices)
+            is_alone = len(indices) > 1 and type(items[0]) is _Failed
+        if is_alone:
+            items = []
+            reader.begin_rows(self._epoch, int(self._positions[first]))
+            for index in indices:
+                items += self._call([index])
+                if reader.stops_at_errors and type(items[-1]) is _Failed:
+                    items += [items[-1]] * (len(indices) - len(items))
+                    break
+        part.is_whole = len(rows) == len(all_indices) and not is_alone
+        if len(rows) == len(all_indices):
+            part.items, part.given = items, 0
+        else:
+            part.items = part.items or [_NONE] * len(all_indices)
+            for each, item in zip(rows, items, strict=True):
+                part.items[each] = item
+        self.spent_ns += clock.monotonic_ns() - begun_ns
+
+    def _call(self, indices: list[int]) -> list[object]:
+        """Return the items of one call, or its error."""
+        is_noted = self.others is None
+        with self._reader.noted(indices[0], len(indices)) if is_noted else _NOTHING:
+            try:
+                return self._reader.read_many(indices)
+            except Exception as error:
+                if is_of_a_handler(error) or error is self._reader.refusal:
+                    raise
+                return [_Failed(error)]

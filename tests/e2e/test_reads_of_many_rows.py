@@ -1,0 +1,417 @@
+"""Sources with `__getitems__`: which calls they get, and what holds for each row whatever the calls."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.errors import SampleError, SourceError
+from loaderpool.sources.many_rows import MOST_ROWS
+from tests.support.batches import Place, assert_same, indices_in, read
+
+WORKERS = (0, 1, 3)
+
+
+class Table:
+    """Numbers as rows. Each call adds a line with its indices to a file."""
+
+    def __init__(self, log: Path, size: int, pause_s: float = 0.0) -> None:
+        self.log, self.size, self.pause_s = log, size, pause_s
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("a row was read by itself")
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        with self.log.open("a") as file:
+            file.write(f"{indices}\n")
+        time.sleep(self.pause_s)
+        return [self.row(index) for index in indices]
+
+    def row(self, index: int) -> Any:
+        return np.float64(index)
+
+    def calls(self) -> list[str]:
+        """All calls but those of the first sample, which are forgotten then."""
+        told = self.log.read_text().splitlines()
+        self.log.unlink()
+        return [line for line in told if "," in line]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(("size", "batch_size"), [(1003, 700), (401, 3), (300, 64)])
+def test_calls_follow_from_the_plan(
+    tmp_path: Path, on: Place, workers: int, size: int, batch_size: int
+) -> None:
+    with lp.Loader(
+        range(size), np.float64, batch_size=batch_size, shuffle=True, workers=0
+    ) as loader:
+        expected = [read(loader) for _ in range(3)]
+    calls = [
+        [
+            str([*map(int, batch[at : at + MOST_ROWS])])
+            for batch in batches
+            for at in range(0, len(batch), MOST_ROWS)
+        ]
+        for batches in expected
+    ]
+    table = Table(tmp_path / "log", size)
+    with lp.Loader(table, batch_size=batch_size, shuffle=True, **on(workers)) as loader:
+        assert_same([read(loader) for _ in range(2)], expected[:2])
+        made = table.calls()
+    # batches of the next epoch may be there, too
+    assert sorted({*made} - {*calls[2]}) == sorted(calls[0] + calls[1])
+    assert len({*made}) == len(made)
+
+
+def test_slow_batches_are_shared_at_fixed_rows(tmp_path: Path, on: Place) -> None:
+    size = 3 * MOST_ROWS + 5
+    table = Table(tmp_path / "log", 2 * size, pause_s=0.15)
+    with lp.Loader(table, batch_size=size, **on(3)) as loader:
+        assert indices_in(read(loader, 2)) == [*range(2 * size)] * 2
+    calls = [eval(line) for line in table.calls()]
+    assert {call[0] % size for call in calls} == {0, MOST_ROWS, 2 * MOST_ROWS, 3 * MOST_ROWS}
+    assert {len(call) for call in calls} == {MOST_ROWS, 5}
+
+
+class Random(Table):
+    """Rows with numbers that a call draws for all of its rows at once."""
+
+    def __init__(self, log: Path, size: int, own: bool) -> None:
+        super().__init__(log, size)
+        self.own = np.random.default_rng(1) if own else None
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        super().__getitems__(indices)
+        draws = (np.random if self.own is None else self.own).random(len(indices))
+        return [np.array([index, noise]) for index, noise in zip(indices, draws, strict=True)]
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("batch_fn", [None, np.stack])
+def test_random_numbers_belong_to_the_batch(
+    tmp_path: Path, on: Place, own: bool, batch_fn: Any
+) -> None:
+    found = []
+    for workers in WORKERS:
+        table = Random(tmp_path / "log", 600, own)
+        with lp.Loader(
+            table, batch_fn=batch_fn, batch_size=290, shuffle=True, **on(workers)
+        ) as loader:
+            found.append(read(loader, 2))
+    noise = np.concatenate(found[0])[:, 1]
+    assert len(set(noise.tolist())) == len(noise)
+    for each in found[1:]:
+        assert_same(each, found[0])
+
+
+def add_noise(item: Any, rng: np.random.Generator) -> Any:
+    return item, rng.random()
+
+
+def test_functions_keep_the_streams_of_their_rows(tmp_path: Path, on: Place) -> None:
+    with lp.Loader(range(50), add_noise, batch_size=8, shuffle=True, workers=0) as loader:
+        expected = np.concatenate([noise for _, noise in loader])
+    for workers in WORKERS:
+        table = Random(tmp_path / "log", 50, own=True)
+        with lp.Loader(table, add_noise, batch_size=8, shuffle=True, **on(workers)) as loader:
+            assert np.concatenate([noise for _, noise in loader]).tolist() == expected.tolist()
+
+
+class Bad(Table):
+    """A row cannot be read, by itself or among others."""
+
+    def row(self, index: int) -> Any:
+        if index == 13:
+            raise ZeroDivisionError("row 13")
+        return super().row(index)
+
+
+async def later(item: Any) -> Any:
+    return item
+
+
+MANY_CALLS: list[dict[str, Any]] = [
+    {},
+    {"fn": float},
+    {"fn": float, "threads": 4},
+    {"fn": later, "threads": 4},
+]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("how", MANY_CALLS)
+def test_a_row_that_cannot_be_read_is_found(
+    tmp_path: Path, on: Place, workers: int, how: dict[str, Any]
+) -> None:
+    table, more = Bad(tmp_path / "log", 30), {"batch_size": 10, **how, **on(workers)}
+    with lp.Loader(table, **more) as loader, pytest.raises(SampleError) as raised:
+        read(loader)
+    assert isinstance(raised.value, ZeroDivisionError) and raised.value.index == 13
+    with lp.Loader(table, on_error="skip", **more) as loader:
+        assert indices_in(read(loader)) == [*range(13), *range(14, 30)]
+    with lp.Loader(table, on_error="replace", **more) as loader:
+        assert indices_in(read(loader)) == [*range(13), 14, *range(14, 30)]
+
+
+def test_an_error_of_a_whole_batch_names_the_row(tmp_path: Path, on: Place) -> None:
+    with (
+        lp.Loader(Bad(tmp_path / "log", 30), batch_fn=np.stack, batch_size=10, **on(2)) as loader,
+        pytest.raises(SampleError, match=r"source\[13\]"),
+    ):
+        read(loader)
+
+
+class Flaky(Table):
+    """Each call for several rows fails."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        if len(indices) > 1:
+            raise OSError("too many rows")
+        return super().__getitems__(indices)
+
+
+def test_rows_of_a_call_that_fails_are_read_alone(tmp_path: Path, on: Place) -> None:
+    with lp.Loader(Flaky(tmp_path / "log", 30), batch_size=10, **on(2)) as loader:
+        assert indices_in(read(loader)) == [*range(30)]
+
+
+class Ending(Table):
+    """A row ends the process, or hangs."""
+
+    def __init__(self, log: Path, size: int, hangs: bool) -> None:
+        super().__init__(log, size)
+        self.hangs = hangs
+
+    def row(self, index: int) -> Any:
+        if index == 13:
+            if self.hangs:
+                time.sleep(60)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().row(index)
+
+
+@pytest.mark.parametrize(("hangs", "threads"), [(False, 1), (False, 3), (True, 1), (True, 3)])
+def test_a_row_that_ends_its_worker_is_left_out_alone(
+    tmp_path: Path, hangs: bool, threads: int
+) -> None:
+    with lp.Loader(
+        Ending(tmp_path / "log", 30, hangs),
+        np.float64,
+        batch_size=10,
+        workers=1,
+        threads=threads,
+        on_error="skip",
+        limits=lp.Limits(timeout_s=0.5 if hangs else None),
+    ) as loader:
+        for _ in range(2):
+            assert indices_in(read(loader)) == [*range(13), *range(14, 30)]
+
+
+def test_a_read_that_takes_too_long_says_so(tmp_path: Path) -> None:
+    with (
+        lp.Loader(
+            Ending(tmp_path / "log", 30, hangs=True),
+            batch_size=10,
+            workers=1,
+            limits=lp.Limits(timeout_s=0.3),
+        ) as loader,
+        pytest.raises(SampleError, match="read of 10 rows from there on"),
+    ):
+        read(loader)
+
+
+def test_the_limit_holds_for_the_read_and_for_each_call(tmp_path: Path) -> None:
+    def slow(item: Any) -> Any:
+        time.sleep(0.4)
+        return item
+
+    with lp.Loader(
+        Table(tmp_path / "log", 4, pause_s=0.4),
+        slow,
+        batch_size=2,
+        workers=1,
+        limits=lp.Limits(timeout_s=0.7),
+    ) as loader:
+        assert indices_in(read(loader)) == [*range(4)]
+
+
+class Odd(Table):
+    """What several rows give is no list of as many items."""
+
+    def __init__(self, log: Path, result: Any) -> None:
+        super().__init__(log, 12)
+        self.result = result
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self.result if len(indices) > 1 else [np.float64(indices[0])]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("how", MANY_CALLS)
+@pytest.mark.parametrize(
+    ("result", "got"),
+    [([1.0, 2.0], "2 items for 4 rows"), ({"x": [1.0] * 4}, "a dict for 4 rows")],
+)
+def test_anything_but_a_list_of_rows_is_an_error(
+    tmp_path: Path, on: Place, workers: int, how: dict[str, Any], result: Any, got: str
+) -> None:
+    for on_error in ("raise", "skip"):
+        with (
+            lp.Loader(
+                Odd(tmp_path / "log", result),
+                batch_size=4,
+                on_error=on_error,
+                **how,
+                **on(workers),
+            ) as loader,
+            pytest.raises(SourceError, match=f"must return a list .* returned {got}"),
+        ):
+            read(loader)
+
+
+@pytest.mark.parametrize("result", [np.arange(4.0), (0.0, 1.0, 2.0, 3.0)])
+def test_an_array_or_a_tuple_has_rows_too(tmp_path: Path, result: Any) -> None:
+    with lp.Loader(Odd(tmp_path / "log", result), batch_size=4, workers=0) as loader:
+        assert indices_in(read(loader)) == [0, 1, 2, 3] * 3
+
+
+@pytest.mark.parametrize("fn", [float, later])
+def test_a_cache_reads_only_the_rows_that_it_lacks(tmp_path: Path, on: Place, fn: Any) -> None:
+    table, more = Table(tmp_path / "log", 12), {"batch_size": 4, "cache": tmp_path / "cache"}
+    with lp.Loader(table, fn, **more, **on(0)) as loader:
+        next(iter(loader))
+        assert table.calls() == ["[1, 2, 3]"]  # the first sample is in the cache
+    with lp.Loader(table, fn, **more, shuffle=True, seed=5, **on(1)) as loader:
+        assert sorted(indices_in(read(loader, 2))) == sorted([*range(12)] * 2)
+        read_rows = [index for line in table.calls() for index in eval(line)]
+        assert len(set(read_rows)) == len(read_rows) and not {0, 1, 2, 3} & {*read_rows}
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_replay_makes_the_same_row(tmp_path: Path, on: Place, own: bool) -> None:
+    table = Random(tmp_path / "log", 600, own)
+    with lp.Loader(table, add_noise, batch_size=290, shuffle=True, **on(2)) as loader:
+        for rows, noise in loader:
+            for at in (0, 3, 200, 261):
+                if at < len(rows):
+                    row, drawn = lp.replay(loader, int(rows[at, 0]))
+                    assert row.tolist() == rows[at].tolist() and drawn == noise[at]
+
+
+def test_replay_raises_the_error_of_the_row(tmp_path: Path) -> None:
+    with (
+        lp.Loader(Bad(tmp_path / "log", 30), batch_size=10, workers=0) as loader,
+        pytest.raises(ZeroDivisionError),
+    ):
+        lp.replay(loader, 13)
+
+
+class Plain:
+    """A source without `__getitems__`."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        return np.float64(index)
+
+
+class Passing(Plain):
+    """A wrapper that passes on all that it does not have."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.table, name)
+
+
+class Overridden(Table):
+    """A source whose rows differ from those of its base class."""
+
+    def __getitem__(self, index: int) -> Any:
+        return np.float64(index)
+
+
+class Withdrawn(Plain):
+    """A source that has no reads of many rows, and says so."""
+
+    __getitems__ = None
+
+
+def test_sources_that_do_not_mean_it_are_read_row_by_row(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    table = Table(tmp_path / "log", 20)
+    sources = [
+        Passing(table),
+        Overridden(tmp_path / "log", 20),
+        Withdrawn(),
+        torch.utils.data.Subset(Plain(), range(20)),
+        torch.utils.data.StackDataset(Plain(), Plain()),
+    ]
+    for source in sources:
+        with lp.Loader(source, batch_size=5, workers=0) as loader:
+            assert len(read(loader)) == 4
+    assert not table.log.exists()
+    subset = torch.utils.data.Subset(table, range(10, 20))
+    with lp.Loader(subset, batch_size=5, workers=0) as loader:
+        assert indices_in(read(loader)) == [*range(10, 20)]
+    assert len(table.calls()) == 2
+
+
+def test_whole_elements_are_read_one_by_one() -> None:
+    class Elements(Plain):
+        def __getitems__(self, indices: list[int]) -> Any:
+            raise AssertionError
+
+    with lp.Loader(Elements(), batch_size=None, workers=0) as loader:
+        assert indices_in(read(loader)) == [*range(20)]
+
+
+class Counted(Table):
+    """Notes the largest number of calls at the same time."""
+
+    running: list[int] = []  # of the process
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        self.running.append(1)
+        rows = super().__getitems__(indices)
+        self.log.with_name(f"most {len(self.running)}").touch()
+        self.running.pop()
+        return rows
+
+
+def test_threads_read_several_batches_at_once(tmp_path: Path) -> None:
+    table = Counted(tmp_path / "log", 400, pause_s=0.02)
+    with lp.Loader(table, float, batch_size=20, workers=1, threads=4) as loader:
+        assert indices_in(read(loader)) == [*range(400)]
+    assert max(int(path.name[5:]) for path in tmp_path.glob("most *")) >= 3
+    assert all(len(eval(line)) == 20 for line in table.calls())
+
+
+def test_reads_do_not_count_as_slow_calls(tmp_path: Path) -> None:
+    def call(item: Any) -> Any:
+        time.sleep(0.001)
+        return item
+
+    for threads in (1, 3):
+        with lp.Loader(
+            Table(tmp_path / "log", 400, pause_s=0.1),
+            call,
+            batch_size=50,
+            workers=1,
+            threads=threads,
+        ) as loader:
+            read(loader, 2)
+            calls = loader.statistics().calls
+            assert calls.slowest and calls.slowest[0].seconds < 0.08
