@@ -106,7 +106,7 @@ class Weighted:
 
     Args:
         weights: Weight of each item of the source, at least 0; or a function `weights(epoch)` that
-            returns them. Read when a pass begins, so training may change them.
+            returns them. Read when an epoch begins, so training may change them.
         num_samples: Number of items of an epoch. Default: as many as the source has.
         replacement: Set to `False` to draw no item twice in an epoch. Default: `True`.
 
@@ -115,7 +115,7 @@ class Weighted:
         >>> order = lp.Weighted([0, 1, 0, 3], num_samples=8)
         >>> with lp.Loader(range(4), batch_size=8, order=order, workers=0) as loader:
         ...     print(*loader)
-        [3 3 3 1 3 3 1 3]
+        [3 3 1 1 1 3 1 3]
     """
 
     weights: npt.ArrayLike | Callable[[int], npt.ArrayLike]
@@ -418,9 +418,8 @@ def _check_order(name: str, value: Any) -> Any:
     }
     if "DistributedSampler" in kinds:
         raise ArgumentError(
-            f"{name} is a DistributedSampler, but the loader itself shares each epoch among "
-            'processes: pass shard="auto" or shard=loaderpool.Shard(num_shards, index), and '
-            "shuffle=True or the sampler inside"
+            f"{name} is a DistributedSampler, but the loader shards each epoch itself. Pass "
+            'shard="auto" with shuffle=True, or with the sampler inside'
         )
     if isinstance(value, (str, bytes, Mapping, set, frozenset)) or not (
         callable(value) or hasattr(value, "__iter__")
@@ -561,7 +560,7 @@ def check_setting(name: str, value: object) -> Any:
     return SETTINGS[name](name, value)
 
 
-def _set(group: Buckets | Limits | Shard, given: Mapping[str, Any]) -> None:
+def _set(group: Buckets | Weighted | Blocks | Limits | Shard, given: Mapping[str, Any]) -> None:
     """Store the checked values of a group's settings, which are among `given`."""
     for field in dataclasses.fields(group):
         checked = check_setting(f"{type(group).__name__}.{field.name}", given[field.name])

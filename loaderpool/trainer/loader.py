@@ -59,7 +59,7 @@ class Loader:
         shuffle: Set to `True` to reshuffle all items every epoch. For a stream: size of the shuffle
             window, in items.
         order: Source indices of each epoch: an array, a function `order(epoch)`, a sampler or batch
-            sampler of PyTorch, `Weighted` or `Blocks`. Read when a pass begins.
+            sampler of PyTorch, `Weighted` or `Blocks`. Read when an epoch begins.
         seed: Seed of the order and of all random numbers, at least 0. Default: 0.
         drop_remainder: Set to `True` to drop the last batch if it is smaller. Default: `False`.
         deterministic: Set to `False` to get batches as soon as they are finished, in any order.

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, assert_same, kill_supervisor, read, shared_pools
+from tests.support.batches import (
+    Place,
+    assert_same,
+    kill_supervisor,
+    kill_worker,
+    read,
+    read_while,
+    shared_pools,
+)
 from tests.support.processes import wait_until
 
 ITEMS = 40
@@ -215,6 +223,21 @@ def test_a_dead_supervisor_changes_nothing() -> None:
         kill_supervisor(there)
         assert_same(got + read(there), expected)
         assert there._core.engine.pool.deaths.replaced >= 1  # type: ignore[union-attr]
+
+
+def test_a_dead_worker_changes_nothing() -> None:
+    with loader("batches") as here, loader("batches", {"workers": 2}) as there:
+        got = read_while(there, {1: lambda: kill_worker(there)})
+        assert_same(got + read(there), read(here, passes=2))
+
+
+def test_a_cluster_refuses_drawn_orders_by_name() -> None:
+    pytest.importorskip("ray")
+    with (
+        lp.RayPool() as pool,
+        pytest.raises(lp.ArgumentError, match="RayPool does not send such orders"),
+    ):
+        lp.Loader(range(9), order=[0], workers=pool)
 
 
 def test_orders_leave_the_arena_when_their_passes_are_over() -> None:
