@@ -425,9 +425,8 @@ def _check_order(name: str, value: Any) -> Any:
         callable(value) or hasattr(value, "__iter__")
     ):
         raise ArgumentError(
-            f"{name} must be an array of source indices, a function of the epoch that returns one, "
-            "a sampler, a loaderpool.Weighted(weights) or a loaderpool.Blocks(rows), got "
-            f"{brief(value)} of type {type(value).__name__}"
+            f"{name} must be an array of source indices, a function of the epoch, a sampler, "
+            f"Weighted or Blocks, got {brief(value)} of type {type(value).__name__}"
         )
     if hasattr(value, "__iter__"):
         try:

@@ -361,7 +361,7 @@ class Endless:
         ("abc", "order must be an array of source indices, a function"),
         ({1, 2}, "order must be an array of source indices, a function"),
         (5, "order must be an array of source indices, a function"),
-        (DistributedSampler(), 'pass shard="auto"'),
+        (DistributedSampler(), 'Pass shard="auto"'),
         (Endless(), "order=lambda epoch: itertools.islice(sampler, n)"),
         (iter([1]), "without a length"),
         (lp.Weighted([1, 2]), "for each of the 9 items of source, got the shape [2] in epoch 0"),
