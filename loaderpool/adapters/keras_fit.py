@@ -287,7 +287,8 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         Keras keeps the number of batches of its first epoch. Epochs of a drawn order may differ, so
         their number is set here.
         """
-        core, iterator = self._core, sys._getframe(1).f_locals.get("self")
+        core = self._core
+        iterator: Any = sys._getframe(1).f_locals.get("self")
         has_count = isinstance(getattr(iterator, "_num_batches", None), int)
         if core.tracker.draws is not None and self.epochs is not None and has_count:
             first = core.tracker.epoch - (self._again is not None)
