@@ -135,7 +135,7 @@ class RunStart:
     Attributes:
         session: Session with the supervisor that knows the number.
         number: Number of the run; 0: the run was not started yet.
-        lent: Slots with views.
+        lent: Tickets of the slots with views.
         failure: Pickled error that ends the run; empty: the run cannot get a slot.
     """
 

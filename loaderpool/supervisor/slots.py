@@ -48,9 +48,9 @@ _FOR_OTHERS = 32
 _LEAST_AT_END = 4  # least number of tiny batches in a ticket near the end of an epoch
 # Least and greatest number of tickets that a node may have. Each ticket has a slot on the node.
 _NODE_TICKETS, _MOST_NODE_TICKETS = 4, 256
-# A larger slot gets its first batch only if a worker would be idle otherwise. Smaller: workers
-# are idle for longer than the first use of the pages takes. Larger: this use, 0.4 ms per MiB,
-# delays the first batches, and takes memory that may never be needed.
+# A larger slot gets its first batch only from a worker without another ticket of the run. Smaller:
+# workers are idle for longer than the first use of the pages takes. Larger: this use, 0.4 ms per
+# MiB, delays the first batches, and takes memory that may never be needed.
 _LARGE_BYTES = 1 << 20
 # Number of large slots for each worker that it gets without a wait: the consumer has one, while the
 # other one is written.
@@ -183,7 +183,7 @@ class Slots:
 def is_precious(run: RunRecord) -> bool:
     """Return True if a run has only fresh slots, whose first use takes long.
 
-    They are only for a worker that would be idle otherwise. So a run begins with few of them, and
+    They are only for a worker that has no ticket of this run. So a run begins with few of them, and
     uses another one only if a wait has shown that it is needed.
     """
     layout = run.loader.layout

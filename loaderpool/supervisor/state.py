@@ -86,8 +86,8 @@ class State:
         slots: Slots of all runs.
         is_short: True if a worker could not be started. No worker is started until the next `tick`.
         ticket_s: Expected time in seconds of the latest ticket.
-        lacks_slot: True if the last `deal` has left a worker idle that could make a batch in a
-            fresh slot.
+        lacks_slot: True if a worker could make a batch in a fresh slot, which it does not get
+            before a wait. From the last `deal` in which a worker had room.
 
     Args:
         workers: Number of workers to start.
@@ -226,7 +226,8 @@ class State:
 
         Args:
             number: Number of the run.
-            lent: Offsets of the slots with views.
+            lent: Tickets of the slots with views. Not offsets: if a slot's release came before this
+                message, the slot may have been filled again since.
         """
         run = self.runs.get(number)
         if run is None or run.is_ended:
@@ -236,8 +237,9 @@ class State:
         # These workers close the run's generators.
         for worker in {lane.home for lane in run.lanes if lane.home is not None}:
             self._say(ToWorker(worker, Ended(number)))
-        run.free.extend(run.filled.keys() - set(lent))
-        run.filled = {offset: run.filled[offset] for offset in lent if offset in run.filled}
+        kept = {offset: ticket for offset, ticket in run.filled.items() if ticket in lent}
+        run.free.extend(run.filled.keys() - kept.keys())
+        run.filled = kept
         for job in [job for job in self.due if job.slot is not None and job.slot.run is run]:
             self.due.remove(job)
             self._answered(job)
@@ -427,12 +429,14 @@ class State:
             has_waited: False: a worker does not get a fresh slot whose first use takes longer than
                 a wait for a used one.
         """
-        self._has_waited, self.lacks_slot = has_waited or self._of_nodes, False
-        has_work, has_homes = bool(self.due), self._of_nodes
+        self._has_waited = has_waited or self._of_nodes
+        has_work, may_differ, active = bool(self.due), self._of_nodes, 0
         for run in self.runs.values():
             run.window = None
             has_work = has_work or (bool(run.free or run.fresh) and not run.is_ended)
-            has_homes = has_homes or bool(run.lanes)
+            active += not run.is_ended
+            may_differ = may_differ or bool(run.lanes) or active > 1
+        self.lacks_slot &= not self.roomy
         if not has_work or not self.roomy:
             return
         # Heap of the workers by their number of tickets, then in the order of `roomy`.
@@ -442,8 +446,11 @@ class State:
         ]
         heapq.heapify(asked)
         while asked:
-            _, place, worker = heapq.heappop(asked)
+            tickets, place, worker = heapq.heappop(asked)
             if worker.number not in self.roomy:  # it got the ticket of another worker
+                continue
+            if len(worker.jobs) // worker.workers > tickets:  # the same
+                heapq.heappush(asked, (tickets + 1, place, worker))
                 continue
             job = self._next_job(worker)
             if job is not None:
@@ -451,7 +458,7 @@ class State:
                 if worker.number in self.roomy:
                     tickets = len(worker.jobs) // worker.workers
                     heapq.heappush(asked, (tickets, place, worker))
-            elif not has_homes:  # otherwise other workers may get jobs that this one cannot have
+            elif not may_differ:  # otherwise other workers may get jobs that this one cannot have
                 return
 
     def can_wait(self, seconds: float) -> bool:
@@ -516,13 +523,15 @@ class State:
                 continue
             self.due.remove(job)
             return job
-        # A node's workers may be idle while others of them have tickets.
-        is_idle = not worker.jobs or self._of_nodes
         for run in sorted(self.runs.values(), key=_LAST_TICKET):
             if run.is_ended or run.loader.failure is not None or not (run.free or run.fresh):
                 continue
             if is_precious(run):
-                if not is_idle:
+                # Tickets of other runs do not count, because a worker may always have some. A node's
+                # workers may be idle while others of them have tickets.
+                if not self._of_nodes and any(
+                    job.slot is not None and job.slot.run is run for job in worker.jobs.values()
+                ):
                     continue
                 if not (self._has_waited or is_at_start(run, self.width)):
                     # `next_batch` would remove a batch from `again`.

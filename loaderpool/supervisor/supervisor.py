@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _LOOK_MS = 200  # time between two checks of processes without a pidfd
 # Time between two checks of the clock during a trial, whose pauses last tenths of a second.
 _TRIAL_LOOK_MS = 20
-# Time for which an idle worker waits for a used slot before it gets a large fresh one. Smaller: the
+# Time for which a worker waits for a used slot before it gets a large fresh one. Smaller: the
 # consumer has no time to release the batch before. Larger: the first batches are read ahead later.
 _SLOT_WAIT_MS = 5
 # Time in which answers gather if several are expected in it. Smaller: this process and the main
@@ -123,7 +123,7 @@ class Supervisor:
         self._restarts: tuple[int, float] | None = start["max_restarts"]
         self._selector = selectors.DefaultSelector()
         self._needs_slots = False  # the loop waits for `_releases`, too
-        # Time since when an idle worker waits for a slot that was used before; 0: none does.
+        # Time since when a worker waits for a slot that was used before; 0: none does.
         self._lacks_slot_ns = 0
         most_messages = self._open(start)
         self._code = LoadedCode()
@@ -187,7 +187,7 @@ class Supervisor:
             self._workers.end_all()
 
     def _deal(self) -> None:
-        """Assign tickets. A worker that has been idle for `_SLOT_WAIT_MS` may get a fresh slot."""
+        """Assign tickets. After `_SLOT_WAIT_MS` without a used slot, a worker may get a fresh one."""
         state, now_ns = self._state, clock.monotonic_ns() if self._lacks_slot_ns else 0
         has_waited = 0 < self._lacks_slot_ns <= now_ns - _SLOT_WAIT_MS * 1_000_000
         state.deal(has_waited)
@@ -210,7 +210,7 @@ class Supervisor:
         longest_ms = self._ticks.every_ms
         if self._trial is not None:
             longest_ms = min(longest_ms, _TRIAL_LOOK_MS)
-        if self._lacks_slot_ns:
+        if self._lacks_slot_ns and self._state.roomy:
             longest_ms = min(longest_ms, _SLOT_WAIT_MS)
         return longest_ms / 1000
 
@@ -378,6 +378,7 @@ class Supervisor:
 
     def _load(self, message: messages.Load, received: Received) -> None:
         # Assign all work now, because no work is assigned while modules are imported.
+        self._hear_releases()
         self._state.deal()
         self._carry_out()
         number = message.loader

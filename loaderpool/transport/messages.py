@@ -93,8 +93,8 @@ class End(NamedTuple):
     """Main process -> supervisor: stop this run, or unload this loader, whose runs have ended."""
 
     number: int  # number of the run or loader
-    # Offsets of slots with views. `Release` returns them later. All other slots of the run are
-    # free.
+    # Tickets of the slots with views. `Release` returns these slots later. All other slots of the
+    # run are free.
     lent: tuple[int, ...] = ()
 
 

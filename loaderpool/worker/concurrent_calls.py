@@ -67,7 +67,8 @@ class Call(Outcome):
                 # The read does not count as time of the call that needs the first of its rows.
                 self.reads = min(len(opened.indices), MOST_ROWS)
                 opened.fetched.prepare(start)
-                self.reads, self.started_ns = 0, clock.monotonic_ns()
+                self.started_ns = clock.monotonic_ns()
+                self.reads = 0  # SYNC: stored last; pairs with `ConcurrentCalls._wait`
             self.result = self._calls.unit(*self._rows)
         except BaseException as error:
             end_stray(error)

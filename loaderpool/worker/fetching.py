@@ -18,6 +18,7 @@ import numpy.typing as npt
 from loaderpool.sources.many_rows import MOST_ROWS
 from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.worker.rows import copy_of
 
 _NONE = object()  # in place of an item that was given out, or that was not read
 _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -50,7 +51,7 @@ class RowsReader(Protocol):
         """Return a context manager for a call that reads this number of rows from an index on."""
 
     def rows_to_read(self, epoch: int, row: int, indices: Sequence[int]) -> Sequence[int]:
-        """Return the rows of a part that have to be read, when `row` is needed.
+        """Return the rows of a part that have to be read, when `row` is needed (-1: none yet).
 
         Rows are counted from the part's start. `indices` are those of all its rows.
         """
@@ -153,16 +154,16 @@ class Fetched:
         return item
 
     def prepare(self, row: int) -> None:
-        """Read the item of a row, unless it was read before. Raises as `item`, or `item` raises."""
+        """Read the part of a row, unless it was read before. Raises as `item`, or `item` raises."""
         part = self._part(row)
         with self._locked(part):
             if not part.items:
-                self._read(part, row)
+                self._read(part, part.start - 1)
 
     def values(self, start: int, stop: int) -> Iterator[object]:
         """Return the `value` of consecutive rows. No other thread needs rows of these parts."""
         if self._reader.through_cache is not None:
-            return map(self.value, range(start, stop))
+            return (self.value(row) for row in range(start, stop))
         return self._items(start, stop)
 
     def _items(self, start: int, stop: int) -> Iterator[object]:
@@ -177,7 +178,12 @@ class Fetched:
                 part.items[at:last] = [_NONE] * (last - at)
                 yield from following
             else:
-                yield from map(self.item, range(first + 1, end))
+                for row in range(first + 1, end):  # with `map`, a StopIteration would end all rows
+                    yield self.item(row)
+
+    def part_end(self, row: int) -> int:
+        """Return the end row of the part that has this row."""
+        return self._part(row).stop
 
     def read_ahead(self) -> bool:
         """Read a part that no thread has read or is reading. Return False if there is none."""
@@ -185,7 +191,7 @@ class Fetched:
             if not part.items and part.lock.acquire(blocking=False):
                 try:
                     if not part.items:
-                        self._read(part, part.start)
+                        self._read(part, part.start - 1)
                         return True
                 finally:
                     part.lock.release()
@@ -195,7 +201,7 @@ class Fetched:
         return self._parts[bisect.bisect_right(self._starts, row) - 1]
 
     def _locked(self, part: _Part) -> contextlib.AbstractContextManager[object]:
-        if self.others is not None and part.lock.locked():
+        if self.others is not None and part.lock.locked() and not part.items:
             any(other.read_ahead() for other in self.others())
         return part.lock
 
@@ -204,6 +210,9 @@ class Fetched:
         begun_ns, reader, first = clock.monotonic_ns(), self._reader, part.start
         all_indices = self._indices[first : part.stop]
         rows = reader.rows_to_read(self._epoch, row - first, all_indices)
+        if not rows:  # a cache has all of them, or they are left out
+            part.items = [_NONE] * len(all_indices)
+            return
         indices = [all_indices[each] for each in rows]
         items: list[object] = []
         is_alone = self._is_alone
@@ -215,7 +224,8 @@ class Fetched:
             items = []
             reader.begin_rows(self._epoch, int(self._positions[first]))
             for index in indices:
-                items += self._call([index])
+                # Copies, because the next call may refill the memory of this one's item.
+                items += map(copy_of, self._call([index]))
                 if reader.stops_at_errors and type(items[-1]) is _Failed:
                     items += [items[-1]] * (len(indices) - len(items))
                     break

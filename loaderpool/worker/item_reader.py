@@ -44,7 +44,7 @@ class ItemReader:
         are_indices: True for `range(n)`: looking up each item would take a tenth of the time of a
             batch of tiny samples.
         reads_many: True if the source reads many rows with one call.
-        progress: notes these calls. None: they are made on threads.
+        progress: notes these calls. None in the main process.
         stops_at_errors, through_cache: see `fetching.RowsReader`.
         refusal: the error of a source that breaks the protocol, once it is known. It applies to all
             samples.

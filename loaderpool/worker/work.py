@@ -355,10 +355,13 @@ class Work:
         )
         if block > 1 and is_noted:
             progress.begin_blocks(block)
-        are_items = opened.fetched is not None and not self.calls.chain.plain
+        # The source's items as they are, if no function is called.
+        items = opened.fetched if self.calls.chain.plain == [] else None
         start = 0
         while start < rows:
             stop, row = min(start + block, rows), ticket.start + start
+            if items is not None:  # the next call may refill the memory of this one's items
+                stop = min(stop, items.part_end(start))
             results: list[object] = []
             # The main process skips this, because its notes are never read. Tiny batches would be
             # slower.
@@ -370,9 +373,9 @@ class Work:
                         arrays, row, calls.unit(opened, start, stop), indices[start]
                     )
                 else:
-                    take = None if are_items else converter.take
+                    take = converter.take if items is None else None
                     self.calls.block(opened, start, stop, results, take)
-                    if not converter.write_block(arrays, row, results, are_items):
+                    if not converter.write_block(arrays, row, results, items is not None):
                         raise SpecMismatchError  # single calls find the wrong row
                 start = stop
             except self.failures.catches as error:

@@ -16,6 +16,8 @@ from loaderpool.transport.messages import (
     Ended,
     Filled,
     Found,
+    Load,
+    Release,
     Status,
     Ticket,
 )
@@ -48,6 +50,28 @@ def test_a_worker_is_stopped_that_has_died_meanwhile() -> None:
     assert len(pool.channels) == 1 and pool.busy()
 
 
+def test_slots_that_were_released_get_work_before_an_import() -> None:
+    """No worker gets a ticket while the supervisor imports."""
+
+    class Importing(Exception):
+        pass
+
+    pool, supervisor = Pool(1).with_a_run(), object.__new__(Supervisor)
+    while pool.busy():
+        pool.step()
+    released = [Received(Release(RUN, each.offset, each.ticket)) for each in pool.of(Filled)]
+    supervisor._state = pool.state
+    supervisor._releases = SimpleNamespace(receive=lambda: released.pop() if released else None)  # type: ignore[assignment]
+
+    def carry_out() -> None:
+        raise Importing
+
+    supervisor._carry_out = carry_out  # type: ignore[method-assign]
+    with pytest.raises(Importing):
+        supervisor._load(Load(2, 0, 0), Received(Load(2, 0, 0)))
+    assert any(isinstance(each, ToWorker) for each in pool.state.instructions)
+
+
 # ---- a release that crossed an `End`
 
 
@@ -65,8 +89,9 @@ def test_a_release_that_is_said_twice_or_crosses_an_end_is_said_once(
 ) -> None:
     """A finalizer took it off the list, another thread's `End` said "not lent", then the release came: a KeyError."""
     pool, offset = lent
+    ticket = pool.state.runs[RUN].filled[offset]
     if crosses != "nothing":
-        pool.state.end(RUN, (offset,) if crosses == "an end that names it" else ())
+        pool.state.end(RUN, (ticket,) if crosses == "an end that names it" else ())
     for _ in range(2):
         release(pool.state, RUN, offset)
         pool.turn()
@@ -76,17 +101,17 @@ def test_a_release_that_is_said_twice_or_crosses_an_end_is_said_once(
 
 
 def test_release_may_overtake_the_end_of_its_run(lent: tuple[Pool, int]) -> None:
-    """Releases and ends travel on two channels."""
+    """Releases and ends travel on two channels. The slot was filled again: nobody would release it."""
     pool, offset = lent
-    slots = pool.state.runs[RUN].slots
-    release(pool.state, RUN, offset)
-    pool.turn()
-    pool.state.end(RUN, (offset,))
-    assert pool.state.runs[RUN].filled.keys() <= {offset}
+    run = pool.state.runs[RUN]
+    ticket = run.filled[offset]
+    pool.state.release(RUN, offset, ticket)
+    while offset not in run.filled:
+        pool.turn()
+        pool.step()
+    pool.state.end(RUN, (ticket,))
     while pool.busy():
         pool.step()
-    for filled in pool.of(Filled)[slots:]:
-        release(pool.state, RUN, filled.offset)
     assert RUN not in pool.state.runs
 
 
