@@ -22,6 +22,7 @@ from loaderpool.errors import LoaderpoolError, PoolBrokenError
 from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena, ExtentMap, SlotFile
 from loaderpool.memory.board import Field, TrialResult
 from loaderpool.plan.batches import Numbering
+from loaderpool.plan.drawn import read_order
 from loaderpool.supervisor import records
 from loaderpool.supervisor.processes import Processes, WorkerProcess, fault_in, look_ns
 from loaderpool.supervisor.state import State
@@ -367,9 +368,12 @@ class Supervisor:
         self._note_free_memory()
         settings = self._payloads.settings.get(message.loader)
         plan = None
-        if settings is not None and message.rest:
-            epoch = message.first // settings.plan.batches_per_epoch
-            plan = Numbering(settings.plan, epoch, message.rest)
+        if settings is not None and (message.rest or settings.plan.order.is_drawn):
+            whole = settings.plan
+            if whole.order.is_drawn:
+                whole = read_order(whole, self._arena.map, message.feed)
+            epoch = message.first // whole.batches_per_epoch
+            plan = Numbering(whole, epoch, message.rest)
         self._state.begin(message, plan)
 
     def _load(self, message: messages.Load, received: Received) -> None:

@@ -245,6 +245,7 @@ async def limited(
 
     loop, task, is_late = asyncio.get_running_loop(), asyncio.current_task(), False
     begun_s, seen_ns = loop.time(), paused_ns()
+    timer: asyncio.TimerHandle
 
     def end() -> None:
         nonlocal is_late, seen_ns, timer

@@ -42,7 +42,7 @@ def test_a_worker_is_stopped_that_has_died_meanwhile() -> None:
     )
     supervisor = object.__new__(Supervisor)
     supervisor._workers = SimpleNamespace(by_number={})
-    supervisor._main = SimpleNamespace(send=lambda message, _: pool.told.append(message))  # type: ignore[assignment]
+    supervisor._main = SimpleNamespace(send=lambda message, *_: pool.told.append(message))  # type: ignore[assignment]
     for instruction in [*pool.state.instructions, ToWorker(0, Found(0, LOADER, b"", 0.0)), Stop(0)]:
         if not isinstance(instruction, (Start, Abandon)):
             supervisor._obey(instruction)
@@ -343,7 +343,7 @@ def test_the_end_of_a_run_that_had_no_slot_is_answered() -> None:
     """It was not: a stream kept the items of such a run."""
     pool, supervisor = Pool(1), object.__new__(Supervisor)
     supervisor._state, supervisor._forms = pool.state, {}
-    supervisor._main = SimpleNamespace(send=lambda message, _: pool.told.append(message))  # type: ignore[assignment]
+    supervisor._main = SimpleNamespace(send=lambda message, *_: pool.told.append(message))  # type: ignore[assignment]
     supervisor._slots = SimpleNamespace(return_pages=lambda *_: None)  # type: ignore[assignment]
     supervisor._payloads = SimpleNamespace(unload=lambda _: None)  # type: ignore[assignment]
     supervisor._code = SimpleNamespace()  # type: ignore[assignment]
