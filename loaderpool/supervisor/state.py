@@ -445,6 +445,7 @@ class State:
             for place, worker in enumerate(self.roomy.values())
         ]
         heapq.heapify(asked)
+        refused: list[tuple[int, int, WorkerRecord]] = []
         while asked:
             tickets, place, worker = heapq.heappop(asked)
             if worker.number not in self.roomy:  # it got the ticket of another worker
@@ -452,14 +453,20 @@ class State:
             if len(worker.jobs) // worker.workers > tickets:  # the same
                 heapq.heappush(asked, (tickets + 1, place, worker))
                 continue
-            job = self._next_job(worker)
+            due, job = len(self.due), self._next_job(worker)
             if job is not None:
+                if len(self.due) > due:  # row ranges of a batch, which all workers can have
+                    asked += refused
+                    heapq.heapify(asked)
+                    refused.clear()
                 self._give(worker, job)
                 if worker.number in self.roomy:
                     tickets = len(worker.jobs) // worker.workers
                     heapq.heappush(asked, (tickets, place, worker))
             elif not may_differ:  # otherwise other workers may get jobs that this one cannot have
                 return
+            else:
+                refused.append((tickets, place, worker))
 
     def can_wait(self, seconds: float) -> bool:
         """Return True if several answers are expected in this time, and all workers have work.

@@ -178,8 +178,8 @@ class Walk:
         if has_waited is None:
             has_waited = self.random.random() < 0.5
         turn(self.state, self.obey, has_waited)
-        assert self.state.lacks_slot <= bool(self.state.roomy)
-        assert not (has_waited and self.state.lacks_slot)
+        # While no worker has room, the wait for a slot goes on.
+        assert not (has_waited and self.state.roomy and self.state.lacks_slot)
 
     def obey(self, instruction: Any) -> None:
         match instruction:
