@@ -410,7 +410,7 @@ class NodeActor:
     def _made(self, received: Received, run: _Run, seconds: float) -> Made:
         message = received.message
         if isinstance(message, Status):
-            # If it is the run: the supervisor has ended it, because there was no slot for it.
+            # A run without a slot was ended by the supervisor, and is forgotten here, too.
             self._end(message.number)
             return message
         assert isinstance(message, Filled)

@@ -49,8 +49,8 @@ from loaderpool.supervisor.records import (
 from loaderpool.supervisor.slots import (
     Cutter,
     Slots,
-    is_at_start,
-    is_precious,
+    has_used_few_slots,
+    needs_large_fresh_slot,
     next_batch,
     tickets_of_node,
 )
@@ -69,9 +69,9 @@ from loaderpool.transport.reports import GivenUp
 # A second ticket is queued only behind one that takes less time than this. Otherwise long tickets
 # would wait behind a slow sample.
 _SHORT_S = 0.02
-# Answers gather only if a ticket takes at least this times as long. Smaller: a worker may finish
-# its second ticket meanwhile.
-_MOST_WAITS = 4
+# Least duration of a ticket, as a multiple of the time in which answers gather. Smaller: a worker may
+# finish its second ticket in that time. Larger: answers gather in fewer pools.
+_WAITS_IN_TICKET = 4
 _LAST_TICKET, _SLOTS = operator.attrgetter("last_ticket"), operator.attrgetter("slots")
 
 
@@ -86,8 +86,8 @@ class State:
         slots: Slots of all runs.
         is_short: True if a worker could not be started. No worker is started until the next `tick`.
         ticket_s: Expected time in seconds of the latest ticket.
-        lacks_slot: True if the last `deal` has left a worker idle that could make a batch in a
-            fresh slot.
+        has_withheld_slot: True if the last `deal` left a worker idle, although its batch could be
+            made in a large fresh slot.
 
     Args:
         workers: Number of workers to start.
@@ -122,7 +122,7 @@ class State:
         self.slots = Slots(memory, most_slots, self.runs, self._say)
         self._deaths = Deaths(restarts, of_nodes)
         self._broken: bytes | None = None
-        self.is_short = self.lacks_slot = False
+        self.is_short = self.has_withheld_slot = False
         self.ticket_s = 0.0
         self._tickets, self._names = itertools.count(1), itertools.count()
         self._cutter = Cutter(self._tickets, of_nodes, hands_over and not of_nodes)
@@ -424,10 +424,10 @@ class State:
         Due jobs come first, then new tickets of the runs in turn.
 
         Args:
-            has_waited: False: a worker does not get a fresh slot whose first use takes longer than
-                a wait for a used one.
+            has_waited: True if a worker has waited for a used slot long enough, so that it may get a
+                large fresh one. False: only in runs that have used few slots.
         """
-        self._has_waited, self.lacks_slot = has_waited or self._of_nodes, False
+        self._has_waited, self.has_withheld_slot = has_waited or self._of_nodes, False
         has_work, has_homes = bool(self.due), self._of_nodes
         for run in self.runs.values():
             run.window = None
@@ -443,7 +443,7 @@ class State:
         heapq.heapify(asked)
         while asked:
             _, place, worker = heapq.heappop(asked)
-            if worker.number not in self.roomy:  # it got the ticket of another worker
+            if worker.number not in self.roomy:  # it has got a ticket chosen for another one
                 continue
             job = self._next_job(worker)
             if job is not None:
@@ -451,15 +451,15 @@ class State:
                 if worker.number in self.roomy:
                     tickets = len(worker.jobs) // worker.workers
                     heapq.heappush(asked, (tickets, place, worker))
-            elif not has_homes:  # otherwise other workers may get jobs that this one cannot have
+            elif not has_homes:  # no job is bound to a worker, so the others would get none either
                 return
 
-    def can_wait(self, seconds: float) -> bool:
-        """Return True if several answers are expected in this time, and all workers have work.
+    def expects_several_answers(self, seconds: float) -> bool:
+        """Return True if several answers are expected in this time, and no worker becomes idle.
 
-        Each worker then has a second ticket, which takes several times as long.
+        Each worker has a second ticket, which takes several times as long.
         """
-        is_ahead = not self.roomy and _MOST_WAITS * seconds <= self.ticket_s <= _SHORT_S
+        is_ahead = not self.roomy and _WAITS_IN_TICKET * seconds <= self.ticket_s <= _SHORT_S
         return is_ahead and self.ticket_s < seconds * len(self.workers)
 
     @property
@@ -521,13 +521,13 @@ class State:
         for run in sorted(self.runs.values(), key=_LAST_TICKET):
             if run.is_ended or run.loader.failure is not None or not (run.free or run.fresh):
                 continue
-            if is_precious(run):
+            if needs_large_fresh_slot(run):
                 if not is_idle:
                     continue
-                if not (self._has_waited or is_at_start(run, self.width)):
-                    # `next_batch` would remove a batch from `again`.
+                if not (self._has_waited or has_used_few_slots(run, self.width)):
+                    # `again` comes first, because `next_batch` would remove a batch from it.
                     if run.again or next_batch(run, worker.number) is not None:
-                        self.lacks_slot = True
+                        self.has_withheld_slot = True
                     continue
             if (batch := next_batch(run, worker.number)) is not None:
                 first, *others = self._cutter.cut(run, batch, self.width, worker.number)
@@ -651,7 +651,7 @@ class State:
         if why is not None and (death.is_generator or not is_left_out):
             self._give_up(job, death.error(why, deaths, job.ticket))
             return
-        if why is not None and death.rows == 1:  # otherwise the rows are read alone
+        if why is not None and death.rows == 1:  # of several, the cause is unknown: they are read alone
             job.loader.left_out.append(
                 (job.ticket.epoch, death.sample, death.hung_s, death.exit_code)
             )

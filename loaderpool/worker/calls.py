@@ -182,7 +182,7 @@ class Calls:
             raise refusal
 
     @property
-    def can_keep(self) -> bool:
+    def can_reuse_probe(self) -> bool:
         """True if a sample of the probe equals the sample of its ticket.
 
         Rows that are read together may have other random numbers than a row that is read alone.

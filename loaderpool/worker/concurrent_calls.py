@@ -51,7 +51,7 @@ class Call(Outcome):
         self.index = opened.indices[start]
         self._calls, self._rows = calls, (opened, start, stop)
         # Number of rows that the source reads with one call, before the function is called.
-        self.reads = 0
+        self.reading_rows = 0
         self.thread = self.started_ns = self.ended_ns = 0
         # Its progress on a thread, or as a coroutine, once it has been submitted.
         self.future: Future[None] | None = None
@@ -65,9 +65,9 @@ class Call(Outcome):
             opened, start, _ = self._rows
             if opened.fetched is not None and self._calls.chain.batch_fn is None:
                 # The read does not count as time of the call that needs the first of its rows.
-                self.reads = min(len(opened.indices), MOST_ROWS)
+                self.reading_rows = min(len(opened.indices), MOST_ROWS)
                 opened.fetched.prepare(start)
-                self.reads, self.started_ns = 0, clock.monotonic_ns()
+                self.reading_rows, self.started_ns = 0, clock.monotonic_ns()
             self.result = self._calls.unit(*self._rows)
         except BaseException as error:
             end_stray(error)
@@ -192,7 +192,7 @@ class Coroutines:
         """Do nothing: the worker closes its event loop."""
 
 
-class Begun(NamedTuple):
+class SubmittedTicket(NamedTuple):
     """A ticket whose calls were submitted."""
 
     opened: Opened
@@ -214,7 +214,7 @@ class ConcurrentCalls:
     ) -> None:
         self._calls, self._makes_units, self._progress = calls, makes_units, progress
         self.executor = executor
-        self.begun: dict[Ticket, Begun] = {}
+        self.begun: dict[Ticket, SubmittedTicket] = {}
         self._filling: dict[int, Call] = {}  # calls of the ticket that `run` fills
         self._look_ahead: Callable[[], bool] | None = None
 
@@ -224,7 +224,7 @@ class ConcurrentCalls:
         if not self.begun and draws.is_on:
             draws.globals_watch.seen = draws.globals_watch.look()
         calls: dict[int, Call] = {}
-        self.begun[opened.ticket] = Begun(opened, calls)
+        self.begun[opened.ticket] = SubmittedTicket(opened, calls)
         if opened.fetched is not None:
             opened.fetched.reset()
             opened.fetched.others = self._fetched if isinstance(self.executor, Threads) else None
@@ -264,8 +264,8 @@ class ConcurrentCalls:
             return
         has_more, noted = False, -1
         while not self.executor.is_over(call):
-            if noted != call.reads:
-                noted = call.reads
+            if noted != call.reading_rows:
+                noted = call.reading_rows
                 # The call may have started long ago, while the main thread waited for earlier rows.
                 started_ns = call.started_ns or clock.monotonic_ns()
                 self._progress.note_thread(call.thread, started_ns, call.index)

@@ -19,8 +19,8 @@ from loaderpool.sources.many_rows import MOST_ROWS
 from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
 
-_NONE = object()  # in place of an item that was given out, or that was not read
-_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+_NO_ITEM = object()  # in place of an item that was unused_from out, or that was not read
+_NOT_NOTED: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 class RowsReader(Protocol):
@@ -59,12 +59,12 @@ class RowsReader(Protocol):
 class _Part:
     """Consecutive rows of a batch that are read with one call."""
 
-    __slots__ = ("given", "is_whole", "items", "lock", "start", "stop")
+    __slots__ = ("unused_from", "is_whole", "items", "lock", "start", "stop")
 
     def __init__(self, start: int, stop: int) -> None:
         self.start, self.stop = start, stop
         self.items: list[object] = []  # empty: they were not read yet
-        self.given = 0  # rows from this one on, counted from `start`, were not given out
+        self.unused_from = 0  # rows from this one on, counted from `start`, were not unused_from out
         self.is_whole = False  # True if all items were read with one call
         self.lock = threading.Lock()
 
@@ -77,7 +77,7 @@ class _Failed:
 
 
 class Fetched:
-    """Items of a ticket. Each is given out once; if one is needed again, its part is read again.
+    """Items of a ticket. Each is unused_from out once; if one is needed again, its part is read again.
 
     If a call raises, each row of the part is read by a call of its own. The error then belongs to
     the rows whose calls raise.
@@ -138,7 +138,7 @@ class Fetched:
         if self.others is None:
             item = self._take(part, row)
         else:
-            with self._locked(part):
+            with self._lock_of(part):
                 item = self._take(part, row)
         if type(item) is _Failed:
             raise item.error
@@ -146,16 +146,16 @@ class Fetched:
 
     def _take(self, part: _Part, row: int) -> object:
         at = row - part.start
-        if not part.items or part.items[at] is _NONE:
+        if not part.items or part.items[at] is _NO_ITEM:
             self._read(part, row)
-        part.given = max(part.given, at + 1)
-        item, part.items[at] = part.items[at], _NONE
+        part.unused_from = max(part.unused_from, at + 1)
+        item, part.items[at] = part.items[at], _NO_ITEM
         return item
 
     def prepare(self, row: int) -> None:
         """Read the item of a row, unless it was read before. Raises as `item`, or `item` raises."""
         part = self._part(row)
-        with self._locked(part):
+        with self._lock_of(part):
             if not part.items:
                 self._read(part, row)
 
@@ -172,9 +172,9 @@ class Fetched:
                 return
             yield self.item(first)
             at, last = first + 1 - part.start, end - part.start
-            if part.is_whole and part.given <= at:
-                following, part.given = part.items[at:last], last
-                part.items[at:last] = [_NONE] * (last - at)
+            if part.is_whole and part.unused_from <= at:
+                following, part.unused_from = part.items[at:last], last
+                part.items[at:last] = [_NO_ITEM] * (last - at)
                 yield from following
             else:
                 yield from map(self.item, range(first + 1, end))
@@ -194,7 +194,7 @@ class Fetched:
     def _part(self, row: int) -> _Part:
         return self._parts[bisect.bisect_right(self._starts, row) - 1]
 
-    def _locked(self, part: _Part) -> contextlib.AbstractContextManager[object]:
+    def _lock_of(self, part: _Part) -> contextlib.AbstractContextManager[object]:
         if self.others is not None and part.lock.locked():
             any(other.read_ahead() for other in self.others())
         return part.lock
@@ -221,9 +221,9 @@ class Fetched:
                     break
         part.is_whole = len(rows) == len(all_indices) and not is_alone
         if len(rows) == len(all_indices):
-            part.items, part.given = items, 0
+            part.items, part.unused_from = items, 0
         else:
-            part.items = part.items or [_NONE] * len(all_indices)
+            part.items = part.items or [_NO_ITEM] * len(all_indices)
             for each, item in zip(rows, items, strict=True):
                 part.items[each] = item
         self.spent_ns += clock.monotonic_ns() - begun_ns
@@ -231,7 +231,7 @@ class Fetched:
     def _call(self, indices: list[int]) -> list[object]:
         """Return the items of one call, or its error."""
         is_noted = self.others is None
-        with self._reader.noted(indices[0], len(indices)) if is_noted else _NOTHING:
+        with self._reader.noted(indices[0], len(indices)) if is_noted else _NOT_NOTED:
             try:
                 return self._reader.read_many(indices)
             except Exception as error:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from loaderpool.cache.setting import Count
 from loaderpool.errors import CacheError, SourceError
-from loaderpool.sources.many_rows import checked_rows, many_rows
+from loaderpool.sources.many_rows import checked_rows, getitems_of
 from loaderpool.sources.varying import VaryingSource, varying
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.messages import Ticket
@@ -54,8 +54,8 @@ class ItemReader:
         source = self._source = payload.source
         epochs = varying(source)  # None: all epochs have the same items
         self._seeding, self._unit = seeding, payload.unit
-        self._many = many_rows(source) if payload.reads_many else None
-        self.reads_many = self._many is not None
+        self._getitems = getitems_of(source) if payload.reads_many else None
+        self.reads_many = self._getitems is not None
         self.stops_at_errors = self._unit == "batch" or payload.config.on_error.action == "raise"
         self.progress: Progress | None = None
         self.refusal: Exception | None = None
@@ -79,7 +79,7 @@ class ItemReader:
         if self.cached is None:
             self._read = self._source.__getitem__
         if self.reads_many:
-            self._many = many_rows(self._source) or self._many
+            self._getitems = getitems_of(self._source) or self._getitems
 
     def open(
         self,
@@ -112,8 +112,8 @@ class ItemReader:
     # ---- many rows with one call: see `fetching.RowsReader` ----
 
     def read_many(self, indices: list[int]) -> list[object]:
-        assert self._many is not None
-        rows = self._many(indices[:])  # a copy, which the source may change
+        assert self._getitems is not None
+        rows = self._getitems(indices[:])  # a copy, which the source may change
         end_stray()
         try:
             return checked_rows(rows, len(indices))

@@ -170,7 +170,7 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
             failure = failed.failure._replace(text=f"{failed.failure.text} ({_WITHOUT_OUT})")
             raise WorkFailed(failure, error) from None
         raise failed from None
-    if calls.can_keep:
+    if calls.can_reuse_probe:
         calls.kept[indices[0]] = spec.structure.unflatten(kept)
     return Probe(
         spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows, _classes_of(result)

@@ -461,7 +461,7 @@ class Progress:
             numbers[self._started_field] = now_ns
             numbers[self._index_field], numbers[block] = noted
             if self._counted is not None:
-                self._counted.leave_out(now_ns - begun_ns)
+                self._counted.subtract_time(now_ns - begun_ns)
 
     def note_generator(self, run: int, position: int) -> None:
         """Note that a generator makes items from this position on.

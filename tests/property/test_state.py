@@ -178,8 +178,8 @@ class Walk:
         if has_waited is None:
             has_waited = self.random.random() < 0.5
         turn(self.state, self.obey, has_waited)
-        assert self.state.lacks_slot <= bool(self.state.roomy)
-        assert not (has_waited and self.state.lacks_slot)
+        assert self.state.has_withheld_slot <= bool(self.state.roomy)
+        assert not (has_waited and self.state.has_withheld_slot)
 
     def obey(self, instruction: Any) -> None:
         match instruction:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loaderpool.cache.setting import CachedOf
 from loaderpool.checks import is_async
 from loaderpool.config import unit_of
-from loaderpool.sources.many_rows import MOST_ROWS, many_rows
+from loaderpool.sources.many_rows import MOST_ROWS, getitems_of
 
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
@@ -104,7 +104,7 @@ class WorkerPayload:
     @property
     def reads_many(self) -> bool:
         """True if rows of a batch are read with one call."""
-        return self.unit != "element" and many_rows(self.source) is not None
+        return self.unit != "element" and getitems_of(self.source) is not None
 
     @property
     def settings(self) -> LoaderSettings:

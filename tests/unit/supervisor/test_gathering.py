@@ -36,11 +36,11 @@ def test_answers_gather_if_many_come_and_all_workers_have_work(
 ) -> None:
     pool = busy(workers, ticket_s / 4)
     assert not pool.state.roomy
-    assert pool.state.can_wait(GATHER_S) is gathers
+    assert pool.state.expects_several_answers(GATHER_S) is gathers
 
 
 def test_idle_worker_is_never_kept_waiting() -> None:
     pool = busy(8, 0.0015)
     pool.answer(pool.busy()[0], row_s=0.0015)
     assert pool.state.roomy
-    assert not pool.state.can_wait(GATHER_S)
+    assert not pool.state.expects_several_answers(GATHER_S)

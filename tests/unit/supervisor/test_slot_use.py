@@ -75,10 +75,10 @@ def test_idle_worker_waits_for_a_third_slot() -> None:
             pool.answer(worker, row_s=SLOW_S)
             pool.turn(has_waited=False)
     assert used(pool) == 4 and not pool.busy()
-    assert pool.state.lacks_slot
+    assert pool.state.has_withheld_slot
     pool.turn(has_waited=True)
     assert used(pool) == 6 and len(pool.busy()) == 2
-    assert not pool.state.lacks_slot
+    assert not pool.state.has_withheld_slot
 
 
 def test_no_worker_waits_for_a_slot_without_a_batch() -> None:
@@ -89,7 +89,7 @@ def test_no_worker_waits_for_a_slot_without_a_batch() -> None:
             pool.answer(worker, row_s=SLOW_S)
             pool.turn(has_waited=False)
     assert used(pool) == 4 and not pool.busy()
-    assert not pool.state.lacks_slot
+    assert not pool.state.has_withheld_slot
 
 
 def test_waiting_worker_gets_a_released_slot() -> None:
