@@ -146,7 +146,7 @@ class Board:
         ]
 
     def place(self, cell: int) -> NodePlace:
-        """Return the place of the node that has this cell, or an empty one while the node starts."""
+        """Return the place of the node that has this cell. While the node starts, it is empty."""
         at = _PLACES_START + cell * _FIELDS_PER_PLACE
         workers = int(self.numbers[at])
         if not workers:

@@ -41,7 +41,7 @@ def getitems_of(source: object) -> GetItems | None:
 
 
 def _saves_calls(source: Any) -> bool:
-    """Return True if `__getitems__` returns rows, and does more than call `__getitem__` for each."""
+    """Return True if `__getitems__` returns rows, and does more than call `__getitem__`."""
     if is_of(source, "torch", "Subset"):
         return getitems_of(source.dataset) is not None
     if is_of(source, "torch", "StackDataset"):

@@ -52,8 +52,9 @@ _NODE_TICKETS, _MOST_NODE_TICKETS = 4, 256
 # are idle for longer than the first use of the pages takes. Larger: this use, 0.4 ms per MiB,
 # delays the first batches, and takes memory that may never be needed.
 _LARGE_BYTES = 1 << 20
-# Large slots for each worker that a run uses without a wait. The consumer reads one while the worker
-# writes the other. Smaller: workers wait at the start. Larger: more slots have a slow first use.
+# Large slots for each worker that a run uses without a wait. The consumer reads one while the
+# worker writes the other. Smaller: workers wait at the start. Larger: more slots have a slow first
+# use.
 _LARGE_SLOTS_AT_ONCE = 2
 
 

@@ -69,8 +69,8 @@ from loaderpool.transport.reports import GivenUp
 # A second ticket is queued only behind one that takes less time than this. Otherwise long tickets
 # would wait behind a slow sample.
 _SHORT_S = 0.02
-# Least duration of a ticket, as a multiple of the time in which answers gather. Smaller: a worker may
-# finish its second ticket in that time. Larger: answers gather in fewer pools.
+# Least duration of a ticket, as a multiple of the time in which answers gather. Smaller: a worker
+# may finish its second ticket in that time. Larger: answers gather in fewer pools.
 _WAITS_IN_TICKET = 4
 _LAST_TICKET, _SLOTS = operator.attrgetter("last_ticket"), operator.attrgetter("slots")
 
@@ -293,7 +293,7 @@ class State:
         job = self._taken(worker, message.ticket)
         if job is None:
             return False
-        job.loader.keeper = worker
+        job.loader.probe_owner = worker
         return True
 
     def lay_out(self, number: int, layout: Layout, seconds: float) -> None:
@@ -424,8 +424,8 @@ class State:
         Due jobs come first, then new tickets of the runs in turn.
 
         Args:
-            has_waited: True if a worker has waited for a used slot long enough, so that it may get a
-                large fresh one. False: only in runs that have used few slots.
+            has_waited: True if a worker has waited long enough for a used slot, so that it may get
+                a large fresh one. False: only in runs that have used few slots.
         """
         self._has_waited, self.has_withheld_slot = has_waited or self._of_nodes, False
         has_work, has_homes = bool(self.due), self._of_nodes
@@ -541,16 +541,17 @@ class State:
         loader, slot = job.loader, job.slot
         if slot is not None and slot.lane is not None and slot.items is None:
             slot.lane.home, slot.run.window = worker.number, None
-        if loader.keeper is not None and slot is not None and slot.batch == job.ticket.start == 0:
-            keeper, loader.keeper = self.workers.get(loader.keeper), None
-            is_there = keeper is not None and not (keeper.is_leaving or keeper.is_paused)
+        number = loader.probe_owner
+        if number is not None and slot is not None and slot.batch == job.ticket.start == 0:
+            owner, loader.probe_owner = self.workers.get(number), None
+            is_there = owner is not None and not (owner.is_leaving or owner.is_paused)
             if (
-                keeper is not None
+                owner is not None
                 and is_there
-                and len(keeper.jobs) < MOST_TICKETS
+                and len(owner.jobs) < MOST_TICKETS
                 and slot.lane is None
             ):
-                worker = keeper
+                worker = owner
         if loader.left_out:
             left_out = tuple(
                 sample[1:] for sample in loader.left_out if sample[0] == job.ticket.epoch
@@ -614,10 +615,10 @@ class State:
         answer = slot.answer
         assert answer is not None
         run.filled[slot.offset] = answer.ticket
-        told = Filled(
+        filled = Filled(
             run.number, *place, *slots, is_last, answer.ticket, answer.oversize, answer.failures
         )
-        self._say(ToMain(told, slot.file))
+        self._say(ToMain(filled, slot.file))
 
     def _drop(self, file: int | None) -> None:
         if file is not None:
@@ -651,7 +652,8 @@ class State:
         if why is not None and (death.is_generator or not is_left_out):
             self._give_up(job, death.error(why, deaths, job.ticket))
             return
-        if why is not None and death.rows == 1:  # of several, the cause is unknown: they are read alone
+        # Of several rows, the cause is unknown, so they are read one by one next.
+        if why is not None and death.rows == 1:
             job.loader.left_out.append(
                 (job.ticket.epoch, death.sample, death.hung_s, death.exit_code)
             )

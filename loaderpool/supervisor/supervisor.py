@@ -47,11 +47,11 @@ _LOOK_MS = 200  # time between two checks of processes without a pidfd
 # Time between two checks of the clock during a trial, whose pauses last tenths of a second.
 _TRIAL_LOOK_MS = 20
 # Time for which an idle worker waits for a used slot before it gets a large fresh one. Smaller: the
-# consumer has no time to release the previous batch. Larger: the first batches are read ahead later.
+# consumer has no time to release the last batch. Larger: the first batches are read ahead later.
 _SLOT_WAIT_MS = 5
 # Time in which answers gather, if several are expected. Smaller: this process and the main process
-# wake up for each answer, which costs more CPU time than the messages. Larger: consumers wait longer
-# for a batch.
+# wake up for each answer, which costs more CPU time than the messages. Larger: consumers wait
+# longer for a batch.
 _GATHER_S = 0.001
 _FOR_OTHERS = 48  # messages in the main process's channel that are not about slots
 _SIGKILL = -9  # exit code of a process that was killed by SIGKILL
@@ -328,7 +328,7 @@ class Supervisor:
     def _on_main(self, received: Received) -> None:
         state, message = self._state, received.message
         match message:
-            case messages.Release():  # only with spawned workers, which have no second channel
+            case messages.Release():  # if workers are spawned: there is only one channel
                 state.release(*message)
             case messages.Begin():
                 self._begin(message)
@@ -446,9 +446,9 @@ class Supervisor:
         except LoaderpoolError as error:
             self._state.fail(number, reports.of_error(error))
             return
-        told = messages.Found(0, number, send((form, settings.given_spec is not None)), row_s)
-        self._main.send(told)
-        self._tell_workers(told)
+        found = messages.Found(0, number, send((form, settings.given_spec is not None)), row_s)
+        self._main.send(found)
+        self._tell_workers(found)
         self._state.lay_out(number, layout, row_s)
 
     def _tell_workers(self, form: messages.Found) -> None:

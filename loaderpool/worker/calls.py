@@ -151,8 +151,8 @@ class Calls:
 
         Raises:
             BaseException: an exception that `work` raised.
-            CacheError, SourceError: the function cannot be cached, or the source breaks the protocol of
-                reads of many rows. Raised even if `work` skipped the error.
+            CacheError: the function cannot be cached. Raised even if `work` skipped the error.
+            SourceError: `__getitems__` did not return one item for each row. As `CacheError`.
             ArgumentError: calls draw, and concurrent calls cannot each have their own state of
                 these generators.
         """
@@ -183,9 +183,10 @@ class Calls:
 
     @property
     def can_reuse_probe(self) -> bool:
-        """True if a sample of the probe equals the sample of its ticket.
+        """True if the result of the probe may be used for the ticket that has its row.
 
-        Rows that are read together may have other random numbers than a row that is read alone.
+        The probe reads its row alone. A random source would return another item for a read of many
+        rows, because its generators are seeded for each read.
         """
         seeding = self.seeding
         is_random = seeding.seeds_globals or seeding.captured is not None

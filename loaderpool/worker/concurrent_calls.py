@@ -50,7 +50,7 @@ class Call(Outcome):
         super().__init__()
         self.index = opened.indices[start]
         self._calls, self._rows = calls, (opened, start, stop)
-        # Number of rows that the source reads with one call, before the function is called.
+        # Number of rows of the read that runs now, before the function is called; 0: none runs.
         self.reading_rows = 0
         self.thread = self.started_ns = self.ended_ns = 0
         # Its progress on a thread, or as a coroutine, once it has been submitted.
@@ -64,7 +64,7 @@ class Call(Outcome):
         try:
             opened, start, _ = self._rows
             if opened.fetched is not None and self._calls.chain.batch_fn is None:
-                # The read does not count as time of the call that needs the first of its rows.
+                # The read is for many rows, so its time does not count for this call.
                 self.reading_rows = min(len(opened.indices), MOST_ROWS)
                 opened.fetched.prepare(start)
                 self.reading_rows, self.started_ns = 0, clock.monotonic_ns()
@@ -196,7 +196,7 @@ class SubmittedTicket(NamedTuple):
     """A ticket whose calls were submitted."""
 
     opened: Opened
-    calls: dict[int, Call]  # keyed by their first row
+    calls: dict[int, Call]  # calls by their first row
 
 
 class ConcurrentCalls:
@@ -325,7 +325,7 @@ class ConcurrentCalls:
     def _results(self) -> Iterator[object]:
         """Yield the results of the ticket's calls, and of a few calls of other tickets.
 
-        A ticket may have only one call, which shares no memory with itself.
+        A ticket may have only one call. Shared memory shows only if two results are compared.
         """
         others = (
             call

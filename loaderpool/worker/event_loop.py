@@ -159,9 +159,10 @@ class EventLoop:
                 timer.cancel()
 
     def created(self) -> asyncio.AbstractEventLoop:
-        """Return the loop. The first call creates it.
+        """Return the loop. The first call in a process creates it.
 
-        A fork creates another one: its parent has the thread and the selector of the first.
+        A fork cannot use the loop of its parent, because it lacks the thread of the loop and shares
+        its selector.
         """
         import asyncio
 
@@ -229,7 +230,7 @@ async def limited(
 ) -> _Result:
     """Return the result of an awaitable, which is canceled after `limit_s` seconds.
 
-    `at_limit` is called just before.
+    `at_limit` is called just before the cancellation.
 
     Raises:
         CallTimeoutError: it took longer.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class ItemReader:
-    """Reads what the first function of the chain is called with, by source index.
+    """Reads items by source index, or results of `fn` from a cache, for the first function to call.
 
     Args:
         payload: the loader's source, and its cache.
@@ -44,10 +44,10 @@ class ItemReader:
         are_indices: True for `range(n)`: looking up each item would take a tenth of the time of a
             batch of tiny samples.
         reads_many: True if the source reads many rows with one call.
-        progress: notes these calls. None: they are made on threads.
+        progress: notes the reads of many rows. None: this is the main process.
         stops_at_errors, through_cache: see `fetching.RowsReader`.
-        refusal: the error of a source that breaks the protocol, once it is known. It applies to all
-            samples.
+        refusal: the error of a source that breaks the protocol of these reads, once it is known. It
+            applies to all samples.
     """
 
     def __init__(self, payload: WorkerPayload, cell: int, seeding: Seeding) -> None:
@@ -88,7 +88,7 @@ class ItemReader:
         indices: list[int],
         batch_rows: tuple[int, ...] = (),
     ) -> Opened:
-        """Return the rows of a ticket, whose items this reads.
+        """Return the rows of a ticket. This reader reads their items.
 
         Args:
             ticket: the ticket.
@@ -101,8 +101,8 @@ class ItemReader:
             read = functools.partial(self._of_epoch, ticket.epoch)
         opened = Opened(ticket, positions, indices, read, batch_rows)
         if self.reads_many:
-            # A part may end the process, so its rows are read alone. A batch of `batch_fn` is
-            # never made in part.
+            # After a death, rows are read one by one to find the cause. With `batch_fn` this is
+            # useless, because a whole batch is retried or fails.
             is_alone = ticket.deaths > 0 and self._unit == "sample"
             opened.fetched = Fetched(
                 self, ticket.epoch, positions, indices, opened.bounds(), is_alone
@@ -113,7 +113,7 @@ class ItemReader:
 
     def read_many(self, indices: list[int]) -> list[object]:
         assert self._getitems is not None
-        rows = self._getitems(indices[:])  # a copy, which the source may change
+        rows = self._getitems(indices[:])  # a copy, because the source may change its argument
         end_stray()
         try:
             return checked_rows(rows, len(indices))
@@ -126,7 +126,7 @@ class ItemReader:
         if self._unit == "sample" and self.cached is None:
             self._seeding.begin(epoch, position, True)
 
-    def noted(self, index: int, rows: int) -> contextlib.AbstractContextManager[None]:
+    def noting_read(self, index: int, rows: int) -> contextlib.AbstractContextManager[None]:
         # The call of a `batch_fn` includes the reads of its items.
         if self.progress is None or self._unit == "batch":
             return contextlib.nullcontext()
@@ -193,7 +193,7 @@ class CachedFunction:
         return self._kept(index, index, get or self._source.__getitem__)
 
     def has(self, index: int) -> bool:
-        """Return True if there probably is a result for this source index."""
+        """Return True if the cache has an entry for this source index. It may be damaged."""
         try:
             return self._shared.store().has(index)
         except (OSError, ValueError, struct.error):

@@ -33,7 +33,7 @@ class LoaderSettings(NamedTuple):
     unit: UnitKind  # result of one call of the function
     loader: int  # number of the loader's first version
     is_async: bool = False  # True if workers run coroutines of the user's functions
-    rows_together: int = 1  # rows that are read with one call: see `sources.many_rows`
+    rows_together: int = 1  # most rows that one call of the source reads
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
@@ -103,7 +103,7 @@ class WorkerPayload:
 
     @property
     def reads_many(self) -> bool:
-        """True if rows of a batch are read with one call."""
+        """True if one call of the source reads many rows of a batch."""
         return self.unit != "element" and getitems_of(self.source) is not None
 
     @property
