@@ -283,7 +283,7 @@ def test_each_room_is_there_and_says_what_it_is_for() -> None:
             assert "Runs in:" in text and "Open first:" in text, f"the docstring of {each}"
 
 
-def test_each_helper_of_the_tests_is_in_their_readme() -> None:
+def test_each_support_module_is_in_the_readme() -> None:
     support = Path(__file__).parent / "support"
     text = (support / "README.md").read_text(encoding="utf-8")
     items = "".join(line for line in text.splitlines() if line.startswith("- `"))

@@ -148,12 +148,12 @@ def test_the_error_is_also_of_the_users_type(failed: FailedPass) -> None:
         assert getattr(failed.error, name) == value
 
 
-def test_the_error_knows_index_epoch_and_worker(failed: FailedPass) -> None:
+def test_the_error_has_index_epoch_and_worker(failed: FailedPass) -> None:
     assert (failed.error.index, failed.error.epoch) == (BAD, 0)
     assert (failed.error.worker is not None) == bool(failed.workers)
 
 
-def test_the_errors_text_names_sample_and_next_step(failed: FailedPass) -> None:
+def test_the_error_text_names_sample_and_next_step(failed: FailedPass) -> None:
     text = str(failed.error)
     assert failed.kind.__name__ in text
     assert f"index {BAD}" in text

@@ -120,7 +120,7 @@ def test_closing_a_pool_closes_its_loaders() -> None:
         list(closed.batches)
 
 
-def test_a_closed_pool_takes_no_loader() -> None:
+def test_a_closed_pool_refuses_a_loader() -> None:
     closed = closed_pool()
     with pytest.raises(lp.ClosedError):
         lp.Loader(range(3), workers=closed.pool)

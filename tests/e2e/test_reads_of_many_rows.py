@@ -49,7 +49,7 @@ class Table:
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize(("size", "batch_size"), [(1003, 700), (401, 3), (300, 64)])
-def test_calls_follow_from_the_plan(
+def test_the_plan_alone_decides_the_calls(
     tmp_path: Path, on: Place, workers: int, size: int, batch_size: int
 ) -> None:
     with lp.Loader(
@@ -73,7 +73,7 @@ def test_calls_follow_from_the_plan(
     assert len({*made}) == len(made)
 
 
-def test_slow_batches_are_shared_at_fixed_rows(tmp_path: Path, on: Place) -> None:
+def test_slow_batches_are_split_at_fixed_rows(tmp_path: Path, on: Place) -> None:
     size = 3 * MOST_ROWS + 5
     table = Table(tmp_path / "log", 2 * size, pause_s=0.15)
     with lp.Loader(table, batch_size=size, **on(3)) as loader:
@@ -98,7 +98,7 @@ class Random(Table):
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("batch_fn", [None, np.stack])
-def test_random_numbers_belong_to_the_batch(
+def test_random_rows_are_equal_with_any_workers(
     tmp_path: Path, on: Place, own: bool, batch_fn: Any
 ) -> None:
     found = []
@@ -118,7 +118,7 @@ def add_noise(item: Any, rng: np.random.Generator) -> Any:
     return item, rng.random()
 
 
-def test_functions_keep_the_streams_of_their_rows(tmp_path: Path, on: Place) -> None:
+def test_functions_draw_the_same_numbers_with_any_source(tmp_path: Path, on: Place) -> None:
     with lp.Loader(range(50), add_noise, batch_size=8, shuffle=True, workers=0) as loader:
         expected = np.concatenate([noise for _, noise in loader])
     for workers in WORKERS:
@@ -150,7 +150,7 @@ MANY_CALLS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("how", MANY_CALLS)
-def test_a_row_that_cannot_be_read_is_found(
+def test_an_unreadable_row_is_found(
     tmp_path: Path, on: Place, workers: int, how: dict[str, Any]
 ) -> None:
     table, more = Bad(tmp_path / "log", 30), {"batch_size": 10, **how, **on(workers)}
@@ -163,7 +163,7 @@ def test_a_row_that_cannot_be_read_is_found(
         assert indices_in(read(loader)) == [*range(13), 14, *range(14, 30)]
 
 
-def test_an_error_of_a_whole_batch_names_the_row(tmp_path: Path, on: Place) -> None:
+def test_an_error_of_batch_fn_names_the_row(tmp_path: Path, on: Place) -> None:
     with (
         lp.Loader(Bad(tmp_path / "log", 30), batch_fn=np.stack, batch_size=10, **on(2)) as loader,
         pytest.raises(SampleError, match=r"source\[13\]"),
@@ -180,7 +180,7 @@ class Flaky(Table):
         return super().__getitems__(indices)
 
 
-def test_rows_of_a_call_that_fails_are_read_alone(tmp_path: Path, on: Place) -> None:
+def test_a_failed_call_is_repeated_row_by_row(tmp_path: Path, on: Place) -> None:
     with lp.Loader(Flaky(tmp_path / "log", 30), batch_size=10, **on(2)) as loader:
         assert indices_in(read(loader)) == [*range(30)]
 
@@ -201,7 +201,7 @@ class Ending(Table):
 
 
 @pytest.mark.parametrize(("hangs", "threads"), [(False, 1), (False, 3), (True, 1), (True, 3)])
-def test_a_row_that_ends_its_worker_is_left_out_alone(
+def test_only_the_row_that_ends_its_worker_is_skipped(
     tmp_path: Path, hangs: bool, threads: int
 ) -> None:
     with lp.Loader(
@@ -217,7 +217,7 @@ def test_a_row_that_ends_its_worker_is_left_out_alone(
             assert indices_in(read(loader)) == [*range(13), *range(14, 30)]
 
 
-def test_a_read_that_takes_too_long_says_so(tmp_path: Path) -> None:
+def test_the_error_of_a_timeout_names_the_read(tmp_path: Path) -> None:
     with (
         lp.Loader(
             Ending(tmp_path / "log", 30, hangs=True),
@@ -230,7 +230,7 @@ def test_a_read_that_takes_too_long_says_so(tmp_path: Path) -> None:
         read(loader)
 
 
-def test_the_limit_holds_for_the_read_and_for_each_call(tmp_path: Path) -> None:
+def test_the_read_and_each_call_have_their_own_limit(tmp_path: Path) -> None:
     def slow(item: Any) -> Any:
         time.sleep(0.4)
         return item
@@ -262,7 +262,7 @@ class Odd(Table):
     ("result", "got"),
     [([1.0, 2.0], "2 items for 4 rows"), ({"x": [1.0] * 4}, "a dict for 4 rows")],
 )
-def test_anything_but_a_list_of_rows_is_an_error(
+def test_a_wrong_result_of_getitems_is_an_error(
     tmp_path: Path, on: Place, workers: int, how: dict[str, Any], result: Any, got: str
 ) -> None:
     for on_error in ("raise", "skip"):
@@ -280,13 +280,13 @@ def test_anything_but_a_list_of_rows_is_an_error(
 
 
 @pytest.mark.parametrize("result", [np.arange(4.0), (0.0, 1.0, 2.0, 3.0)])
-def test_an_array_or_a_tuple_has_rows_too(tmp_path: Path, result: Any) -> None:
+def test_the_result_may_be_an_array_or_tuple(tmp_path: Path, result: Any) -> None:
     with lp.Loader(Odd(tmp_path / "log", result), batch_size=4, workers=0) as loader:
         assert indices_in(read(loader)) == [0, 1, 2, 3] * 3
 
 
 @pytest.mark.parametrize("fn", [float, later])
-def test_a_cache_reads_only_the_rows_that_it_lacks(tmp_path: Path, on: Place, fn: Any) -> None:
+def test_only_uncached_rows_are_read(tmp_path: Path, on: Place, fn: Any) -> None:
     table, more = Table(tmp_path / "log", 12), {"batch_size": 4, "cache": tmp_path / "cache"}
     with lp.Loader(table, fn, **more, **on(0)) as loader:
         next(iter(loader))
@@ -349,7 +349,7 @@ class Withdrawn(Plain):
     __getitems__ = None
 
 
-def test_sources_that_do_not_mean_it_are_read_row_by_row(tmp_path: Path) -> None:
+def test_sources_without_useful_getitems_are_read_by_row(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     table = Table(tmp_path / "log", 20)
     sources = [
@@ -369,7 +369,7 @@ def test_sources_that_do_not_mean_it_are_read_row_by_row(tmp_path: Path) -> None
     assert len(table.calls()) == 2
 
 
-def test_whole_elements_are_read_one_by_one() -> None:
+def test_without_batch_size_rows_are_read_singly() -> None:
     class Elements(Plain):
         def __getitems__(self, indices: list[int]) -> Any:
             raise AssertionError
@@ -399,7 +399,7 @@ def test_threads_read_several_batches_at_once(tmp_path: Path) -> None:
     assert all(len(eval(line)) == 20 for line in table.calls())
 
 
-def test_reads_do_not_count_as_slow_calls(tmp_path: Path) -> None:
+def test_reads_are_not_counted_as_slow_calls(tmp_path: Path) -> None:
     def call(item: Any) -> Any:
         time.sleep(0.001)
         return item

@@ -75,7 +75,7 @@ def test_a_release_that_is_said_twice_or_crosses_an_end_is_said_once(
     assert (RUN in pool.state.runs) is (crosses == "nothing")
 
 
-def test_release_may_overtake_the_end_of_its_run(lent: tuple[Pool, int]) -> None:
+def test_a_release_may_arrive_before_the_end_of_its_run(lent: tuple[Pool, int]) -> None:
     """Releases and ends travel on two channels."""
     pool, offset = lent
     slots = pool.state.runs[RUN].slots

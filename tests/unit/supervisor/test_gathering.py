@@ -39,7 +39,7 @@ def test_answers_gather_if_many_come_and_all_workers_have_work(
     assert pool.state.expects_several_answers(GATHER_S) is gathers
 
 
-def test_idle_worker_is_never_kept_waiting() -> None:
+def test_an_idle_worker_never_waits_for_answers() -> None:
     pool = busy(8, 0.0015)
     pool.answer(pool.busy()[0], row_s=0.0015)
     assert pool.state.roomy

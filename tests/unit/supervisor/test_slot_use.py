@@ -68,7 +68,7 @@ def test_fast_consumer_needs_few_large_slots() -> None:
     assert used(pool) <= 4 < TWO_WORKERS
 
 
-def test_idle_worker_waits_for_a_third_slot() -> None:
+def test_an_idle_worker_waits_for_its_third_slot() -> None:
     pool = large()
     for _ in range(2):
         for worker in pool.busy():
@@ -81,7 +81,7 @@ def test_idle_worker_waits_for_a_third_slot() -> None:
     assert not pool.state.has_withheld_slot
 
 
-def test_no_worker_waits_for_a_slot_without_a_batch() -> None:
+def test_no_worker_waits_if_no_batch_remains() -> None:
     pool = large()
     pool.state.extend(RUN, 4, 0)
     for _ in range(2):
@@ -92,7 +92,7 @@ def test_no_worker_waits_for_a_slot_without_a_batch() -> None:
     assert not pool.state.has_withheld_slot
 
 
-def test_waiting_worker_gets_a_released_slot() -> None:
+def test_a_waiting_worker_gets_a_released_slot() -> None:
     pool = large()
     for _ in range(2):
         for worker in pool.busy():

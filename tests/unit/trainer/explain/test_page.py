@@ -113,7 +113,7 @@ def test_the_page_has_the_buffers(busy: list[Snapshot]) -> None:
     assert (told["buffers"], told["buffers_in_use"], told["buffers_ready"]) == (6, 2, 3)
 
 
-def test_the_page_has_what_workers_are_at(busy: list[Snapshot]) -> None:
+def test_the_page_has_the_state_of_each_worker(busy: list[Snapshot]) -> None:
     workers = told_of(busy)["workers"]
     assert [(each["state"], each["busy_share"]) for each in workers] == [("idle", 0.5)] * 2
 
