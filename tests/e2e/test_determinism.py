@@ -93,7 +93,7 @@ PLAN: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 9}
 
 @pytest.fixture(scope="module")
 def starts() -> list[list[int]]:
-    """The first batch of each of eight epochs."""
+    """Indices of the first batch of each of eight epochs."""
     reference = lp.Loader(range(40), **PLAN, workers=0)
     return [indices_in([next(iter(reference))]) for _ in range(8)]
 
@@ -139,7 +139,7 @@ def test_setting_the_epoch_decides_the_next_pass(
     on: Place, workers: int, starts: list[list[int]]
 ) -> None:
     loader = lp.Loader(range(40), **PLAN, **on(workers))
-    for epoch in (1, 7, 3):  # later ones are set where batches of another are made ahead
+    for epoch in (1, 7, 3):  # 7 and 3 are set while another epoch is prefetched
         loader.epoch = epoch
         assert indices_in(read(loader)[:1]) == starts[epoch]
         assert loader.epoch == epoch + 1

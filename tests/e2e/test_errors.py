@@ -132,7 +132,7 @@ def failed(request: pytest.FixtureRequest, on: Place) -> FailedPass:
         patch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
         batches, error = failing_pass(loader)
         assert isinstance(error, SampleError)
-        str(error)  # advice fits the program that it is made in
+        str(error)  # the advice in the text depends on `__file__`
         return FailedPass(kind, attributes, workers, batches, error, loader.last_error)
 
 

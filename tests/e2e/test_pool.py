@@ -88,7 +88,7 @@ def test_resizing_changes_who_works_and_not_what_is_made() -> None:
 
 
 class ClosedPool(NamedTuple):
-    """A pool that was closed, twice, in the middle of a pass."""
+    """A pool that was closed twice in the middle of a pass."""
 
     pool: lp.Pool
     batches: Iterator[Any]

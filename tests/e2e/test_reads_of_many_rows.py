@@ -1,4 +1,4 @@
-"""Sources with `__getitems__`: which calls they get, and what holds for each row whatever the calls."""
+"""Sources with `__getitems__`: the calls that they get, and the rows that come from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORKERS = (0, 1, 3)
 
 
 class Table:
-    """Numbers as rows. Each call adds a line with its indices to a file."""
+    """A source whose row i is the number i. Each call adds its indices to a log file, as a line."""
 
     def __init__(self, log: Path, size: int, pause_s: float = 0.0) -> None:
         self.log, self.size, self.pause_s = log, size, pause_s
@@ -41,10 +41,10 @@ class Table:
         return np.float64(index)
 
     def calls(self) -> list[str]:
-        """All calls but those of the first sample, which are forgotten then."""
-        told = self.log.read_text().splitlines()
+        """Return the calls for several rows, which excludes the first sample. Clears the log."""
+        lines = self.log.read_text().splitlines()
         self.log.unlink()
-        return [line for line in told if "," in line]
+        return [line for line in lines if "," in line]
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -68,7 +68,7 @@ def test_the_plan_alone_decides_the_calls(
     with lp.Loader(table, batch_size=batch_size, shuffle=True, **on(workers)) as loader:
         assert_same([read(loader) for _ in range(2)], expected[:2])
         made = table.calls()
-    # batches of the next epoch may be there, too
+    # batches of the next epoch may be prefetched
     assert sorted({*made} - {*calls[2]}) == sorted(calls[0] + calls[1])
     assert len({*made}) == len(made)
 
@@ -84,7 +84,7 @@ def test_slow_batches_are_split_at_fixed_rows(tmp_path: Path, on: Place) -> None
 
 
 class Random(Table):
-    """Rows with numbers that a call draws for all of its rows at once."""
+    """A source that draws a random number for each row of a call, with one draw for all rows."""
 
     def __init__(self, log: Path, size: int, own: bool) -> None:
         super().__init__(log, size)
@@ -127,8 +127,8 @@ def test_functions_draw_the_same_numbers_with_any_source(tmp_path: Path, on: Pla
             assert np.concatenate([noise for _, noise in loader]).tolist() == expected.tolist()
 
 
-class Bad(Table):
-    """A row cannot be read, by itself or among others."""
+class BadRow(Table):
+    """A source whose row 13 raises, both alone and in a call with other rows."""
 
     def row(self, index: int) -> Any:
         if index == 13:
@@ -153,7 +153,7 @@ MANY_CALLS: list[dict[str, Any]] = [
 def test_an_unreadable_row_is_found(
     tmp_path: Path, on: Place, workers: int, how: dict[str, Any]
 ) -> None:
-    table, more = Bad(tmp_path / "log", 30), {"batch_size": 10, **how, **on(workers)}
+    table, more = BadRow(tmp_path / "log", 30), {"batch_size": 10, **how, **on(workers)}
     with lp.Loader(table, **more) as loader, pytest.raises(SampleError) as raised:
         read(loader)
     assert isinstance(raised.value, ZeroDivisionError) and raised.value.index == 13
@@ -165,14 +165,16 @@ def test_an_unreadable_row_is_found(
 
 def test_an_error_of_batch_fn_names_the_row(tmp_path: Path, on: Place) -> None:
     with (
-        lp.Loader(Bad(tmp_path / "log", 30), batch_fn=np.stack, batch_size=10, **on(2)) as loader,
+        lp.Loader(
+            BadRow(tmp_path / "log", 30), batch_fn=np.stack, batch_size=10, **on(2)
+        ) as loader,
         pytest.raises(SampleError, match=r"source\[13\]"),
     ):
         read(loader)
 
 
-class Flaky(Table):
-    """Each call for several rows fails."""
+class OnlySingleRows(Table):
+    """A source that raises in each call for several rows."""
 
     def __getitems__(self, indices: list[int]) -> Any:
         if len(indices) > 1:
@@ -181,12 +183,12 @@ class Flaky(Table):
 
 
 def test_a_failed_call_is_repeated_row_by_row(tmp_path: Path, on: Place) -> None:
-    with lp.Loader(Flaky(tmp_path / "log", 30), batch_size=10, **on(2)) as loader:
+    with lp.Loader(OnlySingleRows(tmp_path / "log", 30), batch_size=10, **on(2)) as loader:
         assert indices_in(read(loader)) == [*range(30)]
 
 
-class Ending(Table):
-    """A row ends the process, or hangs."""
+class Deadly(Table):
+    """A source whose row 13 ends the process, or hangs."""
 
     def __init__(self, log: Path, size: int, hangs: bool) -> None:
         super().__init__(log, size)
@@ -205,7 +207,7 @@ def test_only_the_row_that_ends_its_worker_is_skipped(
     tmp_path: Path, hangs: bool, threads: int
 ) -> None:
     with lp.Loader(
-        Ending(tmp_path / "log", 30, hangs),
+        Deadly(tmp_path / "log", 30, hangs),
         np.float64,
         batch_size=10,
         workers=1,
@@ -220,7 +222,7 @@ def test_only_the_row_that_ends_its_worker_is_skipped(
 def test_the_error_of_a_timeout_names_the_read(tmp_path: Path) -> None:
     with (
         lp.Loader(
-            Ending(tmp_path / "log", 30, hangs=True),
+            Deadly(tmp_path / "log", 30, hangs=True),
             batch_size=10,
             workers=1,
             limits=lp.Limits(timeout_s=0.3),
@@ -245,8 +247,8 @@ def test_the_read_and_each_call_have_their_own_limit(tmp_path: Path) -> None:
         assert indices_in(read(loader)) == [*range(4)]
 
 
-class Odd(Table):
-    """What several rows give is no list of as many items."""
+class FixedResult(Table):
+    """A source that returns `result` for several rows, whatever their number."""
 
     def __init__(self, log: Path, result: Any) -> None:
         super().__init__(log, 12)
@@ -268,7 +270,7 @@ def test_a_wrong_result_of_getitems_is_an_error(
     for on_error in ("raise", "skip"):
         with (
             lp.Loader(
-                Odd(tmp_path / "log", result),
+                FixedResult(tmp_path / "log", result),
                 batch_size=4,
                 on_error=on_error,
                 **how,
@@ -281,7 +283,7 @@ def test_a_wrong_result_of_getitems_is_an_error(
 
 @pytest.mark.parametrize("result", [np.arange(4.0), (0.0, 1.0, 2.0, 3.0)])
 def test_the_result_may_be_an_array_or_tuple(tmp_path: Path, result: Any) -> None:
-    with lp.Loader(Odd(tmp_path / "log", result), batch_size=4, workers=0) as loader:
+    with lp.Loader(FixedResult(tmp_path / "log", result), batch_size=4, workers=0) as loader:
         assert indices_in(read(loader)) == [0, 1, 2, 3] * 3
 
 
@@ -290,7 +292,7 @@ def test_only_uncached_rows_are_read(tmp_path: Path, on: Place, fn: Any) -> None
     table, more = Table(tmp_path / "log", 12), {"batch_size": 4, "cache": tmp_path / "cache"}
     with lp.Loader(table, fn, **more, **on(0)) as loader:
         next(iter(loader))
-        assert table.calls() == ["[1, 2, 3]"]  # the first sample is in the cache
+        assert table.calls() == ["[1, 2, 3]"]  # row 0 is the first sample, which is cached
     with lp.Loader(table, fn, **more, shuffle=True, seed=5, **on(1)) as loader:
         assert sorted(indices_in(read(loader, 2))) == sorted([*range(12)] * 2)
         read_rows = [index for line in table.calls() for index in eval(line)]
@@ -310,7 +312,7 @@ def test_replay_makes_the_same_row(tmp_path: Path, on: Place, own: bool) -> None
 
 def test_replay_raises_the_error_of_the_row(tmp_path: Path) -> None:
     with (
-        lp.Loader(Bad(tmp_path / "log", 30), batch_size=10, workers=0) as loader,
+        lp.Loader(BadRow(tmp_path / "log", 30), batch_size=10, workers=0) as loader,
         pytest.raises(ZeroDivisionError),
     ):
         lp.replay(loader, 13)
@@ -326,8 +328,8 @@ class Plain:
         return np.float64(index)
 
 
-class Passing(Plain):
-    """A wrapper that passes on all that it does not have."""
+class Wrapper(Plain):
+    """A wrapper that passes on all attributes of its table, so also `__getitems__`."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -337,14 +339,14 @@ class Passing(Plain):
 
 
 class Overridden(Table):
-    """A source whose rows differ from those of its base class."""
+    """A subclass that overrides only `__getitem__`, so `__getitems__` may return other rows."""
 
     def __getitem__(self, index: int) -> Any:
         return np.float64(index)
 
 
-class Withdrawn(Plain):
-    """A source that has no reads of many rows, and says so."""
+class Disabled(Plain):
+    """A source that disables `__getitems__`."""
 
     __getitems__ = None
 
@@ -353,9 +355,9 @@ def test_sources_without_useful_getitems_are_read_by_row(tmp_path: Path) -> None
     torch = pytest.importorskip("torch")
     table = Table(tmp_path / "log", 20)
     sources = [
-        Passing(table),
+        Wrapper(table),
         Overridden(tmp_path / "log", 20),
-        Withdrawn(),
+        Disabled(),
         torch.utils.data.Subset(Plain(), range(20)),
         torch.utils.data.StackDataset(Plain(), Plain()),
     ]
@@ -379,9 +381,9 @@ def test_without_batch_size_rows_are_read_singly() -> None:
 
 
 class Counted(Table):
-    """Notes the largest number of calls at the same time."""
+    """A source that notes how many of its calls ran at the same time."""
 
-    running: list[int] = []  # of the process
+    running: list[int] = []  # one entry for each running call of this process
 
     def __getitems__(self, indices: list[int]) -> Any:
         self.running.append(1)

@@ -76,7 +76,7 @@ def test_a_release_that_is_said_twice_or_crosses_an_end_is_said_once(
 
 
 def test_a_release_may_arrive_before_the_end_of_its_run(lent: tuple[Pool, int]) -> None:
-    """Releases and ends travel on two channels."""
+    """`Release` and `End` use two channels, so their order may change."""
     pool, offset = lent
     slots = pool.state.runs[RUN].slots
     release(pool.state, RUN, offset)

@@ -63,7 +63,7 @@ def test_rows_are_dicts_of_the_columns_own_types(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Three rows with columns of every kind; the second one lacks many."""
+    """Three rows with columns of every kind. The second row has many nulls."""
     table = pa.table(
         {
             "int": pa.array([1, None, 3], pa.int16()),

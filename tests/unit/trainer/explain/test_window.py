@@ -39,7 +39,7 @@ def seen(number: int, workers: int = 2, pid: int = 100) -> Snapshot:
 
 @pytest.fixture
 def window() -> Window:
-    """The last four seconds of ten."""
+    """The last four seconds of a training of ten."""
     return window_of([seen(number) for number in range(6)], 5.0)
 
 
