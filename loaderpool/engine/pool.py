@@ -121,7 +121,7 @@ class PoolWorkers:
 
     def resize(self, workers: int) -> bool:
         """Write the number to the board; return True if the supervisor needs a `Resize` message."""
-        if not self.are_nodes:  # with nodes, it is the number of nodes
+        if not self.are_nodes:  # with nodes, `workers` is the number of nodes
             self._wanted = workers
         # SYNC: the size is stored before the count is read. Pairs with Supervisor._on_main,
         # which counts a message before it reads the size. So a message that is not read yet

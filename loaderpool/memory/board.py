@@ -158,7 +158,7 @@ class Board:
     def set_place(self, cell: int, place: NodePlace) -> None:
         """Store the place of the node that has this cell. Called by the dispatcher.
 
-        It is empty when the node gets the cell, and is stored again once the node runs.
+        The place is empty when a node gets the cell. The node's own place follows once it runs.
         """
         at, size = _PLACES_START + cell * _FIELDS_PER_PLACE, 8 * (_FIELDS_PER_PLACE - 1)
         text = f"{place.node} {place.address}".encode("ascii", "replace")[:size].ljust(size, b"\0")

@@ -410,7 +410,7 @@ class NodeActor:
     def _made(self, received: Received, run: _Run, seconds: float) -> Made:
         message = received.message
         if isinstance(message, Status):
-            # A run without a slot was ended by the supervisor, and is forgotten here, too.
+            # The supervisor has ended a run without a slot, so it is removed here, too.
             self._end(message.number)
             return message
         assert isinstance(message, Filled)

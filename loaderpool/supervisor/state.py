@@ -436,13 +436,13 @@ class State:
         if not has_work or not self.roomy:
             return
         # Heap of the workers by their number of tickets, then in the order of `roomy`.
-        asked = [
-            (len(worker.jobs) // worker.workers, place, worker)
-            for place, worker in enumerate(self.roomy.values())
+        candidates = [
+            (len(worker.jobs) // worker.workers, rank, worker)
+            for rank, worker in enumerate(self.roomy.values())
         ]
-        heapq.heapify(asked)
-        while asked:
-            _, place, worker = heapq.heappop(asked)
+        heapq.heapify(candidates)
+        while candidates:
+            _, rank, worker = heapq.heappop(candidates)
             if worker.number not in self.roomy:  # it has got a ticket chosen for another one
                 continue
             job = self._next_job(worker)
@@ -450,7 +450,7 @@ class State:
                 self._give(worker, job)
                 if worker.number in self.roomy:
                     tickets = len(worker.jobs) // worker.workers
-                    heapq.heappush(asked, (tickets, place, worker))
+                    heapq.heappush(candidates, (tickets, rank, worker))
             elif not has_homes:  # no job is bound to a worker, so the others would get none either
                 return
 

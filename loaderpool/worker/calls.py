@@ -152,7 +152,8 @@ class Calls:
         Raises:
             BaseException: an exception that `work` raised.
             CacheError: the function cannot be cached. Raised even if `work` skipped the error.
-            SourceError: `__getitems__` did not return one item for each row. As `CacheError`.
+            SourceError: `__getitems__` did not return one item for each row. Raised even if `work`
+                skipped the error.
             ArgumentError: calls draw, and concurrent calls cannot each have their own state of
                 these generators.
         """
@@ -185,8 +186,8 @@ class Calls:
     def can_reuse_probe(self) -> bool:
         """True if the result of the probe may be used for the ticket that has its row.
 
-        The probe reads its row alone. A random source would return another item for a read of many
-        rows, because its generators are seeded for each read.
+        The probe reads its row alone. In a read of many rows, a random source would return another
+        item, because its generators are seeded for each read.
         """
         seeding = self.seeding
         is_random = seeding.seeds_globals or seeding.captured is not None

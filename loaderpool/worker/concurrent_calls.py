@@ -227,7 +227,9 @@ class ConcurrentCalls:
         self.begun[opened.ticket] = SubmittedTicket(opened, calls)
         if opened.fetched is not None:
             opened.fetched.reset()
-            opened.fetched.others = self._fetched if isinstance(self.executor, Threads) else None
+            opened.fetched.others = (
+                self._all_fetched if isinstance(self.executor, Threads) else None
+            )
         rows, excluded = len(opened.indices), self._progress.failures.excluded
         for start, stop in (
             opened.bounds() if self._makes_units else zip(range(rows), itertools.count(1))
@@ -242,7 +244,7 @@ class ConcurrentCalls:
             else:
                 call.is_over = True
 
-    def _fetched(self) -> list[Fetched]:
+    def _all_fetched(self) -> list[Fetched]:
         opened = [each.opened for each in list(self.begun.values())]
         return [each.fetched for each in opened if each.fetched is not None]
 
@@ -262,14 +264,14 @@ class ConcurrentCalls:
         """
         if self.executor.is_over(call):
             return
-        has_more, noted = False, -1
+        has_more, noted_rows = False, -1
         while not self.executor.is_over(call):
-            if noted != call.reading_rows:
-                noted = call.reading_rows
+            if noted_rows != call.reading_rows:
+                noted_rows = call.reading_rows
                 # The call may have started long ago, while the main thread waited for earlier rows.
                 started_ns = call.started_ns or clock.monotonic_ns()
                 self._progress.note_thread(call.thread, started_ns, call.index)
-                self._progress.begin_blocks(noted)
+                self._progress.begin_blocks(noted_rows)
             if is_needed:
                 self._progress.check_run()
                 has_more = self._look_ahead is not None and self._look_ahead()
