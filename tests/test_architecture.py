@@ -183,7 +183,7 @@ def outside(module: Module) -> Iterator[str]:
 
 
 def linux_only(module: Module) -> Iterator[str]:
-    """Only system/machine.py uses functions that exist only on Linux. Call it, or add a function there."""
+    """Only system/machine.py uses functions that exist only on Linux. Call its functions, or add one there."""
     if module.name not in LINUX_ONLY_HOMES:
         yield from _names_used(module, LINUX_ONLY_NAMES, {})
 

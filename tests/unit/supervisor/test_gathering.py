@@ -31,9 +31,7 @@ def busy(workers: int, row_s: float) -> Pool:
         (40, 0.03, False),  # too long: workers have no second ticket
     ],
 )
-def test_answers_gather_if_many_come_and_all_workers_have_work(
-    workers: int, ticket_s: float, gathers: bool
-) -> None:
+def test_answers_gather_only_in_a_busy_pool(workers: int, ticket_s: float, gathers: bool) -> None:
     pool = busy(workers, ticket_s / 4)
     assert not pool.state.roomy
     assert pool.state.expects_several_answers(GATHER_S) is gathers
