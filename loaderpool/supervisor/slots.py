@@ -195,7 +195,7 @@ def needs_large_fresh_slot(run: RunRecord) -> bool:
 
 
 def has_used_few_slots(run: RunRecord, workers: int) -> bool:
-    """Return True if a run may use another large fresh slot without a wait."""
+    """Return True if a run has used few slots, so it may use a large fresh one without a wait."""
     return len(run.writers) < _LARGE_SLOTS_AT_ONCE * workers
 
 
