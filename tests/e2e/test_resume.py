@@ -36,6 +36,12 @@ class Pairs:
         return np.full((3, 2), index), np.full(3, index)
 
 
+class WithHook(Pairs):
+    """Its hook may change it between epochs, so that no state of a loader over it can be exact."""
+
+    def on_epoch_end(self) -> None: ...
+
+
 SHAPES: dict[str, Callable[..., lp.Loader]] = {
     "samples": lambda **how: lp.Loader(
         range(ITEMS), sample, batch_size=4, shuffle=True, seed=3, pad=True, **how
