@@ -15,9 +15,11 @@ from loaderpool.errors import __all__ as _ERRORS
 
 if TYPE_CHECKING:  # for type checkers; at run time, these names are imported when they are used
     from loaderpool.cache.setting import Cache as Cache
+    from loaderpool.config import Blocks as Blocks
     from loaderpool.config import Buckets as Buckets
     from loaderpool.config import Limits as Limits
     from loaderpool.config import Shard as Shard
+    from loaderpool.config import Weighted as Weighted
     from loaderpool.element.spec import ArraySpec as ArraySpec
     from loaderpool.element.spec import RaggedArray as RaggedArray
     from loaderpool.ray.pool import RayPool as RayPool
@@ -47,7 +49,7 @@ _MODULES = {
     "cache.setting": "Cache",
     "element.spec": "ArraySpec RaggedArray",
     "ray.pool": "RayPool",
-    "config": "Buckets Limits Shard",
+    "config": "Blocks Buckets Limits Shard Weighted",
     "sources.combine": "mix zip_sources",
     "sources.files": "FileSource",
     "sources.hdf5": "HDF5",

@@ -97,6 +97,62 @@ class Buckets:
             )
 
 
+# `weights` may be an array, which has no plain equality.
+@dataclasses.dataclass(frozen=True, init=False, eq=False)
+class Weighted:
+    """Order of items that are drawn by their weights, like `torch.utils.data.WeightedRandomSampler`.
+
+    The order is the same for all shards, which share it.
+
+    Args:
+        weights: Weight of each item of the source, at least 0; or a function `weights(epoch)` that
+            returns them. Read when an epoch begins, so training may change them.
+        num_samples: Number of items of an epoch. Default: as many as the source has.
+        replacement: Set to `False` to draw no item twice in an epoch. Default: `True`.
+
+    Example:
+        >>> import loaderpool as lp
+        >>> order = lp.Weighted([0, 1, 0, 3], num_samples=8)
+        >>> with lp.Loader(range(4), batch_size=8, order=order, workers=0) as loader:
+        ...     print(*loader)
+        [3 3 1 1 1 3 1 3]
+    """
+
+    weights: npt.ArrayLike | Callable[[int], npt.ArrayLike]
+    num_samples: int | None
+    replacement: bool
+
+    @known_names_only
+    def __init__(
+        self,
+        weights: npt.ArrayLike | Callable[[int], npt.ArrayLike],
+        num_samples: int | None = None,
+        replacement: bool = True,
+    ) -> None:
+        _set(self, locals())
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Blocks:
+    """Shuffle for sources that store rows in blocks, such as chunks of HDF5 or zarr.
+
+    Blocks are shuffled, and then the rows of each window of consecutive blocks. So rows that are
+    stored together are read at about the same time.
+
+    Args:
+        rows: Rows of a block, at least 1. Default: from the source, if it is an HDF5 dataset, a
+            zarr array, `HDF5` or `ParquetRows`.
+        window: Number of blocks whose rows are shuffled together, at least 1. Default: 16.
+    """
+
+    rows: int | None
+    window: int
+
+    @known_names_only
+    def __init__(self, rows: int | None = None, window: int = 16) -> None:
+        _set(self, locals())
+
+
 @dataclasses.dataclass(frozen=True, init=False)
 class Shard:
     """One process's share of each epoch, like `tf.data.Dataset.shard(num_shards, index)`.
@@ -244,6 +300,7 @@ class LoaderConfig(NamedTuple):
     shuffle: bool  # another permutation of all indices in each epoch
     # Number of a stream's items that are shuffled among each other; 0: none.
     shuffle_window: int
+    order: str  # class of the user's order; empty: the order is that of the other settings
     seed: int
     drop_remainder: bool
     deterministic: bool
@@ -263,6 +320,13 @@ class LoaderConfig(NamedTuple):
             name: check_setting(name, arguments[name]) for name in SETTINGS if name in arguments
         }
         batch_size, buckets, shuffle = given["batch_size"], given["buckets"], given["shuffle"]
+        order = given["order"]
+        if order is not None and (shuffle or buckets is not None):
+            which = "buckets=" if buckets is not None else f"shuffle={shuffle}"
+            raise ArgumentError(
+                f"order and {which} cannot be combined, because both order the items: remove one "
+                "of them"
+            )
         if buckets is not None:
             sizes = buckets.batch_sizes
             if sizes is None and batch_size is None:
@@ -293,6 +357,7 @@ class LoaderConfig(NamedTuple):
             buckets=buckets,
             shuffle=shuffle is True,
             shuffle_window=0 if isinstance(shuffle, bool) else shuffle,
+            order="" if order is None else type(order).__name__,
             shard=given["shard"] or Shard(1, 0),
             limits=given["limits"] or Limits(),
         )
@@ -342,6 +407,39 @@ def _check_shuffle(name: str, value: object) -> bool | int:
     )
 
 
+def _check_order(name: str, value: Any) -> Any:
+    """Return the checked `order` argument. Its indices are checked when a pass begins."""
+    if value is None or isinstance(value, (Weighted, Blocks)):
+        return value
+    kinds = {
+        kind.__name__
+        for each in (value, getattr(value, "sampler", None))
+        for kind in type(each).__mro__
+    }
+    if "DistributedSampler" in kinds:
+        raise ArgumentError(
+            f"{name} is a DistributedSampler, but the loader shards each epoch itself. Pass "
+            'shard="auto" with shuffle=True, or with the sampler inside'
+        )
+    if isinstance(value, (str, bytes, Mapping, set, frozenset)) or not (
+        callable(value) or hasattr(value, "__iter__")
+    ):
+        raise ArgumentError(
+            f"{name} must be an array of source indices, a function of the epoch, a sampler, "
+            f"Weighted or Blocks, got {brief(value)} of type {type(value).__name__}"
+        )
+    if hasattr(value, "__iter__"):
+        try:
+            len(value)
+        except (TypeError, NotImplementedError):
+            raise ArgumentError(
+                f"{name} is a {type(value).__name__} without a length. Pass a function that takes "
+                "the indices of one epoch from it, such as order=lambda epoch: "
+                "itertools.islice(sampler, n)"
+            ) from None
+    return value
+
+
 def _check_error_policy(name: str, value: object) -> ErrorPolicy:
     """Return the checked `on_error` argument."""
     action, budget = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
@@ -377,6 +475,18 @@ def _check_lengths(name: str, by: object) -> object:
     return by
 
 
+def _check_weights(name: str, value: Any) -> Any:
+    """Return weights or a function. Their numbers are checked when a pass begins."""
+    if callable(value) or (
+        hasattr(value, "__len__") and not isinstance(value, (str, bytes, Mapping))
+    ):
+        return value
+    raise ArgumentError(
+        f"{name} must be a weight for each item of the source, or a function of the epoch that "
+        f"returns them, got {brief(value)} of type {type(value).__name__}"
+    )
+
+
 def _check_boundaries(name: str, value: object) -> tuple[int, ...]:
     """Return increasing lengths."""
     edges = whole_numbers(name, value, at_most=_MAX_LENGTH)
@@ -399,6 +509,7 @@ SETTINGS: dict[str, Callable[[str, Any], Any]] = {
     ),
     "workers": partial(check_workers, at_least=0),
     "shuffle": _check_shuffle,
+    "order": _check_order,
     "seed": partial(whole_number, at_least=0),
     "drop_remainder": flag,
     "deterministic": flag,
@@ -420,6 +531,11 @@ SETTINGS: dict[str, Callable[[str, Any], Any]] = {
     "Buckets.by": _check_lengths,
     "Buckets.boundaries": _check_boundaries,
     "Buckets.batch_sizes": partial(or_none, check=whole_numbers, at_most=_MAX_ROWS),
+    "Weighted.weights": _check_weights,
+    "Weighted.num_samples": partial(or_none, check=whole_number, at_least=1, at_most=_MAX_LENGTH),
+    "Weighted.replacement": flag,
+    "Blocks.rows": partial(or_none, check=whole_number, at_least=1, at_most=_MAX_LENGTH),
+    "Blocks.window": partial(whole_number, at_least=1, at_most=_MAX_LENGTH),
     "Shard.num_shards": partial(whole_number, at_least=1),
     "Shard.index": partial(whole_number, at_least=0),
     "Limits.memory": read_bytes_count,
@@ -443,7 +559,7 @@ def check_setting(name: str, value: object) -> Any:
     return SETTINGS[name](name, value)
 
 
-def _set(group: Buckets | Limits | Shard, given: Mapping[str, Any]) -> None:
+def _set(group: Buckets | Weighted | Blocks | Limits | Shard, given: Mapping[str, Any]) -> None:
     """Store the checked values of a group's settings, which are among `given`."""
     for field in dataclasses.fields(group):
         checked = check_setting(f"{type(group).__name__}.{field.name}", given[field.name])

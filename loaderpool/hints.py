@@ -54,12 +54,8 @@ ARGUMENTS = {
     "dataset": "Write source={0}",
     "map_func": "Write fn={0}",
     "transform": "Write fn=function, or augment=function if the results of fn are cached",
-    "sampler": "Write shuffle=True, or pass indices in your own order as the source: "
-    "Loader(indices, fn)",
-    "batch_sampler": (
-        "Write buckets=Buckets(by, boundaries), or pass lists of indices as the source: "
-        "Loader(lists, fn, batch_size=None)"
-    ),
+    "sampler": "Write order={0}",
+    "batch_sampler": "Write order={0}, without batch_size=",
     "buffer_size": "Write shuffle={0}, the shuffle window of a stream",
     "generator": "Write seed=n",
     "random_state": "Write seed={0}",

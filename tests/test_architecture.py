@@ -49,9 +49,9 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 248_500,
+    "loaderpool": 255_500,
     "scripts": 50_500,
-    "tests": 369_000,
+    "tests": 376_000,
 }
 MOST_NAMES = 18  # beside `__init__.py` and `py.typed`, directly in the package
 

@@ -96,7 +96,14 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         """
         if self.epochs is None:
             raise TypeError("for_keras(epochs=None) has no end; pass steps_per_epoch to fit")
-        return self.epochs * self._core.batches_per_epoch()
+        return self._count(self.epochs, self._core.tracker.epoch)
+
+    def _count(self, epochs: int, first: int) -> int:
+        """Return the number of batches of consecutive epochs of the loader."""
+        batches, draws = self._core.batches_per_epoch(), self._core.tracker.draws
+        if draws is None:
+            return epochs * batches
+        return sum(draws.batches(first + number) for number in range(epochs))
 
     def __bool__(self) -> bool:
         # Without this, `bool()` would call `__len__`, which raises if the length is unknown.
@@ -275,7 +282,17 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
             warn(text, through="keras")
 
     def on_epoch_begin(self) -> None:
-        """Note the loader's position if a strategy makes the iterators. Called by Keras."""
+        """Note the loader's position if a strategy makes the iterators. Called by Keras.
+
+        Keras keeps the number of batches of its first epoch. Epochs of a drawn order may differ, so
+        their number is set here.
+        """
+        core = self._core
+        iterator: Any = sys._getframe(1).f_locals.get("self")
+        has_count = isinstance(getattr(iterator, "_num_batches", None), int)
+        if core.tracker.draws is not None and self.epochs is not None and has_count:
+            first = core.tracker.epoch - (self._again is not None)
+            iterator._num_batches = self._count(self.epochs, first)
         stream = self._core.stream
         if self._takes_apart and not (stream and stream.is_one_shot):
             self._latest, self._left = self._core.tracker.next.position, None

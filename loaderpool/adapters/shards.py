@@ -126,6 +126,11 @@ def check_rows(core: LoaderCore, parts: int, what: str, of_process: int) -> None
         )
     if config.batch_size is None:  # the function makes whole batches with an unknown number of rows
         return
+    if core.plan.rows_vary and config.buckets is None:
+        raise ArgumentError(
+            f"Batches of order= may have any number of rows, but each must be split evenly over "
+            f"{parts} {what}. Give the order as indices, and set batch_size."
+        )
     for rows in (config.batch_size,) if config.buckets is None else config.buckets.batch_sizes:
         if of_process > 1 and rows % of_process:
             raise ArgumentError(
@@ -145,7 +150,7 @@ def _is_even(core: LoaderCore, parts: int) -> bool:
     Then each part has the same rows, at the same step in all processes.
     """
     plan = core.tracker.next_log().plan
-    if plan.rows_vary or plan.is_open:
+    if plan.rows_vary or plan.is_open or plan.order.is_drawn:
         return plan.is_endless
     tail = (plan.order.size - plan.start) % (plan.most_rows * plan.num_shards)
     return not tail if plan.num_shards > 1 and not core.config.deterministic else not tail % parts

@@ -85,10 +85,14 @@ class Engine(Protocol):
     cache: SharedCache | None
     generators: Registry
 
-    def form(self) -> BatchForm:
+    def form(self, plan: Plan | None = None) -> BatchForm:
         """Return the form of the batches. Blocks until the first sample has been made.
 
         Called by any thread, before the first pass begins.
+
+        Args:
+            plan: Plan of the epoch that has the first sample, if its order is drawn; None: the
+                order of epoch 0 is drawn if it is needed.
 
         Raises:
             LoaderpoolError: The first sample failed, or the pool is broken or closed.
@@ -97,11 +101,12 @@ class Engine(Protocol):
     def read_ahead(self) -> int:
         """Return the number of batches to make of the next epoch, which may never be requested."""
 
-    def begin(self, place: Position, limit: int) -> Run:
+    def begin(self, place: Position, limit: int, plan: Plan) -> Run:
         """Start a run at a position. Called by the thread on which a pass starts.
 
         Args:
             place: Position of its first batch.
+            plan: Plan of the whole epoch: the loader's, or that of a drawn order.
             limit: Number after the last batch that may be made. Streams and generators ignore it.
 
         Raises:

@@ -248,6 +248,14 @@ class CheckedArguments(NamedTuple):
     payload: WorkerPayload  # objects for the workers, or for the main process if there are none
     cache: Cache | None = None  # setting of the cache for the results of `fn`
     has_epoch_begin: bool = False  # the user's `on_epoch_begin` hook runs before the first sample
+    # Draws the order of an epoch, and returns the epoch's plan; None: orders are not drawn.
+    draw: Callable[[int], Plan] | None = None
+
+    def plan_of_first(self, plan: Plan | None) -> Plan:
+        """Return the plan of the epoch that has the first sample: `plan`, if it is given."""
+        if plan is not None or self.draw is None:
+            return plan or self.plan
+        return self.draw(FIRST_EPOCH)
 
     @property
     def length(self) -> int | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from loaderpool.engine.changes import COMPARED_BYTES, ObjectChanges, Shipments, Shipping
 from loaderpool.engine.delivery import CheckedArguments, DeliveryCounts
 from loaderpool.engine.known_form import KnownForm
+from loaderpool.engine.orders import StoredOrders
 from loaderpool.engine.pool import WorkerPool
 from loaderpool.engine.run import PoolRun, Runs
 from loaderpool.engine.stream.versions import FeedVersions
@@ -22,6 +23,7 @@ from loaderpool.errors import (
     warn,
 )
 from loaderpool.memory.layout import BatchForm
+from loaderpool.plan.batches import Plan
 from loaderpool.plan.places import Position
 from loaderpool.sources.recognise import check_length
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
@@ -52,6 +54,7 @@ class PoolEngine:
         runs: Runs of the loader.
         known: Form of the batches.
         feeds: Feeds of the loader's stream, if the source is one.
+        orders: Orders of epochs in the arena, if they are drawn.
 
     Args:
         pool: Pool whose workers make the batches.
@@ -73,7 +76,9 @@ class PoolEngine:
         self.settings = checked.payload.settings._replace(loader=number)
         self.is_closed = False
         self.runs = Runs()
-        self.known = KnownForm(awaits_hook=checked.has_epoch_begin)
+        is_drawn = checked.plan.order.is_drawn
+        self.known = KnownForm(awaits_start=checked.has_epoch_begin or is_drawn)
+        self.orders = StoredOrders(pool.arena)
         self.feeds = FeedVersions(checked.stream, checked.plan)
         self._versions: list[Version] = []  # the present version is the last one
         if cache is not None:
@@ -103,10 +108,10 @@ class PoolEngine:
             self.close()
             raise
 
-    def form(self) -> BatchForm:
+    def form(self, plan: Plan | None = None) -> BatchForm:
         """Return the form of the batches. Blocks until the first sample has been made."""
         try:
-            return self._form()
+            return self._form(plan)
         except SetupError as error:
             self.name_variable(error)
             raise
@@ -128,13 +133,14 @@ class PoolEngine:
                 error.args = (str(error).replace(error._advice, cause, 1),)
                 error._load_error = ""
 
-    def _form(self) -> BatchForm:
+    def _form(self, plan: Plan | None) -> BatchForm:
         # Checked first, because in a fork a thread that no longer exists may hold the lock.
         self.pool.check_owner()
         if self.known.form is None:
+            plan = self.checked.plan_of_first(plan)
             with InterruptsHeld():
                 with self.pool.lock:
-                    self._retry_first_sample()
+                    self._retry_first_sample(plan)
                 while not self._is_decided():
                     self.pool.session.wait(self._is_decided)
                 with self.pool.lock:
@@ -144,8 +150,8 @@ class PoolEngine:
         self.pool.warnings.say()
         return self.known.fix()
 
-    def _retry_first_sample(self) -> None:
-        """Request the first sample after its hook has run, or again after a failure.
+    def _retry_first_sample(self, plan: Plan) -> None:
+        """Request the first sample once a pass starts, or again after a failure.
 
         The failure must have been reported, and be of a kind that may not recur. Under the lock.
         """
@@ -154,10 +160,12 @@ class PoolEngine:
             self.feeds.retry_first()
         if version.was_told and version.may_pass:
             version.failure, version.may_pass = None, False
-            version.look()
-        elif self.known.awaits_hook:
-            self.known.awaits_hook = False
-            version.look()
+        elif self.known.awaits_start:
+            self.known.awaits_start = False
+        else:
+            return
+        self.orders.store(plan)
+        version.look()
 
     def _is_decided(self) -> bool:
         """Return True if the form is known, or if no batch can be made. Under the lock."""
@@ -172,23 +180,25 @@ class PoolEngine:
         """
         return self.pool.workers.wanted + 1
 
-    def begin(self, place: Position, limit: int) -> PoolRun:
+    def begin(self, place: Position, limit: int, plan: Plan) -> PoolRun:
         """Start a run. Its `end` pairs with this call.
 
         Args:
             place: Position of the first batch. The remainder of an epoch has a run of its own.
             limit: Number after the last batch that may be made. Ignored for streams, whose batches
                 are made as they are read.
+            plan: Plan of the whole epoch.
         """
-        self.form()
+        self.form(plan)
         with self.pool.lock:
             self.pool.check_usable()
             self.check(self.version)
             with contextlib.ExitStack() as undo:
-                feed = self.feeds.of_pass(place.epoch, self.plan.after(place.start))
+                feed = self.feeds.of_pass(place.epoch, plan.after(place.start))
                 if feed is not None:
                     undo.callback(feed.stop)
-                run = PoolRun(self, self.version, self.pool, place, limit, feed)
+                order = self.orders.store(plan)
+                run = PoolRun(self, self.version, self.pool, place, limit, plan, feed, order)
                 undo.callback(run.end)
                 self.runs.note_start(run)
                 run.begin()
@@ -365,6 +375,7 @@ class PoolEngine:
             version.sent.give_back()
         if not self._versions:
             self.feeds.free_all()
+            self.orders.free_all()
             if self.cache is not None:
                 self.cache.close(clears=True)
 
@@ -385,6 +396,7 @@ class PoolEngine:
         self.pool.session.listeners.pop(number, None)
         if self.known.form is not None:
             self.feeds.free(self.runs.feeds)
+            self.orders.free(self.runs.orders)
 
     def on_feed_news(self, feed: Feed) -> None:
         """Report a new batch, or the end, to a feed's runs. Called by the feed's thread."""

@@ -20,13 +20,14 @@ class KnownForm:
     Attributes:
         form: The form; None until the first sample has been made.
         found: Message that contained the form. New supervisors get it too.
-        awaits_hook: True if a user's hook must run before the first sample, and has not run.
+        awaits_start: True if the first sample needs a user's hook or a drawn order, so it is made
+            when a pass starts.
     """
 
-    def __init__(self, awaits_hook: bool) -> None:
+    def __init__(self, awaits_start: bool) -> None:
         self.form: BatchForm | None = None
         self.found: Found | None = None
-        self.awaits_hook = awaits_hook
+        self.awaits_start = awaits_start
         self._is_fixed = False
 
     def learn(self, message: Found) -> None:

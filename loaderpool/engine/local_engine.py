@@ -147,12 +147,13 @@ class LocalEngine:
     def read_ahead(self) -> int:
         return 0
 
-    def form(self) -> BatchForm:
+    def form(self, plan: Plan | None = None) -> BatchForm:
         """Return the form of the batches. The first call makes the first sample."""
         with InterruptsAllowed(), _alone:
             if self._first.form is None:
                 if self.is_closed:
                     raise closed_error()
+                self.work.follow(self.checked.plan_of_first(plan))
                 self._first.note(self._find_form(), self.checked)
             assert self._first.form is not None
             return self._first.form
@@ -172,16 +173,16 @@ class LocalEngine:
         self.work.set_form(form, given_spec is not None)
         return form
 
-    def begin(self, place: Position, limit: int) -> LocalRun:
+    def begin(self, place: Position, limit: int, plan: Plan) -> LocalRun:
         """Start a run. Its `end` pairs with this call."""
-        self.form()
+        self.form(plan)
         if self.is_closed:
             raise closed_error()
         self._first.end_start()
         reading = None
         if self._readings is not None:
-            reading = self._readings.for_pass(place.epoch, self.plan.after(place.start))
-        return LocalRun(self, place, limit, reading)
+            reading = self._readings.for_pass(place.epoch, plan.after(place.start))
+        return LocalRun(self, place, limit, plan, reading)
 
     def _put(self, batch: tuple[int, list[Any]] | None) -> None:
         """Pass these items to the next ticket."""
@@ -320,6 +321,7 @@ class LocalEngine:
         with InterruptsAllowed(), _alone, globals_kept, self.captured_kept():
             if items is not None:
                 self._put(items)
+            self.work.follow(plan)
             if plan.lanes:  # generators draw outside the watched call, so the snapshot is outdated
                 self._globals.seen = None
             self._is_making, was_making = True, self._is_making
@@ -476,13 +478,18 @@ class LocalRun:
     is_current = True
 
     def __init__(
-        self, engine: LocalEngine, place: Position, limit: int, reading: StreamReading | None
+        self,
+        engine: LocalEngine,
+        place: Position,
+        limit: int,
+        whole: Plan,
+        reading: StreamReading | None,
     ) -> None:
-        self._plan = plan = engine.plan.after(place.start)
+        self._plan = plan = whole.after(place.start)
         self._engine, self._epoch, self.limit = engine, place.epoch, limit
         # Number of the first batch. `_taken`, `_places` and `_next` count from this number, or for
         # generators from the epoch's start.
-        self._first = first_number(engine.plan, place)
+        self._first = first_number(whole, place)
         self._taken, self._reading = place.taken, reading
         self._places = place.lanes or LanePlaces((0,) * plan.lanes)
         self.ended_lanes = {lane: self._places.taken[lane] for lane in self._places.over}

@@ -36,6 +36,7 @@ from loaderpool.transport.messages import (
 if TYPE_CHECKING:
     from loaderpool.engine.delivery import CheckedArguments
     from loaderpool.engine.known_form import KnownForm
+    from loaderpool.engine.orders import StoredOrder
     from loaderpool.engine.pool import WorkerPool
     from loaderpool.engine.session import Session
     from loaderpool.engine.stream.feed import Feed
@@ -86,6 +87,12 @@ class Runs:
         return {id(run.feed) for run in [*self.by_number.values()]}
 
     @property
+    def orders(self) -> set[int]:
+        """Ids of the stored orders that a worker may still read, or that a restart will need."""
+        runs = [*self.by_number.values(), *(run for run in self._started if not run.is_over)]
+        return {id(run.order) for run in runs}
+
+    @property
     def slots_lent(self) -> int:
         """Number of slots with views."""
         self.lent = [each for each in self.lent if each]
@@ -98,7 +105,6 @@ class RunOwner(Protocol):
     Runs call it under the lock, except `name_variable`.
     """
 
-    plan: Plan
     checked: CheckedArguments
     runs: Runs
     known: KnownForm
@@ -129,7 +135,7 @@ class RunStart:
     Attributes:
         session: Session with the supervisor that knows the number.
         number: Number of the run; 0: the run was not started yet.
-        lent: Slots with views.
+        lent: Tickets of the slots with views.
         failure: Pickled error that ends the run; empty: the run cannot get a slot.
     """
 
@@ -164,7 +170,9 @@ class PoolRun:
         pool: Pool whose workers make the batches.
         place: Position of the first batch.
         limit: Number after the last batch that may be made.
+        plan: Plan of the whole epoch.
         feed: Items of the stream; None: the source is no stream.
+        order: Order of the epoch in the arena; None: it is not drawn.
     """
 
     # After a KeyboardInterrupt `take` can be called again, and returns the next batch.
@@ -177,18 +185,19 @@ class PoolRun:
         pool: WorkerPool,
         place: Position,
         limit: int,
+        plan: Plan,
         feed: Feed | None = None,
+        order: StoredOrder | None = None,
     ) -> None:
         self._engine = engine
         self.version = version
         self._pool = pool
-        self._plan = engine.plan.after(place.start)
-        plan = self._plan
-        self.limit, self.feed = limit, feed
+        self._plan = plan.after(place.start)
+        self.limit, self.feed, self.order = limit, feed, order
         self.is_over = False
         # An interrupt may have split a delivery or a start, so the run must start again.
         self._is_torn = False
-        first, per_epoch = first_number(engine.plan, place), engine.plan.batches_per_epoch
+        first, per_epoch = first_number(plan, place), plan.batches_per_epoch
         self._numbers = RunNumbers(first, place.epoch, per_epoch)
         self.buffer = OrderedBuffer(first)
         deterministic = engine.checked.config.deterministic
@@ -425,6 +434,8 @@ class PoolRun:
         # released when these batches arrive.
         if self.feed is not None:
             had, over, stop, feed = (), (), self._numbers.first, self.feed.offset
+        elif self.order is not None:
+            feed = self.order.offset
         start.session.send(
             Begin(start.number, self.version.number, first, stop, rest, had, over, in_order, feed)
         )
@@ -457,7 +468,8 @@ class PoolRun:
 
     def _end(self) -> None:
         session, number = self._start.session, self._start.number
-        if self.feed is None:
+        # Otherwise workers may read the arena until `Ended`.
+        if self.feed is None and self.order is None:
             session.listeners.pop(number, None)
             self._engine.on_run_ended(number)
         try:

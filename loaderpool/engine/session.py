@@ -415,7 +415,7 @@ class _Lease(weakref.ref[Any]):
     nbytes: int
     ticket: int
     offset: int  # start of the slot in the memory file
-    lent: dict[int, None]  # offsets of the run's slots with views
+    lent: dict[int, None]  # tickets of the run's slots with views
 
 
 class Lender:
@@ -460,7 +460,7 @@ class Lender:
             ticket: Ticket that the slot's `Release` must name.
             offset: Offset of the slot in the memory file, which identifies it.
             nbytes: Number of bytes to show.
-            lent: Offsets of the run's slots with views; contains this offset until the release.
+            lent: Tickets of the run's slots with views; contains this ticket until the release.
         """
         # This line does the same as `SlotFile.slot`, without a call.
         slot: npt.NDArray[np.uint8] = np.ndarray((nbytes,), _BYTE, self._slots.map, offset)
@@ -475,7 +475,7 @@ class Lender:
             nbytes,
             lent,
         )
-        lent[offset] = None
+        lent[ticket] = None
         self._leases[offset] = lease, follower
         return slot
 
@@ -495,7 +495,7 @@ class Lender:
     def _settle(self, lease: _Lease) -> None:
         found = self._leases.get(lease.offset)
         if found is not None and found[0] is lease:
-            lease.lent.pop(lease.offset, None)
+            lease.lent.pop(lease.ticket, None)
             self._leases.pop(lease.offset, None)
         if self._is_lost:
             self._slots.return_pages(lease.offset, lease.nbytes)

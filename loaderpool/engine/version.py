@@ -19,6 +19,7 @@ from loaderpool.transport.payload.sent import Sent, place
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
     from loaderpool.engine.known_form import KnownForm
+    from loaderpool.engine.orders import StoredOrders
     from loaderpool.engine.pool import WorkerPool
     from loaderpool.engine.session import Session
     from loaderpool.engine.stream.versions import FeedVersions
@@ -37,6 +38,7 @@ class Owner(Protocol):
     settings: LoaderSettings
     cache: SharedCache | None
     feeds: FeedVersions
+    orders: StoredOrders
     known: KnownForm
     is_closed: bool
 
@@ -107,14 +109,14 @@ class Version:
         session.send(Load(self.number, self.sent.offset, self.sent.nbytes), files)
         if engine.known.found is not None:
             session.send(engine.known.found._replace(loader=self.number))
-        elif not engine.known.awaits_hook:
+        elif not engine.known.awaits_start:
             self.look()
 
     def look(self) -> None:
         """Request the first sample. For a stream, do nothing until its first item has arrived."""
         feeds = self._engine.feeds.present
         if feeds is None:
-            self._pool.session.send(Look(self.number, 0))
+            self._pool.session.send(Look(self.number, self._engine.orders.latest_offset))
         elif (
             (first := feeds.first) is not None
             and first.held.made

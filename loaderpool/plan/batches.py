@@ -111,7 +111,12 @@ class Plan:
 
     @cached_property
     def most_rows(self) -> int:
-        """Largest number of rows of a batch of this shard."""
+        """Largest number of rows of a batch of this shard.
+
+        If orders are drawn, other epochs may have larger batches than this one.
+        """
+        if self.order.is_drawn:
+            return self._full_rows
         found = (rows if full else self._share(rest)[1] for rows, full, rest in self._stock)
         return max(found) or max(rows for rows, _, _ in self._stock)
 
@@ -153,6 +158,16 @@ class Plan:
     def closed(self, size: int) -> Plan:
         """Return the same plan for a stream that has ended after `size` items."""
         return replace(self, order=replace(self.order, size=size), is_open=False)
+
+    def drawn(self, table: npt.NDArray[Any], size: int, stops: npt.NDArray[np.int64]) -> Plan:
+        """Return the plan of an epoch whose order was drawn.
+
+        Args:
+            table: Array of the order, as in `DrawnOrder`.
+            size: Number of positions of the epoch.
+            stops: Not used: batches have the same number of rows.
+        """
+        return replace(self, order=replace(self.order, table=table, size=size))  # type: ignore[call-arg]
 
     def start_after(self, epoch: int, batches: int) -> Any:
         """Return the start that all shards together have reached after `batches` batches each.

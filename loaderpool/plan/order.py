@@ -2,11 +2,15 @@
 
 A *position* is a place in the global order of an epoch, 0 to size - 1. With a shuffle, each epoch
 has its own permutation of the source's indices. Otherwise the positions are the indices.
+
+`DrawnOrder` is an order that follows from an array. The array is drawn when an epoch begins, so
+each epoch has its own array and size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +27,12 @@ class Order:
 
     Raises:
         ArgumentError: The size is out of its range.
+    """
+
+    is_drawn: ClassVar[bool] = False
+    """True if each epoch has its own array, which is drawn when the epoch begins.
+
+    Then an item may come at several positions of an epoch, and the sizes of epochs differ.
     """
 
     size: int
@@ -47,4 +57,25 @@ class Order:
         if self.shuffle and positions.size:
             positions = permutation(self.size, self.seed, epoch).take(positions)
         indices: list[int] = positions.tolist()
+        return indices
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnOrder(Order):
+    """Order of given indices, for one epoch. Without an array, it stands for those of all epochs.
+
+    The size of an order without an array is the number of items in the source.
+    """
+
+    is_drawn: ClassVar[bool] = True
+    dtype: ClassVar[type[Any]] = np.int64
+    """Type of the array's numbers."""
+
+    table: npt.NDArray[Any] | None = field(default=None, kw_only=True)
+    """Source index of each position of the epoch, int64[size]; None: it was not drawn yet."""
+
+    def indices(self, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
+        """Return the source indices at positions of the epoch."""
+        assert self.table is not None, "an order that was not drawn"
+        indices: list[int] = self.table[positions].tolist()
         return indices

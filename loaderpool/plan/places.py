@@ -38,6 +38,8 @@ class Position(NamedTuple):
     """Without an order: other batches that were received, counted from `start`."""
     lanes: LanePlaces | None = None
     """For generators: number of batches received of each lane; None: none."""
+    order: str = ""
+    """Within an epoch whose order was drawn: its checksum, as in `drawn.checksum_of`."""
 
     @property
     def is_rest(self) -> bool:

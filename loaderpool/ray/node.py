@@ -169,7 +169,7 @@ class _Run(_Calls):
     def __init__(self, session: Session, loader: _Loader, items: StoredItems | None) -> None:
         super().__init__(session)
         self.loader, self.items = loader, items
-        self.lent: dict[int, None] = {}  # offsets of the slots whose bytes are being sent
+        self.lent: dict[int, None] = {}  # tickets of the slots whose bytes are being sent
 
     def settle(self, received: Received) -> None:
         match received.message:
@@ -415,7 +415,7 @@ class NodeActor:
             return message
         assert isinstance(message, Filled)
         if message.error:
-            self._session.send(Release(message.run, message.offset, message.ticket))
+            self._session.release(Release(message.run, message.offset, message.ticket))
             return message
         if message.oversize:
             (descriptor,) = received.descriptors
@@ -423,7 +423,7 @@ class NodeActor:
                 : message.oversize
             ]
             os.close(descriptor)
-            self._session.send(Release(message.run, message.offset, message.ticket))
+            self._session.release(Release(message.run, message.offset, message.ticket))
         else:
             # The slot is released when the bytes were sent.
             slot = self._session.lender.lend(

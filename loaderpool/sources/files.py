@@ -189,6 +189,11 @@ class FileSource:
             )
         return sum(self._shard_lengths)
 
+    @property
+    def first_records(self) -> tuple[int, ...]:
+        """Index of the first record of each file, and the number of all records."""
+        return self._first_records
+
     def __bool__(self) -> bool:
         return True  # without this, `bool` would call `__len__`, which may raise
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from loaderpool.element.structure import Structure, listed
 from loaderpool.errors import ArgumentError, brief
 from loaderpool.hints import known_names_only
@@ -13,6 +15,7 @@ from loaderpool.sources.tables import unequal
 
 if TYPE_CHECKING:
     import h5py
+    import numpy.typing as npt
 
 _LEAST_CACHE_BYTES = 1 << 20
 """Smallest size of a dataset's chunk cache: HDF5's own default."""
@@ -69,6 +72,16 @@ class HDF5(FileSource):
                 f"keys: the datasets in {path} must have the same number of rows, but {has}"
             )
         return rows[0]
+
+    def blocks_of(self, path: str) -> npt.NDArray[np.int64]:
+        """Return the first row of each chunk of the first dataset with chunks, or 0 if none has."""
+        import h5py
+
+        with h5py.File(path, "r") as file:
+            datasets = [_dataset(file, name, path) for name in self._names]
+            rows = [each.chunks[0] for each in datasets if each.chunks is not None]
+            size = len(datasets[0])
+        return np.arange(0, size, rows[0] if rows else max(1, size), dtype=np.int64)
 
     def open(self, path: str) -> tuple[h5py.File, list[h5py.Dataset]]:
         """Open a file in this process; return the file and its datasets.

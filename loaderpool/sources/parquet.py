@@ -76,6 +76,10 @@ class ParquetRows(FileSource):
             counts = [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)]
         return Stamp.of(path), list(itertools.accumulate(counts))
 
+    def blocks_of(self, path: str) -> list[int]:
+        """Return the first row of each row group of a file."""
+        return [0, *self.open(path)[1][:-1]]
+
     def read(self, handle: tuple[Stamp, list[int]], record: Record) -> dict[str, Any]:
         """Return one row as a dict."""
         stamp, ends = handle

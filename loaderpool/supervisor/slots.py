@@ -48,9 +48,9 @@ _FOR_OTHERS = 32
 _LEAST_AT_END = 4  # least number of tiny batches in a ticket near the end of an epoch
 # Least and greatest number of tickets that a node may have. Each ticket has a slot on the node.
 _NODE_TICKETS, _MOST_NODE_TICKETS = 4, 256
-# A larger slot gets its first batch only if a worker would be idle otherwise. Smaller: workers
-# are idle for longer than the first use of the pages takes. Larger: this use, 0.4 ms per MiB,
-# delays the first batches, and takes memory that may never be needed.
+# A larger slot is first used only by a worker without another ticket of the run. Smaller:
+# workers are idle for longer than the first use of the pages takes. Larger: this use, 0.4 ms per
+# MiB, delays the first batches, and takes memory that may never be needed.
 _LARGE_BYTES = 1 << 20
 # Large slots for each worker that a run uses without a wait. The consumer reads one while the
 # worker writes the other. Smaller: workers wait at the start. Larger: more slots have a slow first
@@ -184,7 +184,7 @@ class Slots:
 def needs_large_fresh_slot(run: RunRecord) -> bool:
     """Return True if the next ticket of a run would be the first use of a large slot.
 
-    This use takes long, so the slot is only for a worker that would be idle otherwise. A run begins
+    This use takes long, so the slot is only for a worker without a ticket of this run. A run begins
     with few such slots, and uses another one only if a wait has shown that it is needed.
     """
     layout = run.loader.layout

@@ -86,8 +86,8 @@ class State:
         slots: Slots of all runs.
         is_short: True if a worker could not be started. No worker is started until the next `tick`.
         ticket_s: Expected time in seconds of the latest ticket.
-        has_withheld_slot: True if the last `deal` left a worker idle, although its batch could be
-            made in a large fresh slot.
+        has_withheld_slot: True if a worker could make a batch in a large fresh slot, but has to
+            wait first. Updated by each `deal` in which a worker can accept a ticket.
 
     Args:
         workers: Number of workers to start.
@@ -226,7 +226,8 @@ class State:
 
         Args:
             number: Number of the run.
-            lent: Offsets of the slots with views.
+            lent: Tickets of the slots with views. Not offsets: if a slot's release came before this
+                message, the slot may have been filled again since.
         """
         run = self.runs.get(number)
         if run is None or run.is_ended:
@@ -236,8 +237,9 @@ class State:
         # These workers close the run's generators.
         for worker in {lane.home for lane in run.lanes if lane.home is not None}:
             self._say(ToWorker(worker, Ended(number)))
-        run.free.extend(run.filled.keys() - set(lent))
-        run.filled = {offset: run.filled[offset] for offset in lent if offset in run.filled}
+        kept = {offset: ticket for offset, ticket in run.filled.items() if ticket in lent}
+        run.free.extend(run.filled.keys() - kept.keys())
+        run.filled = kept
         for job in [job for job in self.due if job.slot is not None and job.slot.run is run]:
             self.due.remove(job)
             self._answered(job)
@@ -427,12 +429,14 @@ class State:
             has_waited: True if a worker has waited long enough for a used slot, so that it may get
                 a large fresh one. False: only in runs that have used few slots.
         """
-        self._has_waited, self.has_withheld_slot = has_waited or self._of_nodes, False
-        has_work, has_homes = bool(self.due), self._of_nodes
+        self._has_waited = has_waited or self._of_nodes
+        has_work, may_differ, active = bool(self.due), self._of_nodes, 0
         for run in self.runs.values():
             run.window = None
             has_work = has_work or (bool(run.free or run.fresh) and not run.is_ended)
-            has_homes = has_homes or bool(run.lanes)
+            active += not run.is_ended
+            may_differ = may_differ or bool(run.lanes) or active > 1
+        self.has_withheld_slot &= not self.roomy
         if not has_work or not self.roomy:
             return
         # Heap of the workers by their number of tickets, then in the order of `roomy`.
@@ -442,8 +446,11 @@ class State:
         ]
         heapq.heapify(candidates)
         while candidates:
-            _, rank, worker = heapq.heappop(candidates)
+            tickets, rank, worker = heapq.heappop(candidates)
             if worker.number not in self.roomy:  # it has got a ticket chosen for another one
+                continue
+            if len(worker.jobs) // worker.workers > tickets:  # it has got such a ticket, too
+                heapq.heappush(candidates, (tickets + 1, rank, worker))
                 continue
             job = self._next_job(worker)
             if job is not None:
@@ -451,7 +458,7 @@ class State:
                 if worker.number in self.roomy:
                     tickets = len(worker.jobs) // worker.workers
                     heapq.heappush(candidates, (tickets, rank, worker))
-            elif not has_homes:  # no job is bound to a worker, so the others would get none either
+            elif not may_differ:  # all workers may get the same jobs, so none gets any
                 return
 
     def expects_several_answers(self, seconds: float) -> bool:
@@ -516,13 +523,15 @@ class State:
                 continue
             self.due.remove(job)
             return job
-        # A node's workers may be idle while others of them have tickets.
-        is_idle = not worker.jobs or self._of_nodes
         for run in sorted(self.runs.values(), key=_LAST_TICKET):
             if run.is_ended or run.loader.failure is not None or not (run.free or run.fresh):
                 continue
             if needs_large_fresh_slot(run):
-                if not is_idle:
+                # Tickets of other runs do not count, because a worker may always have some. Nodes get
+                # the slot in any case, because some of their workers may be idle.
+                if not self._of_nodes and any(
+                    job.slot is not None and job.slot.run is run for job in worker.jobs.values()
+                ):
                     continue
                 if not (self._has_waited or has_used_few_slots(run, self.width)):
                     # `again` comes first, because `next_batch` would remove a batch from it.

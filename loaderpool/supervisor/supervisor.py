@@ -22,6 +22,7 @@ from loaderpool.errors import LoaderpoolError, PoolBrokenError
 from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena, ExtentMap, SlotFile
 from loaderpool.memory.board import Field, TrialResult
 from loaderpool.plan.batches import Numbering
+from loaderpool.plan.drawn import read_order
 from loaderpool.supervisor import records
 from loaderpool.supervisor.processes import Processes, WorkerProcess, fault_in, look_ns
 from loaderpool.supervisor.state import State
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 _LOOK_MS = 200  # time between two checks of processes without a pidfd
 # Time between two checks of the clock during a trial, whose pauses last tenths of a second.
 _TRIAL_LOOK_MS = 20
-# Time for which an idle worker waits for a used slot before it gets a large fresh one. Smaller: the
+# Time for which a worker waits for a used slot before it gets a large fresh one. Smaller: the
 # consumer has no time to release the last batch. Larger: the first batches are read ahead later.
 _SLOT_WAIT_MS = 5
 # Time in which answers gather, if several are expected. Smaller: this process and the main process
@@ -122,7 +123,7 @@ class Supervisor:
         self._restarts: tuple[int, float] | None = start["max_restarts"]
         self._selector = selectors.DefaultSelector()
         self._needs_slots = False  # True while the loop also waits for releases
-        # Start of an idle worker's wait for a used slot; 0: no worker waits.
+        # Start of a worker's wait for a used slot; 0: no worker waits.
         self._withheld_since_ns = 0
         most_messages = self._open(start)
         self._code = LoadedCode()
@@ -186,7 +187,7 @@ class Supervisor:
             self._workers.end_all()
 
     def _deal(self) -> None:
-        """Assign tickets. After a wait of `_SLOT_WAIT_MS`, a worker may get a large fresh slot."""
+        """Assign tickets. After `_SLOT_WAIT_MS` without a used slot, a worker may get a fresh one."""
         state, now_ns = self._state, clock.monotonic_ns() if self._withheld_since_ns else 0
         has_waited = 0 < self._withheld_since_ns <= now_ns - _SLOT_WAIT_MS * 1_000_000
         state.deal(has_waited)
@@ -209,7 +210,7 @@ class Supervisor:
         longest_ms = self._ticks.every_ms
         if self._trial is not None:
             longest_ms = min(longest_ms, _TRIAL_LOOK_MS)
-        if self._withheld_since_ns:
+        if self._withheld_since_ns and self._state.roomy:
             longest_ms = min(longest_ms, _SLOT_WAIT_MS)
         return longest_ms / 1000
 
@@ -367,13 +368,17 @@ class Supervisor:
         self._note_free_memory()
         settings = self._payloads.settings.get(message.loader)
         plan = None
-        if settings is not None and message.rest:
-            epoch = message.first // settings.plan.batches_per_epoch
-            plan = Numbering(settings.plan, epoch, message.rest)
+        if settings is not None and (message.rest or settings.plan.order.is_drawn):
+            whole = settings.plan
+            if whole.order.is_drawn:
+                whole = read_order(whole, self._arena.map, message.feed)
+            epoch = message.first // whole.batches_per_epoch
+            plan = Numbering(whole, epoch, message.rest)
         self._state.begin(message, plan)
 
     def _load(self, message: messages.Load, received: Received) -> None:
         # Assign all work now, because no work is assigned while modules are imported.
+        self._read_releases()
         self._state.deal()
         self._carry_out()
         number = message.loader

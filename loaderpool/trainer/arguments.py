@@ -14,13 +14,14 @@ import numpy.typing as npt
 
 from loaderpool.cache.setting import Cache, as_cache
 from loaderpool.checks import check_signature, is_async, open_parameter
-from loaderpool.config import DEFAULT_RESTARTS, Auto, LoaderConfig
+from loaderpool.config import DEFAULT_RESTARTS, Auto, Blocks, LoaderConfig
 from loaderpool.element.spec import read_spec
 from loaderpool.engine.delivery import CheckedArguments
 from loaderpool.errors import ArgumentError, SourceError, brief, counted
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.order import Order
 from loaderpool.plan.permutation import MAX_SIZE
+from loaderpool.sources.blocks import block_starts
 from loaderpool.sources.indexing import Sized
 from loaderpool.sources.recognise import as_source, whole_batches
 from loaderpool.sources.sequence import BatchSequence
@@ -31,6 +32,7 @@ from loaderpool.transport.payload.record import WorkerPayload
 
 if TYPE_CHECKING:
     from loaderpool.config import Buckets
+    from loaderpool.trainer.draws import Draws
     from loaderpool.worker.lanes import LaneItems
 
 
@@ -57,9 +59,10 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
     if config.batch_size is not None and (reason := whole_batches(arguments["source"])) is not None:
         raise SourceError(f"source {reason}")
     plan: Plan
+    draws: Draws | None = None
     items: object = source
     if isinstance(source, (StreamSource, ReplicatedSource)):
-        _check_unindexed(source, cache, config)
+        _check_unindexed(source, cache, config, arguments["order"])
         if isinstance(source, ReplicatedSource):
             config, plan, items = _generators(source, config, pool)
         else:
@@ -67,6 +70,11 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
 
             plan, items = _open_plan(config), StreamedItems()
     elif isinstance(source, BatchSequence) and source.is_endless:
+        if arguments["order"] is not None:
+            raise ArgumentError(
+                f"order orders the batches of an epoch, but {type(source.target).__name__} is "
+                "endless. Give it a num_batches, or remove order="
+            )
         if config.shuffle or config.shuffle_window:
             raise ArgumentError(
                 f"shuffle={config.shuffle_window or True} shuffles the batches of an epoch, but "
@@ -80,7 +88,16 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
                 f"shuffle={config.shuffle_window} is a window for streams, but this source can be "
                 "indexed. Set shuffle=True to shuffle all items"
             )
-        plan = _indexed_plan(len(source), config, arguments["buckets"])
+        if arguments["order"] is None:
+            plan = _indexed_plan(len(source), config, arguments["buckets"])
+        elif isinstance(arguments["order"], Blocks):
+            plan = _block_plan(source, config, arguments["order"])
+        else:
+            # Imported here, because few loaders need it.
+            from loaderpool.trainer.draws import Draws
+
+            draws = Draws(arguments["order"], len(source), config, _plan_settings(config))
+            config, plan = draws.config, draws.plan
         if plan.rows_vary and varying(source) is not None:
             # Every epoch reads the items of epoch 0, because their lengths determined the buckets.
             items = Sized(source, len(source))
@@ -121,7 +138,7 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
     hooks = arguments["_hooks"]
     has_epoch_begin = hooks is not None and "on_epoch_begin" in hooks.overridden
     return CheckedArguments(
-        config, plan, payload.unit, given_spec, stream, payload, cache, has_epoch_begin
+        config, plan, payload.unit, given_spec, stream, payload, cache, has_epoch_begin, draws
     )
 
 
@@ -201,13 +218,21 @@ _CALLS = (
 
 
 def _check_unindexed(
-    source: StreamSource | ReplicatedSource, cache: Cache | None, config: LoaderConfig
+    source: StreamSource | ReplicatedSource,
+    cache: Cache | None,
+    config: LoaderConfig,
+    order: object,
 ) -> None:
     """Raise if settings do not apply to a stream or to generators.
 
     Raises:
-        ArgumentError: Buckets, a cache, a shuffle or threads do not work with this source.
+        ArgumentError: Buckets, an order, a cache, a shuffle or threads do not work with this
+            source.
     """
+    if order is not None:
+        raise ArgumentError(
+            f"order needs a source with __len__ and __getitem__, got {source.kind}. Remove order="
+        )
     if config.buckets is not None:
         raise ArgumentError(
             f"buckets needs a source with __len__ and __getitem__, got {source.kind}"
@@ -303,11 +328,32 @@ def _indexed_plan(size: int, config: LoaderConfig, given: Buckets | None) -> Pla
         plan = BucketPlan(order, **settings, buckets=buckets, batch_sizes=sizes)
         rows = f"no bucket fills a batch of batch_sizes={list(sizes)}"
     if not plan.batches_per_epoch:
-        raise ArgumentError(
-            f"drop_remainder=True leaves no batches: {counted(size, 'item')}, {rows}, "
-            f"num_shards={config.shard.num_shards}"
-        )
+        raise ArgumentError(_no_batches(size, rows, config))
     return plan
+
+
+def _block_plan(source: Any, config: LoaderConfig, blocks: Blocks) -> Plan:
+    # Imported here, because few loaders need it.
+    from loaderpool.plan.block_order import BlockOrder
+
+    starts = block_starts(source, blocks.rows)
+    if starts is None:
+        raise ArgumentError(
+            f"Blocks.rows must be the rows of a block, because a {type(source).__name__} does not "
+            "say how it stores them: write loaderpool.Blocks(rows=...)"
+        )
+    order = BlockOrder(len(source), True, config.seed, starts=starts, window=blocks.window)
+    plan = Plan(order, **_plan_settings(config))
+    if not plan.batches_per_epoch:
+        raise ArgumentError(_no_batches(len(source), f"batch_size={config.batch_size}", config))
+    return plan
+
+
+def _no_batches(size: int, rows: str, config: LoaderConfig) -> str:
+    return (
+        f"drop_remainder=True leaves no batches: {counted(size, 'item')}, {rows}, "
+        f"num_shards={config.shard.num_shards}"
+    )
 
 
 def _lengths(by: object, size: int) -> npt.NDArray[Any]:

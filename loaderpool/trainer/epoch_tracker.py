@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import LoaderpoolError
 from loaderpool.plan.batches import Plan
-from loaderpool.plan.places import Position
+from loaderpool.plan.places import Position, first_number
 from loaderpool.system.interrupts import FailuresIgnored, InterruptsHeld
 from loaderpool.trainer.counters import Counters
 from loaderpool.trainer.epoch_hooks import EpochHooks, UserHooks
@@ -29,6 +29,7 @@ from loaderpool.trainer.pass_log import Iterations, PassLog
 
 if TYPE_CHECKING:
     from loaderpool.engine.contracts import Engine, Run
+    from loaderpool.trainer.draws import Draws
 
 # Until one pass has followed another, at most this part (1/8) of the next epoch is made ahead, and
 # at least one batch. A smaller part: many workers are idle while the last batches of a first epoch
@@ -138,6 +139,7 @@ class EpochTracker:
         parked: Run that is ahead of the next pass.
         iterations: Iterators over the loader.
         hooks: The user's hooks between epochs.
+        draws: Draws the orders of epochs; None: they are not drawn.
         last_error: Copy of the error that ended a pass. It keeps no frames alive.
         at_end: Called when a pass is over; may warn.
         is_backed_up: True if a Keras backup is restored. Then the first epoch of a dataset may be
@@ -152,11 +154,12 @@ class EpochTracker:
         config: LoaderConfig,
         plan: Plan,
         hooks: UserHooks | None,
+        draws: Draws | None,
     ) -> None:
         self.engine, self.config, self.plan = engine, config, plan
         self.counters = Counters(makes_here=config.workers == 0)
         self.next, self.parked, self.iterations = NextPlace(), ParkedRun(), Iterations()
-        self.hooks = EpochHooks(hooks)
+        self.hooks, self.draws = EpochHooks(hooks), draws
         self.last_error: BaseException | None = None
         self.at_end: Callable[[], None] | None = None
         self.is_backed_up = False
@@ -184,8 +187,21 @@ class EpochTracker:
         return self.log_at(self.next.position)
 
     def log_at(self, position: Position) -> PassLog:
-        """Return an empty log for a pass that starts at a position."""
-        return PassLog(position, self.plan, self.config.deterministic)
+        """Return an empty log for a pass that starts at a position. Draws its order.
+
+        Raises:
+            ArgumentError: The order of the epoch is wrong.
+            StateError: The position was saved in another order.
+        """
+        return PassLog(position, self.plan_of(position), self.config.deterministic)
+
+    def plan_of(self, position: Position) -> Plan:
+        """Return the plan of a position's epoch. Raises as `log_at`."""
+        return self.plan if self.draws is None else self.draws.at(position)
+
+    def start_of_next(self) -> Position:
+        """Return the position of a consumer that has taken nothing of the next pass."""
+        return self.next_log().position(0) if self.draws is None else self.next.position
 
     def second_shapes(self) -> list[tuple[int, ...]] | None:
         """Make the second batch of the next pass, and return the shapes of its components.
@@ -198,7 +214,8 @@ class EpochTracker:
         if is_stream or log.batches < 2:
             return None
         second = Position(log.epoch, log.plan.start_after(log.epoch, 1))
-        run = self.engine().begin(second, limit=self.log_at(second).first + 1)
+        limit = first_number(log.whole, second) + 1
+        run = self.engine().begin(second, limit, log.whole)
         try:
             _, parts = next(run.take().batches())
             return [part.shape for part in parts]
@@ -227,7 +244,7 @@ class EpochTracker:
 
     def _open(self) -> tuple[Run, PassLog]:
         self.parked.drop_outdated()
-        if not self.parked:
+        if not self.parked and self.draws is None:
             # Before the number is claimed, because this waits for the first sample.
             self.engine().form()
         place = self.next.take()
@@ -241,7 +258,7 @@ class EpochTracker:
             if run is not None:
                 run.extend(limit)
                 return run, log
-            return self.engine().begin(place, limit), log
+            return self.engine().begin(place, limit, log.whole), log
         except BaseException:
             self.next.give_back(place)
             if run is not None:
@@ -249,8 +266,11 @@ class EpochTracker:
             raise
 
     def _ahead(self) -> int:
-        """Return the number of batches of the next epoch that may be made during a pass."""
-        if self.hooks:
+        """Return the number of batches of the next epoch that may be made during a pass.
+
+        Its order is drawn when it starts, because it may depend on the epoch before.
+        """
+        if self.hooks or self.draws is not None:
             return 0
         batches = self.plan.batches_per_epoch
         if self._was_whole:

@@ -22,6 +22,8 @@ from loaderpool.trainer.loader_iterator import Batches, LoaderIterator
 from loaderpool.trainer.pool import Pool
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import tensorflow as tf
     import torch
 
@@ -56,6 +58,8 @@ class Loader:
             Default: `"auto"`.
         shuffle: Set to `True` to reshuffle all items every epoch. For a stream: size of the shuffle
             window, in items.
+        order: Source indices of each epoch: an array, a function `order(epoch)`, a sampler or batch
+            sampler of PyTorch, `Weighted` or `Blocks`. Read when an epoch begins.
         seed: Seed of the order and of all random numbers, at least 0. Default: 0.
         drop_remainder: Set to `True` to drop the last batch if it is smaller. Default: `False`.
         deterministic: Set to `False` to get batches as soon as they are finished, in any order.
@@ -111,6 +115,7 @@ class Loader:
         batch_fn: Callable[..., Any] | None = None,
         workers: int | Literal["auto"] | tuple[int, int | None] | Pool = "auto",
         shuffle: bool | int = False,
+        order: object = None,
         seed: int = 0,
         drop_remainder: bool = False,
         deterministic: bool = True,
@@ -349,9 +354,36 @@ class Loader:
 
         core = self._core
         check_resumable(core.stream, core.tracker)
-        core.tracker.resume_at(read_state(state, core.fingerprint, core.plan))
+        position = read_state(state, core.fingerprint, core.plan)
+        if core.tracker.draws is not None:
+            core.tracker.draws.generators.adopt(generators_of(state))
+        core.tracker.resume_at(position)
         if core.engine is not None and core.engine.generators.adopt(generators_of(state)):
             core.engine.reseed()
+
+    def indices(self, epoch: int, batch: int) -> npt.NDArray[np.int64]:
+        """Return the source indices of a batch of this loader, without reading its items.
+
+        A drawn order (see `order`) is drawn again, as it is now.
+
+        Args:
+            epoch: Epoch number, from 0.
+            batch: Batch number in the epoch, from 0.
+
+        Returns:
+            int64[rows], in the order of the rows.
+
+        Raises:
+            IndexError: If the epoch has no such batch.
+
+        Example:
+            >>> import loaderpool as lp
+            >>> with lp.Loader(range(10), batch_size=4, shuffle=True, workers=0) as loader:
+            ...     print(loader.indices(epoch=3, batch=0))
+            [9 1 4 8]
+        """
+        epoch = whole_number("epoch", epoch, at_least=0, at_most=MAX_EPOCH)
+        return self._core.indices(epoch, whole_number("batch", batch, at_least=0))
 
     # ---- batches for frameworks: each method imports its adapter, and forwards to it
 

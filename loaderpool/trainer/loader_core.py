@@ -10,9 +10,18 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from loaderpool.errors import ClosedError, closed_error, counted, foreign_error, warn
+import numpy as np
+
+from loaderpool.errors import (
+    ArgumentError,
+    ClosedError,
+    closed_error,
+    counted,
+    foreign_error,
+    warn,
+)
 from loaderpool.plan.places import Position
 from loaderpool.sources.stream import replicated
 from loaderpool.system import process
@@ -28,8 +37,12 @@ from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from loaderpool.engine.contracts import Engine
     from loaderpool.engine.delivery import CheckedArguments
+    from loaderpool.plan.batches import Plan
+    from loaderpool.trainer.draws import Draws
     from loaderpool.trainer.observer import Observer
 
 # Part of each `repr`, because Keras shows the `repr` of an argument that it cannot use.
@@ -88,6 +101,7 @@ class LoaderCore:
         # Closes the engine and the loader's own pool. None if neither has processes or files.
         self._undoing: Undoing | None = None
         checked = check_arguments(arguments)
+        draws = cast("Draws | None", checked.draw)
         self.config, self.plan, self.stream, self._unit = (
             checked.config,
             checked.plan,
@@ -96,7 +110,7 @@ class LoaderCore:
         )
         # The tracker must not keep the core alive, because finalizers of iterators refer to it.
         engine = functools.partial(_call, weakref.ref(self), LoaderCore.running_engine)
-        self.tracker = EpochTracker(engine, self.config, self.plan, arguments["_hooks"])
+        self.tracker = EpochTracker(engine, self.config, self.plan, arguments["_hooks"], draws)
         self.tracker.counters.on_mark = functools.partial(_call, weakref.ref(self), LoaderCore.look)
         self._check_rows()
         if not process.is_trainer():
@@ -251,8 +265,11 @@ class LoaderCore:
         where = "closed" if self.is_closed else counted(self.workers, "worker")
         return f"{items}, batch_size={self.config.batch_size}, {where}"
 
-    def batches_per_epoch(self) -> int:
+    def batches_per_epoch(self, plan: Plan | None = None) -> int:
         """Return the length of the loader: the number of batches of this shard in an epoch.
+
+        Args:
+            plan: Plan of the epoch; None: of the next one.
 
         Raises:
             TypeError: The length is unknown: the source is a stream, generators without
@@ -277,7 +294,22 @@ class LoaderCore:
                 'the number of batches is unknown with on_error="skip", which may drop whole '
                 "batches"
             )
-        return self.plan.batches_per_epoch if stated is None else stated
+        if plan is None and self.tracker.draws is not None:
+            return self.tracker.draws.batches(self.tracker.epoch)
+        return (plan or self.plan).batches_per_epoch if stated is None else stated
+
+    def indices(self, epoch: int, batch: int) -> npt.NDArray[np.int64]:
+        """Return the source indices of a batch, without reading its items. See `Loader.indices`."""
+        plan = self.plan
+        if plan.is_open and not plan.is_endless:
+            what = "generators" if plan.lanes else "a stream"
+            raise ArgumentError(f"indices needs a source with an index, but the source is {what}")
+        plan = self.tracker.plan_of(Position(epoch))
+        if not 0 <= batch < plan.batches_per_epoch:
+            raise IndexError(
+                f"epoch {epoch} has {plan.batches_per_epoch:,} batches from 0 on, got batch {batch}"
+            )
+        return np.array(plan.order.indices(epoch, plan.positions(epoch, batch)), np.int64)
 
     def state_at(self, position: Position) -> dict[str, Any]:
         """Return the saved state of a position.
@@ -289,6 +321,8 @@ class LoaderCore:
 
         check_resumable(self.stream, self.tracker)
         generators = [] if self.engine is None else self.engine.generators.saved()
+        if self.tracker.draws is not None:
+            generators = generators + self.tracker.draws.generators.saved()
         return write_state(position, self.fingerprint, self.plan, generators)
 
     def running_engine(self) -> Engine:

@@ -102,12 +102,16 @@ class _FailureLimit:
         self._count = 0
         self.make_error: Callable[[], LoaderpoolError] | None = None
 
-    def admitted(self, delivery: Delivery) -> Delivery:
+    def admitted(self, delivery: Delivery, rows: int) -> Delivery:
         """Return the delivery, or its batches before the one that exceeds the limit.
 
         The number of batches in a delivery depends on the workers' speed. The error replaces the
         batch that exceeds the limit. So the speed affects neither the batches before the error nor
         the error itself.
+
+        Args:
+            delivery: The delivery.
+            rows: Number of rows of the epoch.
 
         Raises:
             LoaderpoolError: The delivery's first batch exceeds the limit.
@@ -116,7 +120,7 @@ class _FailureLimit:
         policy = tracker.config.on_error
         for number, failures in enumerate(delivery.failures()):
             self._count += sum(len(failed_indices(failure)) for failure in failures)
-            if failures and not policy.allows(self._count, tracker.plan.rows_per_epoch):
+            if failures and not policy.allows(self._count, rows):
                 # Imported here, so that `import loaderpool` does not load it.
                 from loaderpool.engine.failures import sample_error
 
@@ -311,7 +315,9 @@ class Pass:
                     "is a bug in loaderpool; please report it."
                 ) from None
             return self._end_of_stream(log)
-        return self._failures.admitted(delivery) if delivery.row_failures else delivery
+        if not delivery.row_failures:
+            return delivery
+        return self._failures.admitted(delivery, log.whole.rows_per_epoch)
 
     def _on_error(self, error: BaseException) -> None:
         """Handle an error of a request: end the run, unless it can be continued."""
@@ -411,7 +417,8 @@ class LoaderIterator(Iterator[Any]):
 
     def __len__(self) -> int:
         """Return the number of batches per epoch, however many were taken."""
-        return self._core.batches_per_epoch()
+        log = self._pass.log
+        return self._core.batches_per_epoch(None if log is None else log.whole)
 
     def __bool__(self) -> bool:
         return True  # without it, `bool` would call `__len__`, and the length may be unknown
@@ -479,7 +486,8 @@ class LoaderIterator(Iterator[Any]):
         return self._position(self._pass.consumed)
 
     def _position(self, consumed: int) -> Position:
-        return (self._pass.log or self._core.tracker.next_log()).position(consumed)
+        log = self._pass.log
+        return self._core.tracker.start_of_next() if log is None else log.position(consumed)
 
     @property
     def epoch(self) -> int:

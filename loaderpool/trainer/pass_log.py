@@ -9,6 +9,7 @@ dataset of several epochs has several.
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import weakref
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderpool.errors import StateError
 from loaderpool.plan.batches import Plan
+from loaderpool.plan.drawn import checksum_of
 from loaderpool.plan.places import LanePlaces, Position, first_number
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ class PassLog:
     Attributes:
         place: Position at which the pass starts.
         first: Number of the pass's first batch, counted through all epochs.
+        whole: Plan of the epoch.
         plan: Plan of the epoch, or of its remainder.
         batches: Number of batches of the whole pass. For a stream, an upper bound until its end.
         delivered: Number of batches that the engine has delivered.
@@ -106,6 +109,7 @@ class PassLog:
 
     def __init__(self, place: Position, plan: Plan, in_order: bool) -> None:
         self.place, self.epoch, self.plan = place, place.epoch, plan.after(place.start)
+        self.whole = plan
         self.first = first_number(plan, place)
         self.numbers: DeliveredNumbers | None = None
         if plan.lanes or not in_order:
@@ -145,6 +149,15 @@ class PassLog:
         """
         if consumed >= self.batches:
             return Position(self.epoch + 1)
+        position = self._position(consumed)
+        is_drawn = position.is_rest and self.plan.order.is_drawn
+        return position._replace(order=self._checksum) if is_drawn else position
+
+    @functools.cached_property
+    def _checksum(self) -> str:
+        return checksum_of(self.whole)
+
+    def _position(self, consumed: int) -> Position:
         if self.numbers is None:
             return Position(self.epoch, self.plan.start_after(self.epoch, consumed))
         if self.plan.lanes:

@@ -6,12 +6,15 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from loaderpool.checks import whole_number
 from loaderpool.config import MAX_EPOCH
 from loaderpool.element.spec import ElementSpec, sample_spec
 from loaderpool.engine.local_engine import LocalEngine
 from loaderpool.errors import ArgumentError, LoaderpoolError
 from loaderpool.hints import known_names_only
+from loaderpool.plan.places import Position
 from loaderpool.trainer.arguments import check_arguments
 from loaderpool.worker.own_process import SavedGlobals
 from loaderpool.worker.tickets import WorkFailed
@@ -94,11 +97,14 @@ class Replay:
                 f"replay needs a source index, but the source is {what} no index. Make the loader "
                 "with workers=0: then the error is raised in this process"
             )
-        if not 0 <= index < plan.order.size:
+        size = engine.checked.length or plan.order.size
+        if not 0 <= index < size:
             raise ArgumentError(
-                f"index must be 0 to {plan.order.size - 1} (the source has {plan.order.size:,} "
-                f"items), got {index}"
+                f"index must be 0 to {size - 1} (the source has {size:,} items), got {index}"
             )
+        # Of the loader itself, because it has the keys of the order's random generators.
+        plan = loader._core.tracker.plan_of(Position(self.epoch))
+        engine.work.follow(plan)
         place = find(plan, epoch, index)
         if place is None:
             why = _why_not(plan, epoch, index)
@@ -146,6 +152,8 @@ class Replay:
 
 def _why_not(plan: Plan, epoch: int, index: int) -> str:
     """Return the reason why a shard does not have a source index in an epoch."""
+    if plan.order.is_drawn and index not in plan.order.indices(epoch, np.arange(plan.order.size)):
+        return "its order leaves it out"
     others = "" if not plan.order.shuffle else ". It may be in another one in other epochs"
     for shard in range(min(plan.num_shards, _MOST_SHARDS)):
         if find(dataclasses.replace(plan, shard_index=shard), epoch, index) is not None:

@@ -10,6 +10,7 @@ Runs in: the main process, on the thread that calls `state_dict` or `load_state_
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from loaderpool.checks import whole_number
-from loaderpool.config import LoaderConfig
+from loaderpool.config import Blocks, LoaderConfig, Weighted
 from loaderpool.errors import ArgumentError, StateError, brief
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.buckets import BucketPlan
@@ -72,7 +73,7 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
     """
     if batches_taken is not None:
         count = whole_number("batches_taken", batches_taken, at_least=0)
-        return tracker.iterations.latest.position(count) or tracker.next_log().position(0)
+        return tracker.iterations.latest.position(count) or tracker.start_of_next()
     readers = [
         log.reader() for log in list(tracker.iterations.live.values()) if log.reader is not None
     ]
@@ -89,7 +90,7 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
             "began."
         )
     found: Position | None = live[0].position if live else tracker.next.lost_at
-    return tracker.next_log().position(0) if found is None else found
+    return tracker.start_of_next() if found is None else found
 
 
 def write_state(
@@ -115,6 +116,7 @@ def write_state(
             if lanes is None
             else {"lanes": {"taken": list(lanes.taken), "over": sorted(lanes.over)}}
         ),
+        **({"order": position.order} if position.order else {}),
         **({"generators": generators} if generators else {}),
         "loader": fingerprint,
     }
@@ -190,7 +192,7 @@ def _position_of(state: Mapping[str, Any]) -> Position:
         number for first, count in state["taken"] for number in range(first, first + count)
     )
     places = None if lanes is None else LanePlaces(tuple(lanes["taken"]), frozenset(lanes["over"]))
-    return Position(state["epoch"], start, taken, places)
+    return Position(state["epoch"], start, taken, places, state.get("order", ""))
 
 
 def _is_as_written(state: Mapping[str, Any]) -> bool:
@@ -228,7 +230,8 @@ def fingerprint(arguments: Mapping[str, Any], config: LoaderConfig, plan: Plan) 
         config: Checked settings.
         plan: Plan of the batches.
     """
-    source, function, augment = (
+    order, source, function, augment = (
+        arguments["order"],
         arguments["source"],
         arguments["fn"] or arguments["batch_fn"],
         arguments["augment"],
@@ -237,7 +240,7 @@ def fingerprint(arguments: Mapping[str, Any], config: LoaderConfig, plan: Plan) 
     fields: dict[str, Any] = {
         "size": plan.order.size,
         "batch_size": plan.batch_size,
-        "shuffle": config.shuffle_window or plan.order.shuffle,
+        "shuffle": config.shuffle_window or (plan.order.shuffle and order is None),
         "seed": plan.order.seed,
         "drop_remainder": plan.drop_remainder,
         "deterministic": config.deterministic,
@@ -245,6 +248,10 @@ def fingerprint(arguments: Mapping[str, Any], config: LoaderConfig, plan: Plan) 
         "source": describe_source(source),
         "function": _describe_function(function) + then,
     }
+    if order is not None:
+        # Numbers in arrays may change from epoch to epoch, so they are not compared here. The
+        # checksum of a position within an epoch shows whether its order is still the same.
+        fields["order"] = describe_order(order)
     if config.buckets is not None:
         assert isinstance(plan, BucketPlan)
         sizes = [list(config.buckets.boundaries), list(config.buckets.batch_sizes)]
@@ -301,6 +308,20 @@ def describe_source(source: object) -> str:
             return kind
         pieces.append(pickle.dumps(item if plain else np.ascontiguousarray(item).tobytes(), 4))
     return f"{kind} {_checksum(pieces)}"
+
+
+def describe_order(order: Any) -> str:
+    """Return a text that identifies an order: its kind, its settings, and its functions."""
+    if isinstance(order, (Weighted, Blocks)):
+        settings = {each.name: getattr(order, each.name) for each in dataclasses.fields(order)}
+        parts = (f"{name}={describe_order(value)}" for name, value in settings.items())
+        return f"{type(order).__name__}({', '.join(parts)})"
+    if isinstance(order, (bool, int, type(None))):
+        return repr(order)
+    if callable(order) and not hasattr(order, "__iter__"):
+        return _describe_function(order)
+    is_array = isinstance(order, (list, tuple, range)) or hasattr(order, "__array__")
+    return "indices" if is_array else type(order).__qualname__
 
 
 def _describe_function(function: object) -> str:

@@ -89,7 +89,8 @@ def take_statistics(tracker: EpochTracker, engine: Engine | None, observer: Obse
 
     `engine` is None if the loader makes no batches in this process.
     """
-    counters, repeated = tracker.counters, tracker.plan.repeated_rows
+    counters, plan = tracker.counters, tracker.plan
+    repeated = 0 if plan.order.is_drawn else plan.repeated_rows
     elapsed_s = (counters.steps.last_ns - counters.steps.first_ns) / 1e9
     told = EngineStatistics() if engine is None else engine.statistics()
     cached = NO_COUNTS if engine is None or engine.cache is None else engine.cache.counts()

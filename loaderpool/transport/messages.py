@@ -56,7 +56,7 @@ class Look(NamedTuple):
     """
 
     loader: int
-    feed: int  # offset of the stream's table in the arena; 0: items are read by index
+    feed: int  # offset of the stream's table, or of a drawn order, in the arena; 0: neither
 
 
 class Begin(NamedTuple):
@@ -72,7 +72,7 @@ class Begin(NamedTuple):
     had: tuple[int, ...]
     lanes_over: tuple[int, ...]  # lanes that have ended
     is_in_order: bool  # True if the consumer takes the batches in their order
-    feed: int  # offset of the stream's table in the arena, as in `Look`
+    feed: int  # offset of the stream's table or of a drawn order in the arena, as in `Look`
     # True: make only the batches that `Extend` requests, because they are the tickets of a
     # cluster's node
     is_on_demand: bool = False
@@ -96,8 +96,8 @@ class End(NamedTuple):
     """Main process -> supervisor: stop this run, or unload this loader, whose runs have ended."""
 
     number: int  # number of the run or loader
-    # Offsets of slots with views. `Release` returns them later. All other slots of the run are
-    # free.
+    # Tickets of the slots with views. `Release` returns these slots later. All other slots of the
+    # run are free.
     lent: tuple[int, ...] = ()
 
 
@@ -153,7 +153,7 @@ class Status(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Supervisor -> main process: no process uses this run of a stream, or this loader, any more.
+    """Supervisor -> main process: no process uses this loader, or the run's data in the arena.
 
     Supervisor -> workers: this run of generators has ended.
     """
@@ -203,7 +203,7 @@ class Ticket(NamedTuple):
     offset: int = 0  # byte offset of the slot in the arena
     slot_bytes: int = 0
     is_fresh: bool = False  # the slot is unused: reserve its pages first
-    feed: int = 0  # arena offset of the stream's table; 0: items are read by index
+    feed: int = 0  # arena offset of the stream's table or of a drawn order; 0: neither
     # Number of workers that died with this ticket. If it is positive, rows are made one by one,
     # with no other ticket at the same time, so that the board names the sample that ends a worker.
     deaths: int = 0

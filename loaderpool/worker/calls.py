@@ -94,7 +94,7 @@ class TimeLimit(NamedTuple):
     def limited(self, call: Awaitable[_Result], index: int) -> Awaitable[_Result]:
         """Return an awaitable for a call that makes the sample of this index."""
         progress = self.progress
-        call = limited(call, self.limit_s, progress.allow_for_cleanup)
+        call = limited(call, self.limit_s, progress.allow_for_cleanup, lambda: progress.reading_ns)
         return by_steps(call, functools.partial(progress.begin_step, index), progress.end_step)
 
 

@@ -67,7 +67,8 @@ class Call(Outcome):
                 # The read is for many rows, so its time does not count for this call.
                 self.reading_rows = min(len(opened.indices), MOST_ROWS)
                 opened.fetched.prepare(start)
-                self.reading_rows, self.started_ns = 0, clock.monotonic_ns()
+                self.started_ns = clock.monotonic_ns()
+                self.reading_rows = 0  # SYNC: stored last; pairs with `ConcurrentCalls._wait`
             self.result = self._calls.unit(*self._rows)
         except BaseException as error:
             end_stray(error)

@@ -226,11 +226,18 @@ def _close(loop: asyncio.AbstractEventLoop, threads: list[threading.Thread], pid
 
 
 async def limited(
-    awaitable: Awaitable[_Result], limit_s: float, at_limit: Callable[[], object]
+    awaitable: Awaitable[_Result],
+    limit_s: float,
+    at_limit: Callable[[], object],
+    paused_ns: Callable[[], int],
 ) -> _Result:
-    """Return the result of an awaitable, which is canceled after `limit_s` seconds.
+    """Return the result of an awaitable, which is canceled after a time.
 
-    `at_limit` is called just before the cancellation.
+    Args:
+        awaitable: the awaitable.
+        limit_s: the time in seconds, without pauses.
+        at_limit: called just before the cancellation.
+        paused_ns: returns the time in nanoseconds of all pauses of the loop so far.
 
     Raises:
         CallTimeoutError: it took longer.
@@ -238,10 +245,15 @@ async def limited(
     import asyncio
 
     loop, task, is_late = asyncio.get_running_loop(), asyncio.current_task(), False
-    begun_s = loop.time()
+    begun_s, seen_ns = loop.time(), paused_ns()
+    timer: asyncio.TimerHandle
 
     def end() -> None:
-        nonlocal is_late
+        nonlocal is_late, seen_ns, timer
+        if more_ns := paused_ns() - seen_ns:
+            seen_ns += more_ns
+            timer = loop.call_later(more_ns / 1e9, end)
+            return
         is_late = True
         at_limit()
         if task is not None:

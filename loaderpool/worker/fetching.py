@@ -18,6 +18,7 @@ import numpy.typing as npt
 from loaderpool.sources.many_rows import MOST_ROWS
 from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.worker.rows import copy_of
 
 _NO_ITEM = object()  # in place of an item that was returned already, or that was not read
 _NOT_NOTED: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -59,7 +60,7 @@ class RowsReader(Protocol):
 
         Args:
             epoch: The epoch.
-            row: Row that is needed now.
+            row: Row that is needed now; -1: none.
             indices: Source indices of all rows of the part.
         """
 
@@ -166,12 +167,12 @@ class Fetched:
         part = self._part(row)
         with self._lock_of(part):
             if not part.items:
-                self._read(part, row)
+                self._read(part, part.start - 1)
 
     def values(self, start: int, stop: int) -> Iterator[object]:
         """Return the `value` of consecutive rows. No other thread may need their parts."""
         if self._reader.through_cache is not None:
-            return map(self.value, range(start, stop))
+            return (self.value(row) for row in range(start, stop))
         return self._items(start, stop)
 
     def _items(self, start: int, stop: int) -> Iterator[object]:
@@ -186,7 +187,12 @@ class Fetched:
                 part.items[at:last] = [_NO_ITEM] * (last - at)
                 yield from following
             else:
-                yield from map(self.item, range(first + 1, end))
+                for row in range(first + 1, end):  # with `map`, a StopIteration would end all rows
+                    yield self.item(row)
+
+    def part_end(self, row: int) -> int:
+        """Return the end row of the part that has this row."""
+        return self._part(row).stop
 
     def read_ahead(self) -> bool:
         """Read a part that no thread has read or is reading. Return False if there is none."""
@@ -194,7 +200,7 @@ class Fetched:
             if not part.items and part.lock.acquire(blocking=False):
                 try:
                     if not part.items:
-                        self._read(part, part.start)
+                        self._read(part, part.start - 1)
                         return True
                 finally:
                     part.lock.release()
@@ -204,8 +210,8 @@ class Fetched:
         return self._parts[bisect.bisect_right(self._starts, row) - 1]
 
     def _lock_of(self, part: _Part) -> contextlib.AbstractContextManager[object]:
-        """Return the lock of a part. While another thread holds it, read another part first."""
-        if self.others is not None and part.lock.locked():
+        """Return the lock of a part. If another thread reads it, read another part first."""
+        if self.others is not None and part.lock.locked() and not part.items:
             any(other.read_ahead() for other in self.others())
         return part.lock
 
@@ -214,6 +220,9 @@ class Fetched:
         begun_ns, reader, first = clock.monotonic_ns(), self._reader, part.start
         all_indices = self._indices[first : part.stop]
         rows = reader.rows_to_read(self._epoch, row - first, all_indices)
+        if not rows:  # a cache has all of them, or they are left out
+            part.items = [_NO_ITEM] * len(all_indices)
+            return
         indices = [all_indices[each] for each in rows]
         items: list[object] = []
         is_alone = self._is_alone
@@ -225,7 +234,8 @@ class Fetched:
             items = []
             reader.begin_rows(self._epoch, int(self._positions[first]))
             for index in indices:
-                items += self._call([index])
+                # Copies, because the next call may refill the memory of this one's item.
+                items += map(copy_of, self._call([index]))
                 if reader.stops_at_errors and type(items[-1]) is _Failed:
                     items += [items[-1]] * (len(indices) - len(items))
                     break

@@ -36,6 +36,12 @@ class IndexedItems:
         self._at_once = max(1, _ROWS // plan.most_rows) if looks_ahead and not plan.rows_vary else 0
         self._latest: dict[tuple[int, int, Start], tuple[_Positions, list[int]]] = {}
 
+    def follow(self, plan: Plan) -> None:
+        """Use the order that was drawn for an epoch, from the next ticket on."""
+        if plan.order is not self._plan.order:
+            self._latest.clear()
+        self._plan = plan
+
     @property
     def first_batches(self) -> int:
         """All batches of an epoch."""

@@ -61,6 +61,7 @@ def probe(work: Work, epoch: int, feed: int = 0) -> Probe:
     Raises:
         WorkFailed: the function raised, or its result cannot become a batch.
     """
+    work.find_order(Ticket(feed=feed))
     action = work.config.on_error.action
     tries = _PROBES if action == "skip" or (action == "replace" and work.unit == "sample") else 1
     first_error: WorkFailed | None = None
@@ -170,7 +171,8 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
             failure = failed.failure._replace(text=f"{failed.failure.text} ({_WITHOUT_OUT})")
             raise WorkFailed(failure, error) from None
         raise failed from None
-    if calls.can_reuse_probe:
+    # In a drawn order, the first use of an item may be at another position.
+    if calls.can_reuse_probe and not work.plan.order.is_drawn:
         calls.kept[indices[0]] = spec.structure.unflatten(kept)
     return Probe(
         spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows, _classes_of(result)
@@ -192,7 +194,8 @@ def _may_be_shorter(work: Work, rows: int) -> bool:
     plan = work.plan
     if work.unit != "batch" or work.config.drop_remainder or rows < 2:
         return False
-    return plan.is_open or plan.rows_vary or plan.lanes > 0 or plan.last_rows < rows
+    varies = plan.is_open or plan.rows_vary or plan.lanes > 0 or plan.order.is_drawn
+    return varies or plan.last_rows < rows
 
 
 def _has_tuple_of(structure: Structure, count: int) -> bool:

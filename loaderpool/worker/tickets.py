@@ -325,6 +325,7 @@ class Progress:
     Attributes:
         failures: failures of the process's samples.
         counts_generated: True if a generator's item counts as a call.
+        reading_ns: time of all reads of many rows that were noted.
     """
 
     def __init__(
@@ -343,6 +344,7 @@ class Progress:
         # the ticket's run, and the field that marks it as abandoned
         self._run, self._mark = 1, Board.mark(1)
         self.counts_generated = False
+        self.reading_ns = 0
         self._index_field, self._started_field = cell + Field.INDEX, cell + Field.STARTED_NS
 
     def note(self, index: int) -> None:
@@ -462,6 +464,7 @@ class Progress:
             yield
         finally:
             now_ns = clock.monotonic_ns()
+            self.reading_ns += now_ns - begun_ns
             numbers[self._started_field] = now_ns
             numbers[self._index_field], numbers[block] = noted
             if self._counted is not None:

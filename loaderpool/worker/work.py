@@ -18,6 +18,8 @@ import numpy.typing as npt
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.board import Board
 from loaderpool.memory.layout import BatchForm, Block, Buffer, VaryingLayout
+from loaderpool.plan.batches import Plan, kept
+from loaderpool.plan.drawn import read_order
 from loaderpool.sources.tables import Columns
 from loaderpool.system import clock
 from loaderpool.transport.messages import Ticket
@@ -39,6 +41,7 @@ from loaderpool.worker.tickets import MadeRows, Opened, Progress, StreamedItems,
 _SINGLE_ROW_BYTES = 1 << 15
 _SINGLE_ROW_NS = 20_000
 _BLOCK_ROWS = 128
+_PASSES = 4  # concurrent iterations over one loader whose drawn orders are kept
 
 _Leaves = list[npt.NDArray[Any]]
 
@@ -71,7 +74,8 @@ class Work:
     Args:
         payload: the loader's pickled objects, loaded here, and its cache.
         progress: records what this process is doing.
-        shared: the arena's mapping, which has a stream's items. None in the main process.
+        shared: the arena's mapping, which has a stream's items, or drawn orders. None in the main
+            process.
         watch: watches the global generators. None: `Calls` makes its own if it needs one.
         loader: number of the loader's version. Classes of a stream's items are looked up under it.
         event_loop: runs coroutines. None: a new one, which `close` closes.
@@ -89,7 +93,9 @@ class Work:
         config = payload.config
         self.config, self.progress = config, progress
         self.failures = failures = progress.failures
-        self.plan = payload.plan
+        self.plan = self._base = payload.plan
+        self._shared = shared
+        self._orders: dict[int, Plan] = {}
         self.unit = payload.unit
         self.setup = with_imports(payload.imports, payload.setup)
         self.check: Callable[[], None] = end_stray
@@ -202,6 +208,28 @@ class Work:
 
     # ---- tickets ----
 
+    def follow(self, plan: Plan) -> None:
+        """Use the order that was drawn for an epoch. Other orders do not change.
+
+        Args:
+            plan: Plan of the epoch, or of its remainder.
+        """
+        if plan.order.is_drawn:
+            assert isinstance(self.items, IndexedItems)
+            self.plan = plan
+            self.items.follow(plan)
+
+    def find_order(self, ticket: Ticket) -> None:
+        """Use the drawn order to which a ticket refers."""
+        if not (ticket.feed and self._base.order.is_drawn):
+            return
+
+        def read() -> Plan:
+            return read_order(self._base, self._shared, ticket.feed)
+
+        # The memory of the first sample's order may be used for another one later.
+        self.follow(kept(self._orders, ticket.run, read, _PASSES) if ticket.run else read())
+
     def suspect(self, is_suspect: bool) -> None:
         """Run `check` after each call of the next ticket, if that ticket has ended workers.
 
@@ -283,6 +311,7 @@ class Work:
         """Return the rows of a ticket. Their items can be read by index from now on."""
         if self.calls.kept:
             self.calls.kept.keep_only(ticket.epoch)
+        self.find_order(ticket)
         try:
             opened = self.items.open(ticket)
         except self.failures.catches as error:
@@ -326,10 +355,13 @@ class Work:
         )
         if block > 1 and is_noted:
             progress.begin_blocks(block)
-        are_items = opened.fetched is not None and not self.calls.chain.plain
+        # The source's items as they are, if no function is called.
+        items = opened.fetched if self.calls.chain.plain == [] else None
         start = 0
         while start < rows:
             stop, row = min(start + block, rows), ticket.start + start
+            if items is not None:  # the next call may refill the memory of this one's items
+                stop = min(stop, items.part_end(start))
             results: list[object] = []
             # The main process skips this, because its notes are never read. Tiny batches would be
             # slower.
@@ -341,9 +373,9 @@ class Work:
                         arrays, row, calls.unit(opened, start, stop), indices[start]
                     )
                 else:
-                    take = None if are_items else converter.take
+                    take = converter.take if items is None else None
                     self.calls.block(opened, start, stop, results, take)
-                    if not converter.write_block(arrays, row, results, are_items):
+                    if not converter.write_block(arrays, row, results, items is not None):
                         raise SpecMismatchError  # single calls find the wrong row
                 start = stop
             except self.failures.catches as error:

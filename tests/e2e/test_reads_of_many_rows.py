@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -173,6 +174,23 @@ def test_an_error_of_batch_fn_names_the_row(tmp_path: Path, on: Place) -> None:
         read(loader)
 
 
+class Stopping(Table):
+    """A source whose row 13 raises StopIteration."""
+
+    def row(self, index: int) -> Any:
+        return next(iter([]) if index == 13 else iter([super().row(index)]))
+
+
+def test_row_that_raises_stop_iteration_is_not_missing(tmp_path: Path, on: Place) -> None:
+    with (
+        lp.Loader(
+            Stopping(tmp_path / "log", 30), batch_fn=np.stack, batch_size=10, **on(2)
+        ) as loader,
+        pytest.raises(SampleError, match="StopIteration"),
+    ):
+        read(loader)
+
+
 class OnlySingleRows(Table):
     """A source that raises in each call for several rows."""
 
@@ -232,19 +250,27 @@ def test_the_error_of_a_timeout_names_the_read(tmp_path: Path) -> None:
         read(loader)
 
 
-def test_the_read_and_each_call_have_their_own_limit(tmp_path: Path) -> None:
-    def slow(item: Any) -> Any:
-        time.sleep(0.4)
-        return item
+def slow(item: Any) -> Any:
+    time.sleep(0.4)
+    return item
 
+
+async def slow_async(item: Any) -> Any:
+    await asyncio.sleep(0.4)
+    return item
+
+
+@pytest.mark.parametrize(("fn", "threads"), [(slow, 1), (slow_async, 1), (slow_async, 4)])
+def test_the_read_and_each_call_have_their_own_limit(tmp_path: Path, fn: Any, threads: int) -> None:
     with lp.Loader(
-        Table(tmp_path / "log", 4, pause_s=0.4),
-        slow,
+        Table(tmp_path / "log", 8, pause_s=0.4),
+        fn,
         batch_size=2,
         workers=1,
+        threads=threads,
         limits=lp.Limits(timeout_s=0.7),
     ) as loader:
-        assert indices_in(read(loader)) == [*range(4)]
+        assert indices_in(read(loader)) == [*range(8)]
 
 
 class FixedResult(Table):
@@ -287,6 +313,52 @@ def test_the_result_may_be_an_array_or_tuple(tmp_path: Path, result: Any) -> Non
         assert indices_in(read(loader)) == [0, 1, 2, 3] * 3
 
 
+class Refilled(Table):
+    """A source whose calls all write into the same memory."""
+
+    memory = np.empty((MOST_ROWS, 1))
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        self.memory[: len(indices)] = np.array(indices)[:, np.newaxis]
+        return list(self.memory[: len(indices)])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_each_call_may_write_into_the_same_memory(tmp_path: Path, on: Place, workers: int) -> None:
+    table = Refilled(tmp_path / "log", 30_000)
+    with lp.Loader(table, batch_size=50, **on(workers)) as loader:
+        assert indices_in(read(loader)) == [*range(30_000)]
+
+
+class RefilledAndBad(Refilled):
+    """The same source, except that a call with row 13 raises."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        if 13 in indices:
+            raise ZeroDivisionError("row 13")
+        return super().__getitems__(indices)
+
+
+def test_rows_that_are_read_alone_may_be_in_the_same_memory(tmp_path: Path, on: Place) -> None:
+    table = RefilledAndBad(tmp_path / "log", 30)
+    with lp.Loader(table, batch_size=10, on_error="skip", **on(1)) as loader:
+        assert indices_in(read(loader)) == [*range(13), *range(14, 30)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_function_with_a_generator_may_refill_its_result(
+    tmp_path: Path, on: Place, workers: int
+) -> None:
+    result = np.empty(1)
+
+    def fill(item: Any, rng: np.random.Generator) -> Any:
+        result[:] = item
+        return result
+
+    with lp.Loader(Table(tmp_path / "log", 5_000), fill, batch_size=50, **on(workers)) as loader:
+        assert indices_in(read(loader)) == [*range(5_000)]
+
+
 @pytest.mark.parametrize("fn", [float, later])
 def test_only_uncached_rows_are_read(tmp_path: Path, on: Place, fn: Any) -> None:
     table, more = Table(tmp_path / "log", 12), {"batch_size": 4, "cache": tmp_path / "cache"}
@@ -297,6 +369,17 @@ def test_only_uncached_rows_are_read(tmp_path: Path, on: Place, fn: Any) -> None
         assert sorted(indices_in(read(loader, 2))) == sorted([*range(12)] * 2)
         read_rows = [index for line in table.calls() for index in eval(line)]
         assert len(set(read_rows)) == len(read_rows) and not {0, 1, 2, 3} & {*read_rows}
+
+
+def test_threads_read_no_row_that_a_cache_has(tmp_path: Path) -> None:
+    table = Table(tmp_path / "log", 12)
+    for epochs in (1, 2):
+        with lp.Loader(
+            table, float, batch_size=4, cache=tmp_path / "cache", workers=1, threads=2
+        ) as loader:
+            assert indices_in(read(loader, epochs)) == [*range(12)] * epochs
+        assert table.log.exists() is (epochs == 1)
+        table.log.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("own", [False, True])

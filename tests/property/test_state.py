@@ -68,7 +68,7 @@ class Consumer:
         self.number, self.loader, self.next, self.plan = number, loader, first, plan
         self.is_ordered = is_ordered or plan.lanes > 0
         self.ready: dict[int, Filled] = {}
-        self.lent: list[int] = []
+        self.lent: list[Filled] = []
         self.over: dict[int, int] = {}  # batches of lanes that have no more
         self.empty: list[int] = []  # slots that told so
         self.had: set[int] = set()  # taken out of order, after `next`
@@ -319,7 +319,7 @@ class Walk:
         if not consumer.is_ended:
             consumer.is_ended = True
             consumer.ready.clear()
-            self.state.end(consumer.number, tuple(consumer.lent))
+            self.state.end(consumer.number, tuple(each.ticket for each in consumer.lent))
 
     def living(self) -> list[Consumer]:
         return [consumer for consumer in self.consumers.values() if not consumer.is_ended]
@@ -330,7 +330,7 @@ class Walk:
             if (message := consumer.take()) is not None:
                 self.taken += 1
                 if not message.error and len(consumer.lent) < message.may_lend:
-                    consumer.lent.append(message.offset)
+                    consumer.lent.append(message)
                 else:  # an error, or copied
                     release(self.state, consumer.number, message.offset)
 
@@ -338,7 +338,7 @@ class Walk:
         for consumer in self.consumers.values():
             if consumer.lent and self.random.random() < 0.5:
                 at = self.random.randrange(len(consumer.lent))
-                release(self.state, consumer.number, consumer.lent.pop(at))
+                release(self.state, consumer.number, consumer.lent.pop(at).offset)
 
     def resize(self) -> None:
         self.state.resize(self.random.randint(1, 5))
@@ -433,11 +433,11 @@ class Walk:
             self.take()
             for consumer in self.consumers.values():
                 while not keeps_all and len(consumer.lent) > 1:
-                    release(self.state, consumer.number, consumer.lent.pop(0))
+                    release(self.state, consumer.number, consumer.lent.pop(0).offset)
         for consumer in self.consumers.values():
             self.end_of(consumer)
             while consumer.lent:
-                release(self.state, consumer.number, consumer.lent.pop())
+                release(self.state, consumer.number, consumer.lent.pop().offset)
         self.settle()
         assert not self.state.runs and not self.state.due, "something is left"
         assert not self.open_files, "files of items are left"

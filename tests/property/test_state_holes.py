@@ -16,6 +16,8 @@ from loaderpool.transport.messages import (
     Ended,
     Filled,
     Found,
+    Load,
+    Release,
     Status,
     Ticket,
 )
@@ -40,12 +42,34 @@ def test_a_worker_is_stopped_that_has_died_meanwhile() -> None:
     )
     supervisor = object.__new__(Supervisor)
     supervisor._workers = SimpleNamespace(by_number={})
-    supervisor._main = SimpleNamespace(send=lambda message, _: pool.told.append(message))  # type: ignore[assignment]
+    supervisor._main = SimpleNamespace(send=lambda message, *_: pool.told.append(message))  # type: ignore[assignment]
     for instruction in [*pool.state.instructions, ToWorker(0, Found(0, LOADER, b"", 0.0)), Stop(0)]:
         if not isinstance(instruction, (Start, Abandon)):
             supervisor._obey(instruction)
     pool.turn()
     assert len(pool.channels) == 1 and pool.busy()
+
+
+def test_slots_that_were_released_get_work_before_an_import() -> None:
+    """No worker gets a ticket while the supervisor imports."""
+
+    class Importing(Exception):
+        pass
+
+    pool, supervisor = Pool(1).with_a_run(), object.__new__(Supervisor)
+    while pool.busy():
+        pool.step()
+    released = [Received(Release(RUN, each.offset, each.ticket)) for each in pool.of(Filled)]
+    supervisor._state = pool.state
+    supervisor._releases = SimpleNamespace(receive=lambda: released.pop() if released else None)  # type: ignore[assignment]
+
+    def carry_out() -> None:
+        raise Importing
+
+    supervisor._carry_out = carry_out  # type: ignore[method-assign]
+    with pytest.raises(Importing):
+        supervisor._load(Load(2, 0, 0), Received(Load(2, 0, 0)))
+    assert any(isinstance(each, ToWorker) for each in pool.state.instructions)
 
 
 # ---- a release that crossed an `End`
@@ -65,8 +89,9 @@ def test_a_release_that_is_said_twice_or_crosses_an_end_is_said_once(
 ) -> None:
     """A finalizer took it off the list, another thread's `End` said "not lent", then the release came: a KeyError."""
     pool, offset = lent
+    ticket = pool.state.runs[RUN].filled[offset]
     if crosses != "nothing":
-        pool.state.end(RUN, (offset,) if crosses == "an end that names it" else ())
+        pool.state.end(RUN, (ticket,) if crosses == "an end that names it" else ())
     for _ in range(2):
         release(pool.state, RUN, offset)
         pool.turn()
@@ -75,18 +100,18 @@ def test_a_release_that_is_said_twice_or_crosses_an_end_is_said_once(
     assert (RUN in pool.state.runs) is (crosses == "nothing")
 
 
-def test_a_release_may_arrive_before_the_end_of_its_run(lent: tuple[Pool, int]) -> None:
-    """`Release` and `End` use two channels, so their order may change."""
+def test_release_may_overtake_the_end_of_its_run(lent: tuple[Pool, int]) -> None:
+    """Releases and ends travel on two channels. The slot was filled again: nobody would release it."""
     pool, offset = lent
-    slots = pool.state.runs[RUN].slots
-    release(pool.state, RUN, offset)
-    pool.turn()
-    pool.state.end(RUN, (offset,))
-    assert pool.state.runs[RUN].filled.keys() <= {offset}
+    run = pool.state.runs[RUN]
+    ticket = run.filled[offset]
+    pool.state.release(RUN, offset, ticket)
+    while offset not in run.filled:
+        pool.turn()
+        pool.step()
+    pool.state.end(RUN, (ticket,))
     while pool.busy():
         pool.step()
-    for filled in pool.of(Filled)[slots:]:
-        release(pool.state, RUN, filled.offset)
     assert RUN not in pool.state.runs
 
 
@@ -318,7 +343,7 @@ def test_the_end_of_a_run_that_had_no_slot_is_answered() -> None:
     """It was not: a stream kept the items of such a run."""
     pool, supervisor = Pool(1), object.__new__(Supervisor)
     supervisor._state, supervisor._forms = pool.state, {}
-    supervisor._main = SimpleNamespace(send=lambda message, _: pool.told.append(message))  # type: ignore[assignment]
+    supervisor._main = SimpleNamespace(send=lambda message, *_: pool.told.append(message))  # type: ignore[assignment]
     supervisor._slots = SimpleNamespace(return_pages=lambda *_: None)  # type: ignore[assignment]
     supervisor._payloads = SimpleNamespace(unload=lambda _: None)  # type: ignore[assignment]
     supervisor._code = SimpleNamespace()  # type: ignore[assignment]

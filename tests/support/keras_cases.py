@@ -224,6 +224,24 @@ def generators_of_stated_lengths_show_progress() -> None:
 
 
 @case
+def epochs_of_an_order_may_have_other_numbers_of_steps() -> None:
+    def order(epoch: int) -> Any:
+        return np.random.permutation(70)[: 16 * (epoch + 1)]
+
+    for workers, is_built in ((0, True), (1, False)):
+        with (
+            loader(workers=workers, shuffle=False, order=order) as made,
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("error", ".*ran out of data")
+            expected = inputs(made, 3)
+            trained = model(is_built)
+            trained.fit(made.for_keras(), epochs=3, verbose=0)
+            assert seen(trained) == (2 + 4 + 6, mixed(expected))
+            assert made.epoch == 3
+
+
+@case
 def hooks_are_called_once_an_epoch_and_never_late() -> None:
     calls: list[str] = []
 

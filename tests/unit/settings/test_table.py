@@ -15,7 +15,9 @@ from loaderpool.config import SETTINGS, LoaderConfig
 
 # Arguments of a loader that say what to load. The others, in the table, say how.
 WHAT = {"source", "fn", "batch_fn", "element_spec", "setup", "augment", "cache"}
-GROUPS: dict[str, Any] = {"Buckets": lp.Buckets, "Shard": lp.Shard, "Limits": lp.Limits}
+GROUPS: dict[str, Any] = {
+    each.__name__: each for each in (lp.Buckets, lp.Shard, lp.Limits, lp.Weighted, lp.Blocks)
+}
 GENERATORS = {"cycle_length", "copies"}
 BOUNDED = [name for name, check in SETTINGS.items() if "at_least" in getattr(check, "keywords", ())]
 # Values that a default of None stands for, or that are described by words.
@@ -139,6 +141,7 @@ def test_a_loader_and_its_groups_check_by_the_table() -> None:
             lp.Loader.from_generator: {"make_generator": iter, "workers": 0},
             lp.Buckets: {"by": [1, 2], "boundaries": [1]},
             lp.Shard: {"num_shards": 2, "index": 1},
+            lp.Weighted: {"weights": [1, 2]},
         }
         with pytest.raises(lp.ArgumentError, match=f"^{re.escape(name)} must be "):
             owner(**{**needed.get(owner, {}), **wrong})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from loaderpool.supervisor import slots
-from loaderpool.transport.messages import Filled
-from tests.support.state import RUN, Pool, release
+from loaderpool.supervisor.records import Layout, ToWorker
+from loaderpool.transport.messages import Filled, Found
+from tests.support.state import LOADER, RUN, Endless, Pool, begin, look, release
 
 LARGE = 2 * slots._LARGE_BYTES
 TWO_WORKERS = slots.slots_of(LARGE, 1, 2, 2)
@@ -55,6 +56,22 @@ def test_run_begins_with_one_large_slot_per_worker() -> None:
     pool = large(workers=3)
     assert used(pool) == 3
     assert [len(tickets) for tickets in pool.channels.values()] == [1, 1, 1]
+
+
+def test_all_workers_get_a_first_ticket_if_one_had_the_first_sample() -> None:
+    pool = Pool(3)
+    pool.state.load(LOADER, Endless())
+    look(pool.state, LOADER)
+    pool.turn()
+    (keeper,) = pool.busy()
+    pool.state.found(keeper, Found(pool.channels[keeper].pop().number, LOADER, b"", 0.0))
+    pool.state.lay_out(LOADER, Layout(LARGE, 1, 0), 0.001)
+    pool.die(keeper + 1)  # the worker in its place comes after the keeper
+    pool.turn()
+    begin(pool.state, RUN, LOADER, 0)
+    pool.state.deal()
+    given = [each.worker for each in pool.state.instructions if isinstance(each, ToWorker)]
+    assert sorted(given) == sorted(pool.state.workers)
 
 
 def test_fast_consumer_needs_few_large_slots() -> None:
@@ -123,6 +140,43 @@ def test_idle_worker_gets_every_slot() -> None:
         each_answers(pool)
     assert used(pool) == TWO_WORKERS and not pool.busy()
     assert len(pool.of(Filled)) == TWO_WORKERS
+
+
+def beside_another_run() -> Pool:
+    """A run of small slots, whose tickets all workers have, and then one of large slots."""
+    pool = Pool(2).with_a_run()
+    pool.state.load(2, Endless())
+    pool.state.lay_out(2, Layout(LARGE, 1, 0), 0.001)
+    begin(pool.state, RUN + 1, 2, 0)
+    return pool
+
+
+def pass_time(pool: Pool, steps: int) -> list[Filled]:
+    """Workers answer. All small slots are released, and no large one is. Return the large ones."""
+    for _ in range(steps):
+        for worker in pool.busy():
+            pool.answer(worker, row_s=SLOW_S)
+            for message in pool.of(Filled):
+                if message.run == RUN:
+                    release(pool.state, RUN, message.offset)
+            pool.turn(has_waited=False)
+    return [message for message in pool.of(Filled) if message.run != RUN]
+
+
+def test_run_gets_large_slots_while_another_one_keeps_all_workers_busy() -> None:
+    pool = beside_another_run()
+    assert len(pass_time(pool, 20)) == 4
+
+
+def test_wait_for_a_slot_goes_on_while_no_worker_has_room() -> None:
+    pool = beside_another_run()
+    pass_time(pool, 20)
+    assert pool.state.has_withheld_slot and not pool.state.roomy
+    pool.turn(has_waited=False)
+    assert pool.state.has_withheld_slot
+    pool.answer(pool.busy()[0], row_s=SLOW_S)
+    pool.turn(has_waited=True)
+    assert len(pass_time(pool, 5)) == 5
 
 
 def test_small_slots_are_used_at_once() -> None:

@@ -1,0 +1,149 @@
+"""Plans of epochs whose order is drawn: their batches, and their arrays in shared memory.
+
+A drawn order may also say which positions make a batch. Global batch g has the positions
+`stops[g - 1]` to `stops[g]`. With S shards, shard r has the global batches r, S + r, 2·S + r, ...
+If the number of global batches is no multiple of S, the rows of the last ones are divided evenly,
+as those of the tail in `batches.Plan`:
+
+```
+    position   0     3         8  9       13     16  18   stops = 3 8 9 13 16 18, S = 4
+               ├─────┼─────────┼──┼───────┼──────┬───┤
+    shard      │  0  │    1    │2 │   3   │0 │1 │2 │3│
+    batch      └────────────── 0 ─────────┴─── 1 ────┘
+```
+
+The main process writes the arrays of an epoch into shared memory once (`write_order`), where the
+supervisor and the workers find them (`read_order`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.plan.batches import Plan
+from loaderpool.plan.order import DrawnOrder
+
+_NO_STOPS = np.empty(0, np.int64)
+# Words before the arrays: numbers of positions, numbers in the table, and stops.
+_HEAD = 3
+_WORD = 8
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnBatches(Plan):
+    """Plan of a drawn order that says which positions make a batch.
+
+    Its start is the number of global batches that were taken.
+    """
+
+    rows_vary: ClassVar[bool] = True
+
+    stops: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_STOPS, kw_only=True)
+    """Position after each global batch: int64[batches], ascending, from 1 to the order's size."""
+
+    @cached_property
+    def most_rows(self) -> int:
+        """Rows of a usual batch until an epoch was drawn, then the most of a global batch."""
+        if not len(self.stops):
+            return self._full_rows
+        return int(np.diff(self.stops, prepend=0).max())
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """Number of rows of all batches of this shard."""
+        return sum(self.rows(0, batch) for batch in range(self.batches_per_epoch))
+
+    def drawn(self, table: npt.NDArray[Any], size: int, stops: npt.NDArray[np.int64]) -> Plan:
+        """Return the plan of an epoch with these batches."""
+        plan = super().drawn(table, size, stops)
+        return replace(plan, stops=stops)  # type: ignore[call-arg]
+
+    def start_after(self, epoch: int, batches: int) -> Any:
+        """Return the number of global batches that all shards together have taken."""
+        if batches >= self.batches_per_epoch:
+            return len(self.stops)
+        return self.start + batches * self.num_shards
+
+    @cached_property
+    def _stock(self) -> tuple[tuple[int, int, int], ...]:
+        full = (len(self.stops) - self.start) // self.num_shards
+        tail = 0 if self.drop_remainder else self.order.size - self._before(self._tail)
+        return ((self.most_rows, full, tail),)
+
+    @property
+    def _tail(self) -> int:
+        """First global batch whose rows are divided."""
+        left: int = len(self.stops) - (len(self.stops) - self.start) % self.num_shards
+        return left
+
+    def _before(self, batch: int) -> int:
+        """Return the first position of a global batch."""
+        return int(self.stops[batch - 1]) if batch else 0
+
+    def _span(self, epoch: int, batch: int) -> tuple[int, int]:
+        if not 0 <= batch < self.batches_per_epoch:
+            raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
+        if batch < self._full_batches:
+            number = self.start + batch * self.num_shards + self.shard_index
+            return self._before(number), self._before(number + 1)
+        first, (start, rows) = self._before(self._tail), self._share(self._stock[0][2])
+        return first + start, first + start + rows
+
+
+def checksum_of(plan: Plan) -> str:
+    """Return a checksum of the arrays of a drawn order."""
+    state = hashlib.blake2b(digest_size=8)
+    for part in _parts(plan):
+        state.update(np.ascontiguousarray(part).data)
+    return state.hexdigest()
+
+
+def has_same_arrays(plan: Plan, other: Plan) -> bool:
+    """Return True if two drawn orders have the same arrays, without a comparison of numbers."""
+    mine, others = _parts(plan), _parts(other)
+    return (
+        mine[1] is others[1]
+        and plan.order.size == other.order.size
+        and (mine[2] is others[2] or not len(mine[2]) + len(others[2]))
+    )
+
+
+def order_bytes(plan: Plan) -> int:
+    """Return the size of a drawn order's arrays in shared memory."""
+    return sum(part.nbytes for part in _parts(plan))
+
+
+def write_order(plan: Plan, memory: Any, offset: int) -> None:
+    """Write the arrays of a drawn order into shared memory, from this byte on."""
+    for part in _parts(plan):
+        np.frombuffer(memory, part.dtype, len(part), offset)[:] = part
+        offset += part.nbytes
+
+
+def read_order(plan: Plan, memory: Any, offset: int) -> Plan:
+    """Return the plan of the epoch whose arrays `write_order` has written. It uses them in place.
+
+    Args:
+        plan: Plan of the loader.
+        memory: The shared memory.
+        offset: First byte of the arrays.
+    """
+    size, count, stops = np.frombuffer(memory, np.int64, _HEAD, offset).tolist()
+    assert isinstance(plan.order, DrawnOrder)
+    offset += _HEAD * _WORD
+    table = np.frombuffer(memory, plan.order.dtype, count, offset)
+    return plan.drawn(table, size, np.frombuffer(memory, np.int64, stops, offset + count * _WORD))
+
+
+def _parts(plan: Plan) -> tuple[npt.NDArray[Any], ...]:
+    assert isinstance(plan.order, DrawnOrder)
+    assert plan.order.table is not None, "an order that was not drawn"
+    stops = plan.stops if isinstance(plan, DrawnBatches) else _NO_STOPS
+    head = np.array([plan.order.size, len(plan.order.table), len(stops)], np.int64)
+    return head, plan.order.table, stops

@@ -1,0 +1,321 @@
+"""`Draws`: orders of epochs that follow from the user's object, drawn when a pass begins.
+
+The object is a sampler, a function, an array of indices, or `Weighted`. It may change between
+epochs, for example if the next order follows from the losses of this epoch. A draw depends on the
+object, the seed and the epoch only: all random generators that it may use are seeded before it.
+
+Called in the main process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.config import LoaderConfig, Weighted
+from loaderpool.errors import ArgumentError, StateError, brief
+from loaderpool.plan.batches import Plan
+from loaderpool.plan.drawn import DrawnBatches, checksum_of
+from loaderpool.plan.generators import PASS, CapturedGenerators, global_generators
+from loaderpool.plan.order import DrawnOrder, Order
+from loaderpool.plan.places import Position
+from loaderpool.plan.weighted_order import WeightedOrder, without_replacement
+from loaderpool.system.interrupts import InterruptsAllowed
+from loaderpool.transport.payload.generators import Registry
+
+# Values of the user's object that are searched for random generators. Smaller: a generator deep
+# inside a sampler is not seeded. Larger: a sampler that holds its data takes longer to search.
+_MOST_ENTERED = 20_000
+_NO_STOPS = np.empty(0, np.int64)
+
+
+class Drawn(NamedTuple):
+    """Order of one epoch."""
+
+    table: npt.NDArray[Any]  # array of the order, which nothing else changes
+    size: int  # number of positions
+    stops: npt.NDArray[np.int64] = _NO_STOPS  # position after each batch; empty: no batches given
+
+
+class Draws:
+    """Draws the order of each epoch, and makes the epoch's plan. Thread-safe.
+
+    Attributes:
+        config: Settings of the loader. The order may set the batch size.
+        plan: Plan of the loader, without an order.
+        generators: Random generators that the user's object holds.
+
+    Args:
+        order: The checked argument `order`.
+        items: Number of items of the source.
+        config: Checked settings.
+        settings: Fields of the plan other than its order.
+
+    Raises:
+        ArgumentError: The order gives whole batches, and `batch_size` does not fit that.
+    """
+
+    def __init__(
+        self, order: Any, items: int, config: LoaderConfig, settings: dict[str, Any]
+    ) -> None:
+        is_array = isinstance(order, (list, tuple, range)) or hasattr(order, "__array__")
+        roots = {} if is_array else {"order": order}
+        self.generators = Registry(roots, _MOST_ENTERED)
+        self._lock = threading.RLock()  # reentrant, because a draw may use another loader
+        self._seed = config.seed
+        self._source: _Source
+        self.plan: Plan
+        if isinstance(order, Weighted):
+            self._source = _Weights(order, items, config.seed)
+            kind = WeightedOrder if order.replacement else DrawnOrder
+            self.plan = Plan(kind(items, True, config.seed), **settings)
+        else:
+            with self._seeded(0):
+                self._source = given = _Given(order, items)
+            if given.has_batches and config.batch_size is None:
+                raise ArgumentError(
+                    "order gives batches, which cannot be combined with batch_size=None: remove "
+                    "batch_size="
+                )
+            if given.batch_size is not None:
+                if config.batch_size not in (_DEFAULT_BATCH_SIZE, given.batch_size):
+                    raise ArgumentError(
+                        f"order gives batches of {given.batch_size}, got "
+                        f"batch_size={config.batch_size}: remove batch_size="
+                    )
+                settings = {**settings, "batch_size": given.batch_size}
+                config = config._replace(batch_size=given.batch_size)
+            made = DrawnBatches if given.has_batches else Plan
+            self.plan = made(DrawnOrder(items, True, config.seed), **settings)
+        self.config = config
+
+    def __call__(self, epoch: int) -> Plan:
+        """Draw the order of an epoch, and return the epoch's plan. Runs the user's code.
+
+        Raises:
+            ArgumentError: The order is wrong, or leaves no batches.
+        """
+        with self._lock, InterruptsAllowed(), self._seeded(epoch):
+            drawn = self._source.read(epoch)
+        plan = self.plan.drawn(*drawn)
+        if not plan.batches_per_epoch:
+            raise ArgumentError(
+                f"order and drop_remainder=True leave no batches in epoch {epoch}: {drawn.size:,} "
+                f"indices, num_shards={plan.num_shards}"
+            )
+        return plan
+
+    def at(self, position: Position) -> Plan:
+        """Return the plan of a position's epoch, as `__call__`.
+
+        Raises:
+            ArgumentError: As `__call__`.
+            StateError: The position was saved in another order.
+        """
+        plan = self(position.epoch)
+        if position.order and position.order != checksum_of(plan):
+            raise StateError(
+                f"Cannot load this state: it was saved within epoch {position.epoch}, and order= "
+                "now gives other indices for that epoch. Restore the weights or indices that it "
+                "had at the start of the epoch before load_state_dict, or set loader.epoch to start "
+                "a whole epoch."
+            )
+        return plan
+
+    def batches(self, epoch: int) -> int:
+        """Return the number of batches of an epoch. Draws its order only if it must be."""
+        count = self._source.count()
+        if count is None:
+            return self(epoch).batches_per_epoch
+        if not self.plan.rows_vary:
+            return dataclasses.replace(self.plan, order=Order(count)).batches_per_epoch
+        full, rest = divmod(count, self.plan.num_shards)
+        return full + (rest > 0 and not self.plan.drop_remainder)
+
+    @contextlib.contextmanager
+    def _seeded(self, epoch: int) -> Iterator[None]:
+        """Seed all generators that the object may use, and restore their states at the end."""
+        python, numpy, _, torch = global_generators()
+        shared = [each for each in (python, numpy, torch) if each is not None]
+        pairs = [(each, f"order {type(each).__name__}".encode()) for each in shared]
+        seeding = CapturedGenerators([*pairs, *self.generators.pairs], self._seed)
+        restore = seeding.save()
+        seeding.begin(PASS, epoch, 0)
+        try:
+            yield
+        finally:
+            restore()
+
+
+_DEFAULT_BATCH_SIZE = 32  # of `Loader`: this value counts as not given
+
+
+class _Source(Protocol):
+    """Reads the order of an epoch from the user's object."""
+
+    def read(self, epoch: int) -> Drawn:
+        """Return the order of an epoch."""
+
+    def count(self) -> int | None:
+        """Return the present number of indices or batches; None: an order must be drawn."""
+
+
+class _Given:
+    """Indices, or batches of them, from an array, an iterable or a function of the epoch.
+
+    Attributes:
+        has_batches: True if the object gives batches of any size.
+        batch_size: Size of all batches that it gives; None: it gives indices, or sizes vary.
+    """
+
+    def __init__(self, order: Any, items: int) -> None:
+        self._order, self._items = order, items
+        self._is_function = callable(order) and not hasattr(order, "__iter__")
+        self.batch_size: int | None = None
+        self.has_batches = not self._is_function and _gives_batches(order)
+        if self.has_batches and _module_of(order) == _TORCH and type(order).__name__ == _BATCHES:
+            # All its batches have one size, except the last. So they are those of a plan.
+            self.batch_size, self.has_batches = int(order.batch_size), False
+
+    def read(self, epoch: int) -> Drawn:
+        order = self._order
+        _set_epoch(order, epoch)
+        given = order(epoch) if self._is_function else order
+        if self.batch_size is not None:
+            given = itertools.chain.from_iterable(given)
+        if not self.has_batches:
+            table = _indices(given, epoch, self._items)
+            return Drawn(table, len(table))
+        batches = [np.asarray(batch) for batch in given]
+        rows = [batch.size for batch in batches]
+        if 0 in rows:
+            at = rows.index(0)
+            raise ArgumentError(f"order must give no empty batch, got batch {at} of epoch {epoch}")
+        table = _indices(np.concatenate(batches) if batches else [], epoch, self._items)
+        return Drawn(table, len(table), np.cumsum(rows, dtype=np.int64))
+
+    def count(self) -> int | None:
+        order = self._order
+        if self._is_function:
+            return None
+        if self.batch_size is None:
+            return len(order)
+        return len(order) * self.batch_size if order.drop_last else len(order.sampler)
+
+
+class _Weights:
+    """Weights of the items, from an array or a function of the epoch."""
+
+    def __init__(self, order: Weighted, items: int, seed: int) -> None:
+        self._order, self._items, self._seed = order, items, seed
+        self._latest: npt.NDArray[Any] = np.empty(0)
+
+    def read(self, epoch: int) -> Drawn:
+        order = self._order
+        weights = order.weights(epoch) if callable(order.weights) else order.weights
+        weights = _weights(weights, epoch, self._items)
+        size = self.count()
+        if not order.replacement:
+            most = np.count_nonzero(weights)
+            if size > most:
+                raise ArgumentError(
+                    f"order=Weighted(replacement=False) can draw {most:,} items in epoch {epoch}, "
+                    f"because the others have the weight 0. Set num_samples={most}"
+                )
+            return Drawn(without_replacement(self._seed, epoch, weights)[:size], size)
+        table = weights.cumsum()
+        # Equal arrays need not be copied into shared memory again.
+        if np.array_equal(table, self._latest):
+            table = self._latest
+        self._latest = table
+        return Drawn(table, size)
+
+    def count(self) -> int:
+        return self._order.num_samples or self._items
+
+
+def _indices(given: Any, epoch: int, items: int) -> npt.NDArray[np.int64]:
+    """Return source indices as a new array.
+
+    Raises:
+        ArgumentError: They are not whole numbers from 0 to below `items`, or there are none.
+    """
+    of = f"order must give source indices from 0 to {items - 1:,} for each epoch"
+    if isinstance(given, range):
+        found = np.arange(given.start, given.stop, given.step)
+    else:
+        is_known = isinstance(given, (list, tuple)) or hasattr(given, "__array__")
+        try:
+            found = np.asarray(given if is_known else list(given))
+        except (TypeError, ValueError):
+            raise ArgumentError(f"{of}, got {brief(given)} in epoch {epoch}") from None
+    if not found.size:
+        raise ArgumentError(f"{of}, got none in epoch {epoch}")
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        way = ". To select by a mask, pass numpy.flatnonzero(mask)" * (found.dtype.kind == "b")
+        got = f"{found.dtype}{list(found.shape)}"
+        raise ArgumentError(f"{of}, as integers of one axis, got {got} in epoch {epoch}{way}")
+    wrong = (found < 0) | (found >= items)
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise ArgumentError(f"{of}, got {found[at]} at position {at:,} of epoch {epoch}")
+    return found.astype(np.int64)
+
+
+def _weights(given: Any, epoch: int, items: int) -> npt.NDArray[np.float64]:
+    """Return weights as a new array.
+
+    Raises:
+        ArgumentError: They are not one finite number from 0 for each item, or all are 0.
+    """
+    of = f"Weighted.weights must have a number from 0 for each of the {items:,} items of source"
+    try:
+        found = np.array(given, np.float64)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{of}, got {brief(given)} in epoch {epoch}") from None
+    if found.shape != (items,):
+        raise ArgumentError(f"{of}, got the shape {list(found.shape)} in epoch {epoch}")
+    wrong = ~((found >= 0) & np.isfinite(found))
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise ArgumentError(f"{of}, got {found[at]} for item {at:,} in epoch {epoch}")
+    if not found.any():
+        raise ArgumentError(f"{of}, and one above 0, got only zeros in epoch {epoch}")
+    return found
+
+
+def _set_epoch(order: Any, epoch: int) -> None:
+    """Call `set_epoch` of a sampler, and of the sampler inside a batch sampler."""
+    for each in (order, getattr(order, "sampler", None)):
+        set_epoch = getattr(each, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+
+
+_TORCH, _BATCHES = "torch.utils.data", "BatchSampler"
+
+
+def _module_of(order: object) -> str:
+    """Return "torch.utils.data" for the samplers of PyTorch, otherwise the module of the class."""
+    module = type(order).__module__
+    return _TORCH if module.startswith(_TORCH) else module
+
+
+def _gives_batches(order: Any) -> bool:
+    """Return True if an iterable gives batches. Reads its first element if nothing else shows it."""
+    if hasattr(order, "__array__") or isinstance(order, range):
+        return False
+    if any(kind.__name__ == _BATCHES for kind in type(order).__mro__):
+        return True
+    if _module_of(order) == _TORCH:
+        return False
+    _set_epoch(order, 0)
+    first = next(iter(order), None)
+    return isinstance(first, (list, tuple)) or getattr(first, "ndim", 0) > 0

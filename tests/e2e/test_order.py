@@ -1,0 +1,429 @@
+"""`order=`: what comes next is the same for any number of workers, and after any stop."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.batches import (
+    Place,
+    assert_same,
+    kill_supervisor,
+    kill_worker,
+    read,
+    read_while,
+    shared_pools,
+)
+from tests.support.processes import wait_until
+
+ITEMS = 40
+
+
+def drawn(item: int, rng: np.random.Generator) -> Any:
+    """The item, and a number of its random stream."""
+    return item, rng.integers(1 << 40)
+
+
+class Sampler:
+    """Indices by the global generators, as many samplers of projects draw them."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.sample(range(ITEMS), 12) + np.random.permutation(11).tolist())
+
+
+class Batches:
+    """Batches of any size, by a generator that the object holds."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(5)
+
+    def __len__(self) -> int:
+        return 7
+
+    def __iter__(self) -> Iterator[list[int]]:
+        left = self.generator.permutation(ITEMS).tolist()
+        for rows in (3, 1, 8, 8, 2, 5, 4):
+            yield [left.pop() for _ in range(rows)]
+
+
+def torch_batches() -> Any:
+    from torch.utils import data
+
+    return data.BatchSampler(data.RandomSampler(range(ITEMS)), 6, drop_last=False)
+
+
+def torch_sampler() -> Any:
+    import torch
+    from torch.utils import data
+
+    return data.RandomSampler(range(ITEMS), generator=torch.Generator().manual_seed(4))
+
+
+WEIGHTS = [item % 4 for item in range(ITEMS)]
+ORDERS: dict[str, Callable[[], Any]] = {
+    "array": lambda: np.arange(ITEMS)[::-2],
+    "list": lambda: [5, 3, 3, 9, 0, 39, 1],
+    "function": lambda: lambda epoch: np.random.permutation(ITEMS)[: 11 + 3 * epoch],
+    "sampler": Sampler,
+    "batches": Batches,
+    "lists": lambda: [[1, 2, 3], [4], [5, 6], [7, 7]],
+    "torch sampler": torch_sampler,
+    "torch batches": torch_batches,
+    "weights": lambda: lp.Weighted(WEIGHTS),
+    "weights once": lambda: lp.Weighted(WEIGHTS, num_samples=25, replacement=False),
+    "weights of the epoch": lambda: lp.Weighted(lambda epoch: np.arange(ITEMS) ** epoch, 30),
+    "blocks": lambda: lp.Blocks(rows=6, window=2),
+}
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    with shared_pools() as found:
+        yield found
+
+
+@pytest.fixture(params=ORDERS)
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if name.startswith("torch"):
+        pytest.importorskip("torch")
+    return name
+
+
+def loader(kind: str, place: dict[str, Any] | None = None, **settings: Any) -> lp.Loader:
+    order = ORDERS[kind]()
+    has_batches = kind in ("batches", "lists", "torch batches")
+    sizes = {} if has_batches else {"batch_size": 4}
+    return lp.Loader(
+        range(ITEMS), drawn, order=order, **{**sizes, **(place or {"workers": 0}), **settings}
+    )
+
+
+# ---- the same bits
+
+
+@pytest.mark.may_leak(reason="the tests share pools; the fixture looks when the last has run")
+def test_any_number_of_workers_makes_the_same_bits(kind: str, place: Place) -> None:
+    with loader(kind) as here:
+        expected = read(here, passes=3)
+        assert sum(len(here.indices(2, batch)) for batch in range(len_of(here, 2))) > 0
+    for workers in (1, 3):
+        with loader(kind, place(workers)) as there:
+            assert_same(read(there, passes=3), expected)
+
+
+def len_of(loader: lp.Loader, epoch: int) -> int:
+    loader.epoch = epoch
+    return len(loader)
+
+
+def test_indices_are_those_of_the_batches(kind: str) -> None:
+    with loader(kind) as here:
+        for epoch in range(2):
+            assert here.epoch == epoch
+            count = len(here)
+            told = [here.indices(epoch, batch).tolist() for batch in range(count)]
+            assert [items.tolist() for items, _ in here] == told
+            with pytest.raises(IndexError, match=f"has {count} batches"):
+                here.indices(epoch, count)
+
+
+def test_shards_share_each_epoch(kind: str) -> None:
+    with loader(kind) as whole:
+        for epoch in range(2):
+            expected = Counter(item for items, _ in whole for item in items.tolist())
+            found, counts = Counter[int](), set()
+            for index in range(3):
+                with loader(kind, shard=lp.Shard(3, index)) as part:
+                    part.epoch = epoch
+                    batches = read(part)
+                counts.add(len(batches))
+                found.update(item for items, _ in batches for item in items.tolist())
+            assert found.keys() == expected.keys()
+            assert not expected - found
+            assert (found - expected).total() < 3  # if the last batch has fewer rows than shards
+            assert len(counts) == 1
+
+
+# ---- stops
+
+
+@pytest.mark.may_leak(reason="the tests share pools; the fixture looks when the last has run")
+def test_others_continue_where_an_epoch_was_left(kind: str, place: Place) -> None:
+    choose = random.Random(kind)
+    with loader(kind) as here:
+        next(iter(here))
+        here.epoch = 1
+        whole = read(here)
+    numbers = {
+        tuple(pair) for batch in whole for pair in zip(*map(np.ndarray.tolist, batch), strict=True)
+    }
+    for _ in range(6):
+        before, after = choose.choice((1, 2, 3)), choose.choice((1, 2, 3))
+        workers = choose.choice((0, 0, 1, 3))
+        had: list[tuple[int, ...]] = []
+        state, taken = None, choose.randrange(0, 4)
+        for index in range(before):
+            with loader(kind, shard=lp.Shard(before, index)) as part:
+                part.epoch = 1
+                iterator = iter(part)
+                for batch in itertools.islice(iterator, taken):
+                    had += zip(*map(np.ndarray.tolist, batch), strict=True)
+                state = json.loads(json.dumps(part.state_dict()))
+        assert state is not None
+        for index in range(after):
+            with loader(kind, place(workers), shard=lp.Shard(after, index)) as part:
+                part.load_state_dict(state)
+                if part.epoch == 1:
+                    for batch in part:
+                        had += zip(*map(np.ndarray.tolist, batch), strict=True)
+        assert set(had) == numbers
+        if before == after == 1:
+            assert len(had) == sum(len(items) for items, _ in whole)
+
+
+def test_the_rest_of_an_epoch_has_the_same_bits(kind: str) -> None:
+    with loader(kind) as here:
+        expected = read(here, passes=2)
+        count = len_of(here, 0)
+        for taken in range(1, count):
+            here.epoch = 0
+            iterator = iter(here)
+            for _ in range(taken):
+                next(iterator)
+            with loader(kind) as other:
+                other.load_state_dict(iterator.state_dict())
+                assert_same(read(other, passes=2), expected[taken:])
+            iterator.close()
+
+
+def test_a_dead_supervisor_changes_nothing() -> None:
+    def order(epoch: int) -> Any:
+        return np.random.permutation(ITEMS)
+
+    settings: dict[str, Any] = {"batch_size": 2, "order": order}
+    with lp.Loader(range(ITEMS), drawn, workers=0, **settings) as here:
+        expected = read(here, passes=2)
+    with lp.Loader(range(ITEMS), drawn, workers=2, **settings) as there:
+        iterator = iter(there)
+        got = read(itertools.islice(iterator, 3))
+        kill_supervisor(there)
+        got += read(iterator)
+        kill_supervisor(there)
+        assert_same(got + read(there), expected)
+        assert there._core.engine.pool.deaths.replaced >= 1  # type: ignore[union-attr]
+
+
+def test_a_dead_worker_changes_nothing() -> None:
+    with loader("batches") as here, loader("batches", {"workers": 2}) as there:
+        got = read_while(there, {1: lambda: kill_worker(there)})
+        assert_same(got + read(there), read(here, passes=2))
+
+
+def test_a_cluster_refuses_drawn_orders_by_name() -> None:
+    pytest.importorskip("ray")
+    with (
+        lp.RayPool() as pool,
+        pytest.raises(lp.ArgumentError, match="RayPool does not send such orders"),
+    ):
+        lp.Loader(range(9), order=[0], workers=pool)
+
+
+def test_orders_leave_the_arena_when_their_passes_are_over() -> None:
+    calls = itertools.count()
+
+    def order(epoch: int) -> Any:
+        return np.arange(ITEMS)[next(calls) % 3 :]
+
+    with lp.Loader(range(ITEMS), drawn, batch_size=4, order=order, workers=1) as there:
+        read(there)
+        extents = there._core.engine.pool.arena.extents  # type: ignore[union-attr]
+        taken = extents.taken_bytes
+        for _ in range(5):
+            next(iter(there))
+            read(there)
+        wait_until(lambda: there.statistics() and extents.taken_bytes <= taken + 4096)
+
+
+# ---- when an order is read
+
+
+def test_weights_are_read_when_a_pass_begins() -> None:
+    weights = np.zeros(ITEMS)
+    weights[7] = 1
+    for workers in (0, 2):
+        weights[:] = 0
+        weights[7] = 1
+        order = lp.Weighted(weights, num_samples=8)
+        with lp.Loader(range(ITEMS), batch_size=4, order=order, workers=workers) as each:
+            assert {int(item) for batch in each for item in batch} == {7}
+            iterator = iter(each)
+            first = next(iterator).tolist()
+            weights[:] = 0
+            weights[9] = 1
+            assert {*first, *(int(item) for batch in iterator for item in batch)} == {7}
+            assert {int(item) for batch in each for item in batch} == {9}
+
+
+def test_the_length_is_that_of_the_coming_epoch() -> None:
+    indices = [0, 1, 2, 3, 4]
+    with lp.Loader(range(9), batch_size=2, order=indices, workers=0) as each:
+        assert len(each) == 3
+        iterator = iter(each)
+        next(iterator)
+        indices += [5, 6]
+        assert (len(iterator), len(each)) == (3, 4)
+        assert len(list(iterator)) == 2
+        assert len(list(each)) == 4
+
+
+def test_a_draw_leaves_the_generators_of_the_program_alone() -> None:
+    random.seed(1)
+    np.random.seed(1)
+    expected = random.random(), np.random.random()
+    random.seed(1)
+    np.random.seed(1)
+    with loader("sampler") as here:
+        read(here)
+    assert (random.random(), np.random.random()) == expected
+
+
+def test_a_seed_makes_another_order() -> None:
+    for kind in ("function", "sampler", "batches", "weights", "weights once", "blocks"):
+        with loader(kind) as one, loader(kind, seed=1) as other:
+            assert one.indices(1, 0).tolist() != other.indices(1, 0).tolist()
+
+
+def test_replay_finds_a_sample_of_a_drawn_order() -> None:
+    with loader("batches") as here:
+        for batch in here:
+            for item, number in zip(*batch, strict=True):
+                assert lp.replay(here, int(item)) == (item, number)
+    with loader("array") as here, pytest.raises(lp.ArgumentError, match="its order leaves it out"):
+        lp.replay(here, 0)
+
+
+def test_set_epoch_is_called() -> None:
+    class Own(Sampler):
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Iterator[int]:
+            return iter([self.epoch] * 23)
+
+    with lp.Loader(range(9), batch_size=23, order=Own(), workers=0) as each:
+        assert [int(batch[0]) for _ in range(3) for batch in each] == [0, 1, 2]
+
+
+# ---- refusals
+
+
+def refusal(order: Any, source: Any = range(9), **settings: Any) -> str:
+    with (
+        pytest.raises(lp.ArgumentError) as caught,
+        lp.Loader(source, order=order, workers=0, **settings) as each,
+    ):
+        list(each)
+    return str(caught.value)
+
+
+class DistributedSampler(Sampler):
+    pass
+
+
+class Endless:
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(range(3))
+
+
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [
+        ([0, 9], "from 0 to 8 for each epoch, got 9 at position 1 of epoch 0"),
+        ([-1], "got -1 at position 0 of epoch 0"),
+        ([0.5], "integers of one axis, got float64[1] in epoch 0"),
+        (np.ones(9, bool), "pass numpy.flatnonzero(mask)"),
+        (np.zeros((2, 2), int), "got int64[2, 2] in epoch 0"),
+        ([], "got none in epoch 0"),
+        ([[0], []], "no empty batch, got batch 1 of epoch 0"),
+        (lambda epoch: 3, "got 3 in epoch 0"),
+        ("abc", "order must be an array of source indices, a function"),
+        ({1, 2}, "order must be an array of source indices, a function"),
+        (5, "order must be an array of source indices, a function"),
+        (DistributedSampler(), 'Pass shard="auto"'),
+        (Endless(), "order=lambda epoch: itertools.islice(sampler, n)"),
+        (iter([1]), "without a length"),
+        (lp.Weighted([1, 2]), "for each of the 9 items of source, got the shape [2] in epoch 0"),
+        (lp.Weighted([1] * 8 + [-1]), "got -1.0 for item 8 in epoch 0"),
+        (lp.Weighted([float("nan")] * 9), "got nan for item 0 in epoch 0"),
+        (lp.Weighted([0] * 9), "got only zeros in epoch 0"),
+        (lp.Weighted(["a"] * 9), "Weighted.weights must have a number"),
+        (lp.Weighted([1] + [0] * 8, replacement=False), "Set num_samples=1"),
+        (lp.Blocks(), "write loaderpool.Blocks(rows=...)"),
+    ],
+)
+def test_a_wrong_order_is_refused_with_a_way_out(order: Any, told: str) -> None:
+    assert told in refusal(order)
+
+
+def test_an_order_is_refused_beside_other_orders() -> None:
+    assert "order and shuffle=True cannot be combined" in refusal([0], shuffle=True)
+    buckets = lp.Buckets([1] * 9, [3])
+    assert "order and buckets= cannot be combined" in refusal([0], buckets=buckets)
+    assert "order needs a source with __len__" in refusal([0], source=(x for x in [1]))
+    assert "remove batch_size=" in refusal([[0]], batch_size=None)
+    assert "leave no batches in epoch 0" in refusal([0], drop_remainder=True)
+    with pytest.raises(lp.ArgumentError, match="order needs a source with __len__"):
+        lp.Loader.from_generator(lambda: iter([1]), order=[0], workers=0)
+
+
+def test_a_failed_draw_leaves_the_loader_usable() -> None:
+    indices = [0, 99]
+    with lp.Loader(range(9), order=indices, workers=2) as each:
+        with pytest.raises(lp.ArgumentError, match="got 99"):
+            next(iter(each))
+        indices[1] = 1
+        assert [batch.tolist() for batch in each] == [[0, 1]]
+        assert each.epoch == 1
+
+
+# ---- saved states
+
+
+def test_a_state_refuses_another_order_by_name() -> None:
+    with loader("array") as here, loader("weights") as other:
+        state = here.state_dict()
+        with pytest.raises(lp.StateError, match="order: saved 'indices', current 'Weighted"):
+            other.load_state_dict(state)
+        with (
+            lp.Loader(range(ITEMS), drawn, batch_size=4, workers=0) as plain,
+            pytest.raises(lp.StateError, match="order: saved 'indices', current None"),
+        ):
+            plain.load_state_dict(state)
+
+
+def test_a_state_within_an_epoch_refuses_other_indices() -> None:
+    indices = np.arange(9)
+    with lp.Loader(range(9), batch_size=2, order=indices, workers=0) as each:
+        iterator = iter(each)
+        next(iterator)
+        state = each.state_dict()
+        indices[:] = indices[::-1].copy()
+        with pytest.raises(lp.StateError, match="order= now gives other indices"):
+            each.load_state_dict(state)
+        iterator.close()
+        each.load_state_dict(each.state_dict())
+        indices[:] = indices[::-1].copy()
+        each.load_state_dict(state)
+        assert [batch.tolist() for batch in each] == [[2, 3], [4, 5], [6, 7], [8]]

@@ -1,0 +1,101 @@
+"""Orders of a source's items: drawn by weights, and shuffled in blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from loaderpool.plan.block_order import BlockOrder
+from loaderpool.plan.order import Order
+from loaderpool.plan.weighted_order import WeightedOrder, uniform
+
+# Random numbers at positions 0, 5 and 2**60, as they were when they were defined.
+RECORDED = ["0x1.73fe82eee443dp-1", "0x1.62c54cca11666p-1", "0x1.280819f90d075p-1"]
+
+
+def weighted(weights, size=10_000, seed=3):
+    return WeightedOrder(size, seed=seed, table=np.cumsum(weights, dtype=np.float64))
+
+
+def blocks(starts, size, window, seed=3):
+    return BlockOrder(size, seed=seed, starts=np.array(starts, np.int64), window=window)
+
+
+def whole(order: Order, epoch: int = 0) -> list[int]:
+    return order.indices(epoch, np.arange(order.size, dtype=np.int64))
+
+
+# ---- weights ----
+
+
+def test_items_are_drawn_in_proportion_to_their_weights():
+    weights = np.array([1, 0, 2, 5, 0])
+    counts = np.bincount(whole(weighted(weights, 40_000)), minlength=5)
+    assert counts[[1, 4]].tolist() == [0, 0]
+    expected = 40_000 * weights / weights.sum()
+    assert (abs(counts - expected) <= 5 * np.sqrt(expected)).all()
+
+
+def test_weights_of_zero_at_both_ends_are_never_drawn():
+    assert set(whole(weighted([0, 0, 1e-300, 0]))) == {2}
+
+
+def test_a_position_has_the_same_item_in_any_batch():
+    order = weighted(np.arange(1, 100))
+    everything = whole(order)
+    chosen = np.array([9999, 0, 1, 2, 5, 6, 4097, 4098, 7, 3])
+    assert order.indices(0, chosen) == [everything[at] for at in chosen]
+    assert order.indices(0, np.empty(0, np.int64)) == []
+
+
+def test_epochs_and_seeds_have_unrelated_draws():
+    draws = [whole(weighted([1, 1], seed=seed), epoch) for seed in (0, 1) for epoch in (0, 1)]
+    for one in range(4):
+        for other in range(one):
+            same = np.mean(np.equal(draws[one], draws[other]))
+            assert 0.45 < same < 0.55
+
+
+def test_random_numbers_are_uniform_and_never_change():
+    numbers = uniform(1, 2, np.arange(1 << 16))
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    assert abs(np.histogram(numbers, 64, (0, 1))[0] - 1024).max() < 6 * 32
+    assert [each.hex() for each in uniform(1, 2, np.array([0, 5, 1 << 60])).tolist()] == RECORDED
+
+
+# ---- blocks ----
+
+
+def test_each_item_comes_once_in_every_epoch():
+    order = blocks([0, 10, 10, 25, 26, 90], 97, window=3)
+    epochs = [whole(order, epoch) for epoch in range(3)]
+    assert all(sorted(each) == [*range(97)] for each in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+@pytest.mark.parametrize("window", [1, 4, 100])
+def test_rows_between_two_others_come_from_few_blocks(window):
+    starts = range(0, 640, 16)
+    indices = np.array(whole(blocks(starts, 640, window)))
+    width = 16 * min(window, 40)
+    for first in range(0, 640, width):
+        found = np.unique(indices[first : first + width] // 16)
+        assert len(found) <= window
+
+
+def test_rows_of_a_window_are_mixed():
+    indices = np.array(whole(blocks(range(0, 6400, 16), 6400, 8)))
+    assert np.mean(indices[1:] // 16 == indices[:-1] // 16) < 0.25  # by chance 1 of 8
+
+
+def test_short_last_block_has_no_fixed_place():
+    places = {whole(blocks([0, 8, 16, 24], 25, 1), epoch).index(24) for epoch in range(40)}
+    assert places == {0, 8, 16, 24}
+
+
+def test_any_part_of_a_shuffle_in_blocks_is_that_of_the_whole():
+    order = blocks([0, 100, 101, 350, 351, 700], 1000, window=2)
+    everything = whole(order, 7)
+    chosen = np.random.default_rng(0).permutation(1000)[:300]
+    assert order.indices(7, chosen) == [everything[at] for at in chosen]
