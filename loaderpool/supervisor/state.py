@@ -527,8 +527,8 @@ class State:
             if run.is_ended or run.loader.failure is not None or not (run.free or run.fresh):
                 continue
             if needs_large_fresh_slot(run):
-                # Tickets of other runs do not count, because a worker may always have some. Nodes get
-                # the slot in any case, because some of their workers may be idle.
+                # Tickets of other runs do not count, because a worker may always have some. Nodes
+                # get the slot in any case, because some of their workers may be idle.
                 if not self._of_nodes and any(
                     job.slot is not None and job.slot.run is run for job in worker.jobs.values()
                 ):

@@ -187,7 +187,7 @@ class Supervisor:
             self._workers.end_all()
 
     def _deal(self) -> None:
-        """Assign tickets. After `_SLOT_WAIT_MS` without a used slot, a worker may get a fresh one."""
+        """Assign tickets. After a wait of `_SLOT_WAIT_MS`, a worker may get a large fresh slot."""
         state, now_ns = self._state, clock.monotonic_ns() if self._withheld_since_ns else 0
         has_waited = 0 < self._withheld_since_ns <= now_ns - _SLOT_WAIT_MS * 1_000_000
         state.deal(has_waited)

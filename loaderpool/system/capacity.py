@@ -110,7 +110,7 @@ def available_memory_bytes() -> int:
     for path in _cgroup_directories("memory"):
         limit = _first_number(f"{path}/memory.max", f"{path}/memory.limit_in_bytes")
         used = _first_number(f"{path}/memory.current", f"{path}/memory.usage_in_bytes")
-        # Reading `memory.stat` is slow. It can only raise the result, so it is read only if
+        # The file memory.stat is slow to read, and can only raise the result. So it is read only if
         # `limit - used` is the smallest value so far.
         if limit is not None and used is not None and limit - used < min(free):
             counts = _counts(f"{path}/memory.stat", "inactive_file", "total_inactive_file")
