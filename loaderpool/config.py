@@ -100,7 +100,7 @@ class Buckets:
 # `weights` may be an array, which has no plain equality.
 @dataclasses.dataclass(frozen=True, init=False, eq=False)
 class Weighted:
-    """Order of items that are drawn by their weights, like `torch.utils.data.WeightedRandomSampler`.
+    """Order of items drawn by their weights, like `torch.utils.data.WeightedRandomSampler`.
 
     The order is the same for all shards, which share it.
 

@@ -49,7 +49,7 @@ _LEAST_AT_END = 4  # least number of tiny batches in a ticket near the end of an
 # Least and greatest number of tickets that a node may have. Each ticket has a slot on the node.
 _NODE_TICKETS, _MOST_NODE_TICKETS = 4, 256
 # A larger slot is first used only by a worker without another ticket of the run. Smaller:
-# workers are idle for longer than the first use of the pages takes. Larger: this use, 0.4 ms per
+# workers are idle for longer than the first use of the pages takes. Larger: this use, 0.8 ms per
 # MiB, delays the first batches, and takes memory that may never be needed.
 _LARGE_BYTES = 1 << 20
 # Large slots for each worker that a run uses without a wait. The consumer reads one while the
