@@ -60,7 +60,7 @@ class RowsReader(Protocol):
 
         Args:
             epoch: The epoch.
-            row: Row that is needed now; -1: none.
+            row: Row that is needed now.
             indices: Source indices of all rows of the part.
         """
 
@@ -163,11 +163,11 @@ class Fetched:
         return item
 
     def prepare(self, row: int) -> None:
-        """Read the part of a row, unless it was read before. `item` raises the errors of rows."""
+        """Read the item of a row, unless it was read before. `item` raises the errors of rows."""
         part = self._part(row)
         with self._lock_of(part):
             if not part.items:
-                self._read(part, part.start - 1)
+                self._read(part, row)
 
     def values(self, start: int, stop: int) -> Iterator[object]:
         """Return the `value` of consecutive rows. No other thread may need their parts."""
@@ -200,7 +200,7 @@ class Fetched:
             if not part.items and part.lock.acquire(blocking=False):
                 try:
                     if not part.items:
-                        self._read(part, part.start - 1)
+                        self._read(part, part.start)
                         return True
                 finally:
                     part.lock.release()
@@ -220,7 +220,7 @@ class Fetched:
         begun_ns, reader, first = clock.monotonic_ns(), self._reader, part.start
         all_indices = self._indices[first : part.stop]
         rows = reader.rows_to_read(self._epoch, row - first, all_indices)
-        if not rows:  # a cache has all of them, or they are left out
+        if not rows:  # they are all left out
             part.items = [_NO_ITEM] * len(all_indices)
             return
         indices = [all_indices[each] for each in rows]

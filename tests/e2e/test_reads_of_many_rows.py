@@ -371,17 +371,6 @@ def test_only_uncached_rows_are_read(tmp_path: Path, on: Place, fn: Any) -> None
         assert len(set(read_rows)) == len(read_rows) and not {0, 1, 2, 3} & {*read_rows}
 
 
-def test_threads_read_no_row_that_a_cache_has(tmp_path: Path) -> None:
-    table = Table(tmp_path / "log", 12)
-    for epochs in (1, 2):
-        with lp.Loader(
-            table, float, batch_size=4, cache=tmp_path / "cache", workers=1, threads=2
-        ) as loader:
-            assert indices_in(read(loader, epochs)) == [*range(12)] * epochs
-        assert table.log.exists() is (epochs == 1)
-        table.log.unlink(missing_ok=True)
-
-
 @pytest.mark.parametrize("own", [False, True])
 def test_replay_makes_the_same_row(tmp_path: Path, on: Place, own: bool) -> None:
     table = Random(tmp_path / "log", 600, own)
