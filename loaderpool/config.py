@@ -100,7 +100,7 @@ class Buckets:
 # `weights` may be an array, which has no plain equality.
 @dataclasses.dataclass(frozen=True, init=False, eq=False)
 class Weighted:
-    """Order of items that are drawn by their weights, like `torch.utils.data.WeightedRandomSampler`.
+    """Order of items drawn by their weights, like `torch.utils.data.WeightedRandomSampler`.
 
     The order is the same for all shards, which share it.
 
@@ -183,8 +183,8 @@ class Limits:
     Args:
         memory: Bytes for buffered batches, or a string such as `"512MiB"`. Default: 25 % of free
             memory, up to 2 GiB; divided by the processes of a distributed training on this machine.
-        timeout_s: Longest time of one sample in seconds, or of one read of many rows; a longer one
-            is an error. Default: `None`, no limit.
+        timeout_s: Time limit in seconds for one sample, or for one read of many rows. If it takes
+            longer, it is an error. Default: `None`, no limit.
         restarts: Worker restarts allowed in 60 s, or a pair of a number and seconds; `None`: any.
             Default: `(50, 60)`.
         restarts_per_item: Crashes of one task before it is given up, at least 2. The last two must

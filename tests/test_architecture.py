@@ -139,7 +139,7 @@ def tokens_of(path: Path) -> int:
     return sum(token.type not in LAYOUT and token.start[0] not in docstrings for token in tokens)
 
 
-# -- the rules: each yields what breaks it, as "line: what". Its docstring says how to mend that.
+# -- the rules: each yields its violations, as "line: text". Its docstring says how to fix them.
 
 
 def unassigned(module: Module) -> Iterator[str]:
@@ -183,13 +183,13 @@ def outside(module: Module) -> Iterator[str]:
 
 
 def linux_only(module: Module) -> Iterator[str]:
-    """Only system/machine.py uses what Linux alone has. Call a function of it, or add one there."""
+    """Only system/machine.py uses functions that exist only on Linux. Call its functions, or add one there."""
     if module.name not in LINUX_ONLY_HOMES:
         yield from _names_used(module, LINUX_ONLY_NAMES, {})
 
 
 def shared_locks(module: Module) -> Iterator[str]:
-    """A lock that processes share stays locked when its holder dies. Send a message, or use the board."""
+    """If a process dies, a lock that it holds stays locked in others. Send a message, or use the board."""
     roots = {"multiprocess", "multiprocessing"}
     if not any(each.target.split(".")[0] in roots for each in module.imports):
         return
@@ -283,7 +283,7 @@ def test_each_room_is_there_and_says_what_it_is_for() -> None:
             assert "Runs in:" in text and "Open first:" in text, f"the docstring of {each}"
 
 
-def test_each_helper_of_the_tests_is_in_their_readme() -> None:
+def test_each_support_module_is_in_the_readme() -> None:
     support = Path(__file__).parent / "support"
     text = (support / "README.md").read_text(encoding="utf-8")
     items = "".join(line for line in text.splitlines() if line.startswith("- `"))

@@ -122,7 +122,7 @@ class Structure:
         return Structure(kind, keys, children, cls)
 
     def columns(self, values: Sequence[Any]) -> list[Sequence[Any]]:
-        """Return the leaves of many values, component by component. Raises as `flatten`."""
+        """Return the leaves of many values: one sequence per component. Raises as `flatten`."""
         cls, count = {"dict": dict, "tuple": tuple}.get(self.kind), len(self.keys)
         is_exact = {cls} == set(map(type, values)) and {count} == set(map(len, values))
         if is_exact and _is_flat(self):

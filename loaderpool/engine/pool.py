@@ -108,7 +108,7 @@ class PoolWorkers:
 
     @property
     def wanted(self) -> int:
-        """Number of workers that there should be. Nodes report the number of theirs."""
+        """Requested number of workers. With nodes, the latest number of their workers."""
         return self._board.node_workers or self._wanted
 
     def running(self) -> list[RunningWorker]:
@@ -121,7 +121,7 @@ class PoolWorkers:
 
     def resize(self, workers: int) -> bool:
         """Write the number to the board; return True if the supervisor needs a `Resize` message."""
-        if not self.are_nodes:  # otherwise it is the number of nodes
+        if not self.are_nodes:  # with nodes, `workers` is the number of nodes
             self._wanted = workers
         # SYNC: the size is stored before the count is read. Pairs with Supervisor._on_main,
         # which counts a message before it reads the size. So a message that is not read yet

@@ -242,7 +242,7 @@ class Session:
         self._channel.send(message, descriptors)
 
     def release(self, message: Release) -> None:
-        """Return a slot. The supervisor reads it when it needs slots. Called by any thread."""
+        """Send a release. The supervisor reads it when it needs slots. Called by any thread."""
         self._releases.send(message)
 
     @property

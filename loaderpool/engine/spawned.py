@@ -161,7 +161,7 @@ class SpawnedSupervisor(Supervisor):
     def _open(self, start: Mapping[str, Any]) -> int:
         self._main, self._arena, self._slots = start["channel"], start["arena"], start["slots"]
         self._bell = start["bell"]
-        self._listen(self._bell[0].fileno(), self._hear_bell)
+        self._listen(self._bell[0].fileno(), self._read_bell)
         return 4096  # queues hold any number of messages; this only limits the slots
 
     def _make_workers(self, start: Mapping[str, Any]) -> SpawnedWorkers:
@@ -185,15 +185,15 @@ class SpawnedSupervisor(Supervisor):
             assert isinstance(worker.channel, StreamChannel)
             worker.channel.flush()
 
-    def _listen_to_releases(self) -> None:
-        pass  # they come with the other messages
+    def _update_release_listener(self) -> None:
+        """Do nothing, because releases arrive with the other messages."""
 
-    def _hear_release(self) -> bool:
-        return False  # as above
+    def _read_release(self) -> bool:
+        return False  # releases arrive with the other messages
 
-    def _hear_bell(self) -> None:
+    def _read_bell(self) -> None:
         self._bell[0].recv(4096)  # before the messages are read, so that no ring is lost
-        self._hear_main()
+        self._read_main()
 
     def _load(self, message: Load, received: Received) -> None:
         if received.content is not None:  # otherwise the loader was closed before the send

@@ -399,7 +399,7 @@ def map_memory_file(descriptor: int, nbytes: int, offset: int = 0, is_private: b
 
     The caller may close the descriptor afterwards.
 
-    The result is an array of `ctypes`, which NumPy's types do not accept as a buffer.
+    The return type is `Any`, because NumPy's type hints do not accept a `ctypes` array as a buffer.
 
     Args:
         descriptor: descriptor of the file.

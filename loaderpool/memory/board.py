@@ -69,7 +69,7 @@ class TrialResult(NamedTuple):
 
 
 class NodePlace(NamedTuple):
-    """A node of a cluster."""
+    """ID, address and workers of a node of a cluster."""
 
     node: str = ""  # Ray's ID of the node; empty: not chosen yet
     address: str = ""
@@ -127,7 +127,7 @@ class Board:
     resizes = _Value(_RESIZES)  # number of `Resize` messages read, by all supervisors of the pool
     trials_over = _Value(_TRIALS_OVER)  # number of the latest trial that has a result
     trial_idle_ns = _Value(_TRIAL_IDLE_NS)  # time of paused workers without a ticket, in all trials
-    node_workers = _Value(_NODE_WORKERS)  # latest number of workers of all nodes; 0: none ran yet
+    node_workers = _Value(_NODE_WORKERS)  # latest number of workers of all nodes; 0: no node ran
 
     # Written by the main process.
     size = _Value(_SIZE)  # 1 + number of workers or nodes of the latest resize; 0: no resize yet
@@ -146,7 +146,7 @@ class Board:
         ]
 
     def place(self, cell: int) -> NodePlace:
-        """Return the place of the node that has this cell. It is empty while the node starts."""
+        """Return the place of the node that has this cell. While the node starts, it is empty."""
         at = _PLACES_START + cell * _FIELDS_PER_PLACE
         workers = int(self.numbers[at])
         if not workers:
@@ -156,7 +156,10 @@ class Board:
         return NodePlace(node, address, workers)
 
     def set_place(self, cell: int, place: NodePlace) -> None:
-        """Store the place of a node: an empty one for a free cell, then that of a running node."""
+        """Store the place of the node that has this cell. Called by the dispatcher.
+
+        The place is empty when a node gets the cell. The node's own place follows once it runs.
+        """
         at, size = _PLACES_START + cell * _FIELDS_PER_PLACE, 8 * (_FIELDS_PER_PLACE - 1)
         text = f"{place.node} {place.address}".encode("ascii", "replace")[:size].ljust(size, b"\0")
         self.numbers[at + 1 : at + _FIELDS_PER_PLACE] = memoryview(text).cast("Q")

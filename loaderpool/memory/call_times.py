@@ -135,8 +135,8 @@ class CallClock:
             if not self._median_ns or self._tickets % _MEDIAN_AGAIN == 1:
                 self._find_median()
 
-    def leave_out(self, ns: int) -> None:
-        """Leave the last `ns` nanoseconds out of the running call."""
+    def subtract_time(self, ns: int) -> None:
+        """Subtract `ns` nanoseconds from the duration of the running call."""
         self.begun_ns += ns
         if self.begins is not None:
             self.begins = [begun_ns + ns for begun_ns in self.begins]

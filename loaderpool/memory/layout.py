@@ -49,7 +49,7 @@ def address_of(array: npt.NDArray[Any]) -> int:
 
     Equals `array.ctypes.data`, and takes a quarter of the time.
     """
-    # NumPy's types do not say that an array is a buffer.
+    # NumPy's type hints do not say that an array is a buffer.
     return ctypes.addressof(_BYTE_TYPE.from_buffer(array))  # type: ignore[arg-type]
 
 

@@ -167,7 +167,8 @@ class Plan:
             size: Number of positions of the epoch.
             stops: Not used: batches have the same number of rows.
         """
-        return replace(self, order=replace(self.order, table=table, size=size))  # type: ignore[call-arg]
+        order = replace(self.order, table=table, size=size)  # type: ignore[call-arg]
+        return replace(self, order=order)
 
     def start_after(self, epoch: int, batches: int) -> Any:
         """Return the start that all shards together have reached after `batches` batches each.

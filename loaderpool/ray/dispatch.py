@@ -280,9 +280,8 @@ class Dispatcher(Supervisor):
                 node = Node(number, next(cell for cell in range(MAX_WORKERS) if cell not in used))
                 self._arena.board.cells = max(self._arena.board.cells, node.cell + 1)
                 self._arena.board.set_place(node.cell, NodePlace())
-                self._put(
-                    node, Field.NUMBER, number + 1
-                )  # SYNC: stored last; pairs with `PoolWorkers.running`
+                # SYNC: stored last; pairs with `PoolWorkers.running`.
+                self._put(node, Field.NUMBER, number + 1)
                 self._nodes[number] = node
             case Stop(number):  # the worker has answered all its tickets
                 if number in self._nodes:
@@ -355,7 +354,7 @@ class Dispatcher(Supervisor):
         descriptors = []
         match made:
             case Status(number, bytes() as error):
-                self._state.fail(number, error)  # nothing if it is the run that has no slot
+                self._state.fail(number, error)  # does nothing for a run without a slot
                 answer = Done(
                     ticket.number, error=error or reports.of_error(MemoryLimitError(_NO_MEMORY))
                 )
@@ -435,7 +434,7 @@ class Dispatcher(Supervisor):
         self._arena.board.numbers[Board.base(node.cell) + field] = value
 
     def _count_workers(self) -> None:
-        """Store the number of workers. The last one stays while no node runs."""
+        """Store the number of workers of all nodes. While no node runs, the last number stays."""
         if workers := sum(node.workers for node in self._nodes.values()):
             self._arena.board.node_workers = workers
 

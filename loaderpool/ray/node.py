@@ -75,9 +75,9 @@ class Request(NamedTuple):
     items: Sequence[tuple[npt.NDArray[np.uint8], Bundle]] = ()
 
 
-# Result of a ticket: seconds, rows, failures of samples, and bytes of the slot. Or the first
-# sample. Or an error: of the ticket (`Filled`), or of the whole run or loader (`Status`). None: the
-# ticket is no longer needed.
+# Answer to a ticket: seconds, rows, failures of samples, and bytes of the slot; or the first
+# sample (`Found`); or an error of the ticket (`Filled`), or of the whole run or loader (`Status`).
+# None: the ticket is no longer needed.
 Made: TypeAlias = "tuple[float, int, bytes, Any] | Found | Filled | Status | None"
 
 _DROPPED = 1000  # ended runs that are remembered; more than calls can be on their way
@@ -410,7 +410,7 @@ class NodeActor:
     def _made(self, received: Received, run: _Run, seconds: float) -> Made:
         message = received.message
         if isinstance(message, Status):
-            # If it is the run: the supervisor has ended it, because there was no slot for it.
+            # The supervisor has ended a run without a slot, so it is removed here, too.
             self._end(message.number)
             return message
         assert isinstance(message, Filled)

@@ -270,7 +270,7 @@ _RAISED_IN = (
 
 
 class _LibraryDecompressor(Protocol):
-    """Decompressor of `zlib`, `isal` or `zstandard`. That of `zstandard` takes no `max_length`."""
+    """Decompressor of `zlib`, `isal` or `zstandard` (which does not accept `max_length`)."""
 
     @property
     def eof(self) -> bool: ...

@@ -18,33 +18,34 @@ MOST_ROWS = 256
 # Formats of Hugging Face datasets whose rows are tables, which `__getitems__` cannot return.
 _TABLE_FORMATS = ("arrow", "pandas", "polars")
 
-Many = Callable[[list[int]], object]
-"""Returns the items of these indices."""
+GetItems = Callable[[list[int]], object]
+"""Method that returns one item for each of these indices."""
 
 
-def many_rows(source: object) -> Many | None:
-    """Return the method that reads many rows of a source with one call.
+def getitems_of(source: object) -> GetItems | None:
+    """Return the method `__getitems__` of a source, which reads many rows with one call.
 
-    None if the source has none, or if its `__getitem__` was overridden after it. Attributes of the
-    object do not count, because a wrapper may pass all of its attributes on.
+    None if the source has none, if it saves no calls, or if a subclass overrides only
+    `__getitem__`. The method must be in a class, because a wrapper may pass on all attributes of
+    its object.
     """
     if isinstance(source, Sized):
         source = source.items
     for cls in type(source).__mro__:
         if "__getitems__" in vars(cls):
-            method: Many | None = getattr(source, "__getitems__", None)
-            return method if callable(method) and _is_useful(source) else None
+            method: GetItems | None = getattr(source, "__getitems__", None)
+            return method if callable(method) and _saves_calls(source) else None
         if "__getitem__" in vars(cls):
             break
     return None
 
 
-def _is_useful(source: Any) -> bool:
-    """Return True if `__getitems__` does more than to call `__getitem__` of another dataset."""
+def _saves_calls(source: Any) -> bool:
+    """Return True if `__getitems__` returns rows, and does more than call `__getitem__`."""
     if is_of(source, "torch", "Subset"):
-        return many_rows(source.dataset) is not None
+        return getitems_of(source.dataset) is not None
     if is_of(source, "torch", "StackDataset"):
-        return any(many_rows(each) is not None for each in _parts(source.datasets))
+        return any(getitems_of(each) is not None for each in _parts(source.datasets))
     if is_of(source, "datasets", "Dataset"):
         return source.format["type"] not in _TABLE_FORMATS
     return True
@@ -55,10 +56,10 @@ def _parts(datasets: Any) -> Iterator[object]:
 
 
 def checked_rows(rows: object, count: int) -> list[object]:
-    """Return the items that `__getitems__` has returned for this number of indices, as a list.
+    """Return the result of `__getitems__` for `count` indices as a list.
 
     Raises:
-        SourceError: They are no list, or not as many as the indices.
+        SourceError: The result is not a list, or has another length.
     """
     got = f"a {type(rows).__name__}"
     if isinstance(rows, (list, tuple)) or is_array(rows):

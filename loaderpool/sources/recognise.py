@@ -120,13 +120,13 @@ def check_length(source: Indexed, items: int | None) -> None:
     now = length_of(source)
     if now < items:
         raise SourceError(
-            f"source had {counted(items, 'item')} when the loader was created, and has {now:,} now. "
-            "Create a new loader for another length: loader = loader.replace()"
+            f"source had {counted(items, 'item')} when the loader was created, and has {now:,} "
+            "now. Create a new loader for another length: loader = loader.replace()"
         )
     if now > items:
         warn(
-            f"source had {counted(items, 'item')} when the loader was created, and has {now:,} now. "
-            f"The loader reads the first {items:,}. To read all: loader = loader.replace()"
+            f"source had {counted(items, 'item')} when the loader was created, and has {now:,} "
+            f"now. The loader reads the first {items:,}. To read all: loader = loader.replace()"
         )
 
 
@@ -330,7 +330,7 @@ def _container(obj: object) -> str:
 
 
 class _ZarrGroup(Protocol):
-    """Group of arrays of zarr."""
+    """A group of arrays in a zarr store."""
 
     def array_keys(self) -> Iterable[str]: ...
 

@@ -165,8 +165,8 @@ def read_batches(
     width, mine = rows * plan.num_shards, rows * plan.shard_index
     if position <= plan.start - width:
         raise SourceError(
-            f"The stream has only {counted(position, 'item')}, but the saved position is after item "
-            f"{plan.start}. The state was saved for another stream, or the stream has become "
+            f"The stream has only {counted(position, 'item')}, but the saved position is after "
+            f"item {plan.start}. The state was saved for another stream, or the stream has become "
             "shorter."
         )
     if position < plan.start:  # the plan starts after the stream's last batch, a smaller one

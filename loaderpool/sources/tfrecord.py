@@ -378,7 +378,7 @@ def _value(name: str, what: object, found: Mapping[str, Any]) -> object:
 
 
 class _Values(Protocol):
-    """List of one type in an Example: a message of protobuf."""
+    """Values of one feature of an Example: a BytesList, FloatList or Int64List."""
 
     value: Sequence[Any]
 

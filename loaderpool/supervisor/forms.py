@@ -101,7 +101,7 @@ def _room_of(form: BatchForm, settings: LoaderSettings) -> int:
     if threads == 1:
         return MOST_TICKETS
     room = max(MOST_TICKETS, 1 - (-_CALLS_AHEAD * threads // _calls_of(form)))
-    if settings.rows_together > 1:  # each thread reads a part of a batch
+    if settings.rows_together > 1:  # so that each thread can read for a different batch
         room = max(room, 1 + threads)
     return min(_MOST_ROOM, room)
 

@@ -26,8 +26,8 @@ class Layout(NamedTuple):
 
     slot_bytes: int  # size of a slot
     max_chunk: int  # number of batches that fit a slot
-    # Several workers may make rows of one batch, in ranges that begin at multiples of this number.
-    # 0: one worker makes the batch.
+    # Ranges of rows begin at multiples of this number, if several workers may make one batch.
+    # 0: one worker makes the whole batch.
     range_rows: int
     limit_bytes: int = 1 << 62  # limit of all slots of the loader's runs together
     room: int = MOST_TICKETS  # tickets that a worker may have; larger for workers with threads
@@ -94,7 +94,7 @@ class LoaderRecord:
     # Longest time of a sample in seconds; None: no limit. A job keeps it after the loader is gone.
     timeout_s: float | None = None
     layout: Layout | None = None  # None until the first sample was made
-    keeper: int | None = None  # number of the worker that still has the first sample
+    probe_owner: int | None = None  # number of the worker that still has the first sample
     row_s: float = 0.0  # moving mean of the seconds for a row
     rows_measured: int = 0  # number of rows that `row_s` was measured with
     # Samples that are left out: epoch, then as in `Ticket.left_out`.
@@ -179,7 +179,7 @@ class Filling:
     rows: int = 0  # number of rows that were made
     answer: Done | None = None  # last answer
     file: int | None = None  # descriptor that came with the last answer
-    # Descriptor of the file with the items, if they were read by another ticket.
+    # Descriptor of the file with the items, if another worker has read them.
     items: int | None = None
     failure: tuple[int, bytes] | None = None  # (start, error) of the lowest row range that failed
 
@@ -229,7 +229,7 @@ class Death(NamedTuple):
     exit_code: int = 0
     has_begun: bool = True  # True if the worker had started to read tickets
     is_generator: bool = False  # True if a generator made the sample, which cannot be left out
-    rows: int = 1  # rows that the call in work was reading, of which any may be the cause
+    rows: int = 1  # number of rows that the call was reading; any of them may be the cause
 
 
 class Deaths:

@@ -48,13 +48,14 @@ _FOR_OTHERS = 32
 _LEAST_AT_END = 4  # least number of tiny batches in a ticket near the end of an epoch
 # Least and greatest number of tickets that a node may have. Each ticket has a slot on the node.
 _NODE_TICKETS, _MOST_NODE_TICKETS = 4, 256
-# A larger slot gets its first batch only from a worker without another ticket of the run. Smaller:
-# workers are idle for longer than the first use of the pages takes. Larger: this use, 0.4 ms per
+# A larger slot is first used only by a worker without another ticket of the run. Smaller:
+# workers are idle for longer than the first use of the pages takes. Larger: this use, 0.8 ms per
 # MiB, delays the first batches, and takes memory that may never be needed.
 _LARGE_BYTES = 1 << 20
-# Number of large slots for each worker that it gets without a wait: the consumer has one, while the
-# other one is written.
-_AT_ONCE = 2
+# Large slots for each worker that a run uses without a wait. The consumer reads one while the
+# worker writes the other. Smaller: workers wait at the start. Larger: more slots have a slow first
+# use.
+_LARGE_SLOTS_AT_ONCE = 2
 
 
 def slots_of(slot_bytes: int, most: int, workers: int, room: int) -> int:
@@ -180,11 +181,11 @@ class Slots:
             self._say(ReturnPages(*hole))
 
 
-def is_precious(run: RunRecord) -> bool:
-    """Return True if a run has only fresh slots, whose first use takes long.
+def needs_large_fresh_slot(run: RunRecord) -> bool:
+    """Return True if the next ticket of a run would be the first use of a large slot.
 
-    They are only for a worker that has no ticket of this run. So a run begins with few of them, and
-    uses another one only if a wait has shown that it is needed.
+    This use takes long, so the slot is only for a worker without a ticket of this run. A run begins
+    with few such slots, and uses another one only if a wait has shown that it is needed.
     """
     layout = run.loader.layout
     if run.free or layout is None or layout.slot_bytes <= _LARGE_BYTES:
@@ -193,9 +194,9 @@ def is_precious(run: RunRecord) -> bool:
     return bool(run.fresh) and layout.room <= MOST_TICKETS
 
 
-def is_at_start(run: RunRecord, workers: int) -> bool:
-    """Return True if a run has used so few slots that an idle worker gets another one at once."""
-    return len(run.writers) < _AT_ONCE * workers
+def has_used_few_slots(run: RunRecord, workers: int) -> bool:
+    """Return True if a run has used few slots, so it may use a large fresh one without a wait."""
+    return len(run.writers) < _LARGE_SLOTS_AT_ONCE * workers
 
 
 class Cutter:

@@ -49,8 +49,8 @@ from loaderpool.supervisor.records import (
 from loaderpool.supervisor.slots import (
     Cutter,
     Slots,
-    is_at_start,
-    is_precious,
+    has_used_few_slots,
+    needs_large_fresh_slot,
     next_batch,
     tickets_of_node,
 )
@@ -69,9 +69,9 @@ from loaderpool.transport.reports import GivenUp
 # A second ticket is queued only behind one that takes less time than this. Otherwise long tickets
 # would wait behind a slow sample.
 _SHORT_S = 0.02
-# Answers gather only if a ticket takes at least this times as long. Smaller: a worker may finish
-# its second ticket meanwhile.
-_MOST_WAITS = 4
+# Least duration of a ticket, as a multiple of the time in which answers gather. Smaller: a worker
+# may finish its second ticket in that time. Larger: answers gather in fewer pools.
+_WAITS_IN_TICKET = 4
 _LAST_TICKET, _SLOTS = operator.attrgetter("last_ticket"), operator.attrgetter("slots")
 
 
@@ -86,8 +86,8 @@ class State:
         slots: Slots of all runs.
         is_short: True if a worker could not be started. No worker is started until the next `tick`.
         ticket_s: Expected time in seconds of the latest ticket.
-        lacks_slot: True if a worker could make a batch in a fresh slot, which it does not get
-            before a wait. From the last `deal` in which a worker had room.
+        has_withheld_slot: True if a worker could make a batch in a large fresh slot, but has to
+            wait first. Updated by each `deal` in which a worker can accept a ticket.
 
     Args:
         workers: Number of workers to start.
@@ -122,7 +122,7 @@ class State:
         self.slots = Slots(memory, most_slots, self.runs, self._say)
         self._deaths = Deaths(restarts, of_nodes)
         self._broken: bytes | None = None
-        self.is_short = self.lacks_slot = False
+        self.is_short = self.has_withheld_slot = False
         self.ticket_s = 0.0
         self._tickets, self._names = itertools.count(1), itertools.count()
         self._cutter = Cutter(self._tickets, of_nodes, hands_over and not of_nodes)
@@ -295,7 +295,7 @@ class State:
         job = self._taken(worker, message.ticket)
         if job is None:
             return False
-        job.loader.keeper = worker
+        job.loader.probe_owner = worker
         return True
 
     def lay_out(self, number: int, layout: Layout, seconds: float) -> None:
@@ -426,8 +426,8 @@ class State:
         Due jobs come first, then new tickets of the runs in turn.
 
         Args:
-            has_waited: False: a worker does not get a fresh slot whose first use takes longer than
-                a wait for a used one.
+            has_waited: True if a worker has waited long enough for a used slot, so that it may get
+                a large fresh one. False: only in runs that have used few slots.
         """
         self._has_waited = has_waited or self._of_nodes
         has_work, may_differ, active = bool(self.due), self._of_nodes, 0
@@ -436,44 +436,44 @@ class State:
             has_work = has_work or (bool(run.free or run.fresh) and not run.is_ended)
             active += not run.is_ended
             may_differ = may_differ or bool(run.lanes) or active > 1
-        self.lacks_slot &= not self.roomy
+        self.has_withheld_slot &= not self.roomy
         if not has_work or not self.roomy:
             return
         # Heap of the workers by their number of tickets, then in the order of `roomy`.
-        asked = [
-            (len(worker.jobs) // worker.workers, place, worker)
-            for place, worker in enumerate(self.roomy.values())
+        candidates = [
+            (len(worker.jobs) // worker.workers, rank, worker)
+            for rank, worker in enumerate(self.roomy.values())
         ]
-        heapq.heapify(asked)
+        heapq.heapify(candidates)
         refused: list[tuple[int, int, WorkerRecord]] = []
-        while asked:
-            tickets, place, worker = heapq.heappop(asked)
-            if worker.number not in self.roomy:  # it got the ticket of another worker
+        while candidates:
+            tickets, rank, worker = heapq.heappop(candidates)
+            if worker.number not in self.roomy:  # it has got a ticket chosen for another one
                 continue
-            if len(worker.jobs) // worker.workers > tickets:  # the same
-                heapq.heappush(asked, (tickets + 1, place, worker))
+            if len(worker.jobs) // worker.workers > tickets:  # it has got such a ticket, too
+                heapq.heappush(candidates, (tickets + 1, rank, worker))
                 continue
             due, job = len(self.due), self._next_job(worker)
             if job is not None:
                 if len(self.due) > due:  # row ranges of a batch, which all workers can have
-                    asked += refused
-                    heapq.heapify(asked)
+                    candidates += refused
+                    heapq.heapify(candidates)
                     refused.clear()
                 self._give(worker, job)
                 if worker.number in self.roomy:
                     tickets = len(worker.jobs) // worker.workers
-                    heapq.heappush(asked, (tickets, place, worker))
-            elif not may_differ:  # otherwise other workers may get jobs that this one cannot have
+                    heapq.heappush(candidates, (tickets, rank, worker))
+            elif not may_differ:  # all workers may get the same jobs, so none gets any
                 return
             else:
-                refused.append((tickets, place, worker))
+                refused.append((tickets, rank, worker))
 
-    def can_wait(self, seconds: float) -> bool:
-        """Return True if several answers are expected in this time, and all workers have work.
+    def expects_several_answers(self, seconds: float) -> bool:
+        """Return True if several answers are expected in this time, and no worker becomes idle.
 
-        Each worker then has a second ticket, which takes several times as long.
+        Each worker has a second ticket, which takes several times as long.
         """
-        is_ahead = not self.roomy and _MOST_WAITS * seconds <= self.ticket_s <= _SHORT_S
+        is_ahead = not self.roomy and _WAITS_IN_TICKET * seconds <= self.ticket_s <= _SHORT_S
         return is_ahead and self.ticket_s < seconds * len(self.workers)
 
     @property
@@ -533,17 +533,17 @@ class State:
         for run in sorted(self.runs.values(), key=_LAST_TICKET):
             if run.is_ended or run.loader.failure is not None or not (run.free or run.fresh):
                 continue
-            if is_precious(run):
-                # Tickets of other runs do not count, because a worker may always have some. A node's
-                # workers may be idle while others of them have tickets.
+            if needs_large_fresh_slot(run):
+                # Tickets of other runs do not count, because a worker may always have some. Nodes
+                # get the slot in any case, because some of their workers may be idle.
                 if not self._of_nodes and any(
                     job.slot is not None and job.slot.run is run for job in worker.jobs.values()
                 ):
                     continue
-                if not (self._has_waited or is_at_start(run, self.width)):
-                    # `next_batch` would remove a batch from `again`.
+                if not (self._has_waited or has_used_few_slots(run, self.width)):
+                    # `again` comes first, because `next_batch` would remove a batch from it.
                     if run.again or next_batch(run, worker.number) is not None:
-                        self.lacks_slot = True
+                        self.has_withheld_slot = True
                     continue
             if (batch := next_batch(run, worker.number)) is not None:
                 first, *others = self._cutter.cut(run, batch, self.width, worker.number)
@@ -557,16 +557,17 @@ class State:
         loader, slot = job.loader, job.slot
         if slot is not None and slot.lane is not None and slot.items is None:
             slot.lane.home, slot.run.window = worker.number, None
-        if loader.keeper is not None and slot is not None and slot.batch == job.ticket.start == 0:
-            keeper, loader.keeper = self.workers.get(loader.keeper), None
-            is_there = keeper is not None and not (keeper.is_leaving or keeper.is_paused)
+        number = loader.probe_owner
+        if number is not None and slot is not None and slot.batch == job.ticket.start == 0:
+            owner, loader.probe_owner = self.workers.get(number), None
+            is_there = owner is not None and not (owner.is_leaving or owner.is_paused)
             if (
-                keeper is not None
+                owner is not None
                 and is_there
-                and len(keeper.jobs) < MOST_TICKETS
+                and len(owner.jobs) < MOST_TICKETS
                 and slot.lane is None
             ):
-                worker = keeper
+                worker = owner
         if loader.left_out:
             left_out = tuple(
                 sample[1:] for sample in loader.left_out if sample[0] == job.ticket.epoch
@@ -630,10 +631,10 @@ class State:
         answer = slot.answer
         assert answer is not None
         run.filled[slot.offset] = answer.ticket
-        told = Filled(
+        filled = Filled(
             run.number, *place, *slots, is_last, answer.ticket, answer.oversize, answer.failures
         )
-        self._say(ToMain(told, slot.file))
+        self._say(ToMain(filled, slot.file))
 
     def _drop(self, file: int | None) -> None:
         if file is not None:
@@ -667,7 +668,8 @@ class State:
         if why is not None and (death.is_generator or not is_left_out):
             self._give_up(job, death.error(why, deaths, job.ticket))
             return
-        if why is not None and death.rows == 1:  # otherwise the rows are read alone
+        # Of several rows, the cause is unknown, so they are read one by one next.
+        if why is not None and death.rows == 1:
             job.loader.left_out.append(
                 (job.ticket.epoch, death.sample, death.hung_s, death.exit_code)
             )

@@ -48,11 +48,11 @@ _LOOK_MS = 200  # time between two checks of processes without a pidfd
 # Time between two checks of the clock during a trial, whose pauses last tenths of a second.
 _TRIAL_LOOK_MS = 20
 # Time for which a worker waits for a used slot before it gets a large fresh one. Smaller: the
-# consumer has no time to release the batch before. Larger: the first batches are read ahead later.
+# consumer has no time to release the last batch. Larger: the first batches are read ahead later.
 _SLOT_WAIT_MS = 5
-# Time in which answers gather if several are expected in it. Smaller: this process and the main
-# process wake up for each of them, which costs more CPU time than the messages. Larger: consumers
-# wait longer for a batch.
+# Time in which answers gather, if several are expected. Smaller: this process and the main process
+# wake up for each answer, which costs more CPU time than the messages. Larger: consumers wait
+# longer for a batch.
 _GATHER_S = 0.001
 _FOR_OTHERS = 48  # messages in the main process's channel that are not about slots
 _SIGKILL = -9  # exit code of a process that was killed by SIGKILL
@@ -122,9 +122,9 @@ class Supervisor:
         self._size: int = start["workers"]  # requested number of workers
         self._restarts: tuple[int, float] | None = start["max_restarts"]
         self._selector = selectors.DefaultSelector()
-        self._needs_slots = False  # the loop waits for `_releases`, too
-        # Time since when a worker waits for a slot that was used before; 0: none does.
-        self._lacks_slot_ns = 0
+        self._needs_slots = False  # True while the loop also waits for releases
+        # Start of a worker's wait for a used slot; 0: no worker waits.
+        self._withheld_since_ns = 0
         most_messages = self._open(start)
         self._code = LoadedCode()
         self._payloads = Payloads(self._arena, {})
@@ -155,7 +155,7 @@ class Supervisor:
         self._slots = SlotFile(start["slots"])
         # The pidfd reports the main process's death even if a fork still holds the channel's end.
         self._main_pidfd = machine.open_pidfd(self._main_pid)
-        self._listen(self._main.fileno(), self._hear_main)
+        self._listen(self._main.fileno(), self._read_main)
         if self._main_pidfd is not None:
             self._listen(self._main_pidfd, self._leave)
         return most_messages()
@@ -178,7 +178,7 @@ class Supervisor:
                 if self._trial is not None:
                     self._go_on_with(self._trial)
                 self._carry_out()
-                self._listen_to_releases()
+                self._update_release_listener()
         except ChannelClosed:
             pass
         finally:
@@ -187,20 +187,20 @@ class Supervisor:
             self._workers.end_all()
 
     def _deal(self) -> None:
-        """Assign tickets. After `_SLOT_WAIT_MS` without a used slot, a worker may get a fresh one."""
-        state, now_ns = self._state, clock.monotonic_ns() if self._lacks_slot_ns else 0
-        has_waited = 0 < self._lacks_slot_ns <= now_ns - _SLOT_WAIT_MS * 1_000_000
+        """Assign tickets. After a wait of `_SLOT_WAIT_MS`, a worker may get a large fresh slot."""
+        state, now_ns = self._state, clock.monotonic_ns() if self._withheld_since_ns else 0
+        has_waited = 0 < self._withheld_since_ns <= now_ns - _SLOT_WAIT_MS * 1_000_000
         state.deal(has_waited)
-        if not state.lacks_slot:
-            self._lacks_slot_ns = 0
-        elif not self._lacks_slot_ns:
-            self._lacks_slot_ns = clock.monotonic_ns()
+        if not state.has_withheld_slot:
+            self._withheld_since_ns = 0
+        elif not self._withheld_since_ns:
+            self._withheld_since_ns = clock.monotonic_ns()
 
     # ---- waiting
 
     def _wait(self) -> None:
         """Wait for messages, deaths or the next tick, and handle the messages and deaths."""
-        if self._state.can_wait(_GATHER_S):
+        if self._state.expects_several_answers(_GATHER_S):
             time.sleep(_GATHER_S)
         for key, _ in self._selector.select(self._wait_s):
             key.data()
@@ -210,7 +210,7 @@ class Supervisor:
         longest_ms = self._ticks.every_ms
         if self._trial is not None:
             longest_ms = min(longest_ms, _TRIAL_LOOK_MS)
-        if self._lacks_slot_ns and self._state.roomy:
+        if self._withheld_since_ns and self._state.roomy:
             longest_ms = min(longest_ms, _SLOT_WAIT_MS)
         return longest_ms / 1000
 
@@ -243,7 +243,7 @@ class Supervisor:
         ]
         self._is_over |= self._main_pidfd is None and os.getppid() != self._main_pid
         self._note_size()  # the size may have changed while an earlier `Resize` was counted
-        self._hear_releases()  # ended runs may wait for them
+        self._read_releases()  # an ended run is removed with its last release
         self._begin_trial()
         self._state.tick()
 
@@ -293,43 +293,43 @@ class Supervisor:
 
     # ---- messages of the main process
 
-    def _hear_main(self) -> None:
+    def _read_main(self) -> None:
         while not self._is_over and (received := self._main.receive()) is not None:
             self._on_main(received)
 
-    def _hear_release(self) -> bool:
+    def _read_release(self) -> bool:
         """Read one release. Return False if there is none."""
         try:
             received = self._releases.receive()
-        except ChannelClosed:  # the other channel of the main process reports it, too
+        except ChannelClosed:  # the other channel raises it, too, which ends the loop
             return False
         if received is not None:
             self._state.release(*received.message)
         return received is not None
 
-    def _hear_releases(self) -> None:
-        while self._hear_release():
+    def _read_releases(self) -> None:
+        while self._read_release():
             pass
 
-    def _listen_to_releases(self) -> None:
-        """Wait for releases only while a worker could have another ticket.
+    def _update_release_listener(self) -> None:
+        """Make the loop wait for releases while a worker can accept another ticket.
 
-        Otherwise a release changes nothing, and one is read with each `Done`. This halves the
-        number of times that the supervisor wakes up.
+        At other times a release changes nothing, so only one is read with each `Done`. Then the
+        supervisor wakes up half as often.
         """
         needs_slots = bool(self._state.roomy)
         if needs_slots == self._needs_slots:
             return
         self._needs_slots = needs_slots
         if needs_slots:
-            self._listen(self._releases.fileno(), self._hear_releases)
+            self._listen(self._releases.fileno(), self._read_releases)
         else:
             self._ignore(self._releases.fileno())
 
     def _on_main(self, received: Received) -> None:
         state, message = self._state, received.message
         match message:
-            case messages.Release():  # of spawned workers, whose main process has one channel
+            case messages.Release():  # if workers are spawned: there is only one channel
                 state.release(*message)
             case messages.Begin():
                 self._begin(message)
@@ -364,7 +364,7 @@ class Supervisor:
         self._state.slots.free_bytes = max(0, capacity.available_memory_bytes() - HEADROOM_BYTES)
 
     def _begin(self, message: messages.Begin) -> None:
-        self._hear_releases()  # the run may get the memory of slots that were released before
+        self._read_releases()  # the run may get the memory of slots that were released before
         self._note_free_memory()
         settings = self._payloads.settings.get(message.loader)
         plan = None
@@ -378,7 +378,7 @@ class Supervisor:
 
     def _load(self, message: messages.Load, received: Received) -> None:
         # Assign all work now, because no work is assigned while modules are imported.
-        self._hear_releases()
+        self._read_releases()
         self._state.deal()
         self._carry_out()
         number = message.loader
@@ -451,9 +451,9 @@ class Supervisor:
         except LoaderpoolError as error:
             self._state.fail(number, reports.of_error(error))
             return
-        told = messages.Found(0, number, send((form, settings.given_spec is not None)), row_s)
-        self._main.send(told)
-        self._tell_workers(told)
+        found = messages.Found(0, number, send((form, settings.given_spec is not None)), row_s)
+        self._main.send(found)
+        self._tell_workers(found)
         self._state.lay_out(number, layout, row_s)
 
     def _tell_workers(self, form: messages.Found) -> None:
@@ -464,7 +464,7 @@ class Supervisor:
 
     # ---- messages and deaths of workers
 
-    def _hear_worker(self, worker: WorkerProcess, is_all: bool = False) -> None:
+    def _read_worker(self, worker: WorkerProcess, is_all: bool = False) -> None:
         """Read one message from a worker, or all if `is_all`. The next wait reports the others."""
         try:
             while (received := worker.channel.receive()) is not None:
@@ -481,7 +481,7 @@ class Supervisor:
         match message:
             case messages.Done():
                 if not self._needs_slots:
-                    self._hear_release()
+                    self._read_release()
                 loader = self._state.done(
                     number, message, received.descriptors[0] if received.descriptors else None
                 )
@@ -502,7 +502,7 @@ class Supervisor:
         fault_points.reach("supervisor.burying")
         if worker.pidfd is not None:
             self._ignore(worker.pidfd)
-        self._hear_worker(worker, is_all=True)  # a ticket with an answer is done
+        self._read_worker(worker, is_all=True)  # a ticket with an answer is done
         self._ignore(worker.channel.fileno())
         exit_code = self._workers.bury(worker)  # after this, its cell does not change any more
         read = self._arena.board.read
@@ -611,7 +611,7 @@ class Supervisor:
             self._state.not_started(number, packed)
             return
         fault_points.reach("supervisor.forked")
-        self._listen(worker.channel.fileno(), functools.partial(self._hear_worker, worker))
+        self._listen(worker.channel.fileno(), functools.partial(self._read_worker, worker))
         if worker.pidfd is not None:
             self._listen(worker.pidfd, lambda: self._dead.append(worker))
 

@@ -110,7 +110,8 @@ def available_memory_bytes() -> int:
     for path in _cgroup_directories("memory"):
         limit = _first_number(f"{path}/memory.max", f"{path}/memory.limit_in_bytes")
         used = _first_number(f"{path}/memory.current", f"{path}/memory.usage_in_bytes")
-        # The files of statistics take a while to read. They can only show that more is free.
+        # The file memory.stat is slow to read, and can only raise the result. So it is read only if
+        # `limit - used` is the smallest value so far.
         if limit is not None and used is not None and limit - used < min(free):
             counts = _counts(f"{path}/memory.stat", "inactive_file", "total_inactive_file")
             free.append(
@@ -185,7 +186,7 @@ def queued_s(task: int | str) -> float:
 
 
 def process_times(pid: int) -> dict[str, Any]:
-    """Return the times that the kernel has counted for a process so far, in seconds by name."""
+    """Return the CPU time and the waiting time of a process so far, in seconds by name."""
     return {"cpu_s": process_cpu_s(pid), "queued_s": queued_s(pid)}
 
 

@@ -94,7 +94,7 @@ def _run(target: str, seconds: str, is_over: str) -> None:
             until_s = next(times) + float(seconds)
             while next(times) < until_s:
                 pass
-    except LoaderpoolError as error:  # its text has the traceback of the user's function
+    except LoaderpoolError as error:  # the text includes the user's traceback
         sys.exit(f"Error: {error}")
     Path(is_over).touch()
 

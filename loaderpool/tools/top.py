@@ -273,7 +273,7 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def cells_of(worker: Mapping[str, Any]) -> dict[str, str]:
-    """Return the row of a worker, by the names of the columns."""
+    """Return the cells of a worker's row in the table, by column."""
     busy, cpus = (
         "-" if worker[name] is None else f"{worker[name]:.0%}" for name in ("busy_share", "cpus")
     )

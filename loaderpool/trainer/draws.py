@@ -124,8 +124,8 @@ class Draws:
             raise StateError(
                 f"Cannot load this state: it was saved within epoch {position.epoch}, and order= "
                 "now gives other indices for that epoch. Restore the weights or indices that it "
-                "had at the start of the epoch before load_state_dict, or set loader.epoch to start "
-                "a whole epoch."
+                "had at the start of the epoch before load_state_dict, or set loader.epoch to "
+                "start a whole epoch."
             )
         return plan
 
@@ -309,7 +309,7 @@ def _module_of(order: object) -> str:
 
 
 def _gives_batches(order: Any) -> bool:
-    """Return True if an iterable gives batches. Reads its first element if nothing else shows it."""
+    """Return True if an iterable gives batches. Reads its first element if it must."""
     if hasattr(order, "__array__") or isinstance(order, range):
         return False
     if any(kind.__name__ == _BATCHES for kind in type(order).__mro__):

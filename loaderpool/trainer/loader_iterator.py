@@ -1,6 +1,6 @@
 """`LoaderIterator`: iterator over the batches of one pass, for a loop in Python.
 
-`Pass` has these batches for all consumers: loops, `tf.data` and Keras. Called in the main process.
+`Pass` has these batches for every consumer: a loop, `tf.data` or Keras. Called in the main process.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Observer:
         self.autotuned = autotuned
         self.tries_fewer = True
         self._function_and_source = function_and_source
-        self._fewer: FewerWorkers | None = None  # made when a trial can show something
+        self._fewer: FewerWorkers | None = None  # created after the first steps
         can_have_cache = (
             calls_of == "sample" and not plan.is_open and config.threads == 1 and not has_cache
         )

@@ -50,7 +50,10 @@ class Load(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Main process -> supervisor: make the first sample. The reply is `Found`, or `Status` with an error."""
+    """Main process -> supervisor: make the first sample.
+
+    The reply is `Found`, or `Status` with an error.
+    """
 
     loader: int
     feed: int  # offset of the stream's table, or of a drawn order, in the arena; 0: neither
@@ -103,7 +106,7 @@ class Release(NamedTuple):
 
     run: int
     offset: int  # start of the slot in the memory file; identifies the slot
-    ticket: int  # ticket of its `Filled`; ignored if refilled since
+    ticket: int  # ticket of the slot's latest `Filled`; with another one, the release is ignored
 
 
 class Resize(NamedTuple):
@@ -135,7 +138,7 @@ class Filled(NamedTuple):
     ticket: int = 0  # ticket whose `Done` completed the slot; 0: the batch cannot be made
     oversize: int = 0  # bytes of the batch in the file; 0: the batch is in the slot
     failures: bytes = b""  # pickled `RowFailure`s: samples that were left out or replaced
-    error: bytes = b""  # pickled error, why the batch cannot be made; empty: the slot is full
+    error: bytes = b""  # pickled error if the batch cannot be made; empty: the slot is full
 
 
 class Status(NamedTuple):

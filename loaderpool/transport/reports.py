@@ -227,7 +227,7 @@ def describe_timeout(
         stacks: stacks of the worker's threads.
         in_generator: True if a generator ran.
         canceled: the exception that ended a coroutine. None: the worker was replaced.
-        rows: number of rows that one call of the source was reading, the first of this index.
+        rows: number of rows that one call of the source was reading, from `index` on.
     """
     what = "generator has not yielded" if in_generator else "sample ran"
     if rows > 1 and not in_generator:

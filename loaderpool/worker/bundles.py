@@ -38,7 +38,7 @@ _FIELDS = 8  # an entry fills a cache line
 FEED_TABLE_BYTES = ENTRIES * _FIELDS * 8
 
 HandedOver = tuple[list[int], list[object]]
-"""Positions and items of a ticket that another worker has read."""
+"""Positions and items that another worker has read for a ticket."""
 
 
 class Bundle(NamedTuple):
@@ -114,7 +114,7 @@ class FeedTable:
 
 
 def unpacked(shared: memoryview, bundle: Bundle, loader: int) -> HandedOver:
-    """Return the positions and the items of a bundle of `HandingOver`. Arrays are copies.
+    """Return the positions and items that `HandingOver` has packed. Arrays are copies.
 
     Classes that are pickled by value are those of `loader`.
     """

@@ -151,8 +151,9 @@ class Calls:
 
         Raises:
             BaseException: an exception that `work` raised.
-            CacheError, SourceError: the function cannot be cached, or the source breaks the protocol of
-                reads of many rows. Raised even if `work` skipped the error.
+            CacheError: the function cannot be cached. Raised even if `work` skipped the error.
+            SourceError: `__getitems__` did not return one item for each row. Raised even if `work`
+                skipped the error.
             ArgumentError: calls draw, and concurrent calls cannot each have their own state of
                 these generators.
         """
@@ -182,10 +183,11 @@ class Calls:
             raise refusal
 
     @property
-    def can_keep(self) -> bool:
-        """True if a sample of the probe equals the sample of its ticket.
+    def can_reuse_probe(self) -> bool:
+        """True if the result of the probe may be used for the ticket that has its row.
 
-        Rows that are read together may have other random numbers than a row that is read alone.
+        The probe reads its row alone. In a read of many rows, a random source would return another
+        item, because its generators are seeded for each read.
         """
         seeding = self.seeding
         is_random = seeding.seeds_globals or seeding.captured is not None

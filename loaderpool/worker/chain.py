@@ -62,8 +62,8 @@ class Chain:
         """Return the sample of one row, whose position is `position`."""
         epoch = opened.ticket.epoch
         if self._reads_first:
-            # Seeded after `fn`, so that the state does not depend on whether `fn` was called now or
-            # earlier. The same holds for a read of many rows, which has a state of its own.
+            # Seeded after the item is there. Otherwise the state would depend on whether `fn`, or a
+            # read of many rows, has run now or earlier.
             value = opened.item(at)
             generator = self._seeding.begin(epoch, position)
         else:

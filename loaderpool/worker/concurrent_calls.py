@@ -50,8 +50,8 @@ class Call(Outcome):
         super().__init__()
         self.index = opened.indices[start]
         self._calls, self._rows = calls, (opened, start, stop)
-        # Number of rows that the source reads with one call, before the function is called.
-        self.reads = 0
+        # Number of rows of the read that runs now, before the function is called; 0: none runs.
+        self.reading_rows = 0
         self.thread = self.started_ns = self.ended_ns = 0
         # Its progress on a thread, or as a coroutine, once it has been submitted.
         self.future: Future[None] | None = None
@@ -64,11 +64,11 @@ class Call(Outcome):
         try:
             opened, start, _ = self._rows
             if opened.fetched is not None and self._calls.chain.batch_fn is None:
-                # The read does not count as time of the call that needs the first of its rows.
-                self.reads = min(len(opened.indices), MOST_ROWS)
+                # The read is for many rows, so its time does not count for this call.
+                self.reading_rows = min(len(opened.indices), MOST_ROWS)
                 opened.fetched.prepare(start)
                 self.started_ns = clock.monotonic_ns()
-                self.reads = 0  # SYNC: stored last; pairs with `ConcurrentCalls._wait`
+                self.reading_rows = 0  # SYNC: stored last; pairs with `ConcurrentCalls._wait`
             self.result = self._calls.unit(*self._rows)
         except BaseException as error:
             end_stray(error)
@@ -193,11 +193,11 @@ class Coroutines:
         """Do nothing: the worker closes its event loop."""
 
 
-class Begun(NamedTuple):
+class SubmittedTicket(NamedTuple):
     """A ticket whose calls were submitted."""
 
     opened: Opened
-    calls: dict[int, Call]  # keyed by their first row
+    calls: dict[int, Call]  # calls by their first row
 
 
 class ConcurrentCalls:
@@ -215,7 +215,7 @@ class ConcurrentCalls:
     ) -> None:
         self._calls, self._makes_units, self._progress = calls, makes_units, progress
         self.executor = executor
-        self.begun: dict[Ticket, Begun] = {}
+        self.begun: dict[Ticket, SubmittedTicket] = {}
         self._filling: dict[int, Call] = {}  # calls of the ticket that `run` fills
         self._look_ahead: Callable[[], bool] | None = None
 
@@ -225,10 +225,12 @@ class ConcurrentCalls:
         if not self.begun and draws.is_on:
             draws.globals_watch.seen = draws.globals_watch.look()
         calls: dict[int, Call] = {}
-        self.begun[opened.ticket] = Begun(opened, calls)
+        self.begun[opened.ticket] = SubmittedTicket(opened, calls)
         if opened.fetched is not None:
             opened.fetched.reset()
-            opened.fetched.others = self._fetched if isinstance(self.executor, Threads) else None
+            opened.fetched.others = (
+                self._all_fetched if isinstance(self.executor, Threads) else None
+            )
         rows, excluded = len(opened.indices), self._progress.failures.excluded
         for start, stop in (
             opened.bounds() if self._makes_units else zip(range(rows), itertools.count(1))
@@ -243,7 +245,7 @@ class ConcurrentCalls:
             else:
                 call.is_over = True
 
-    def _fetched(self) -> list[Fetched]:
+    def _all_fetched(self) -> list[Fetched]:
         opened = [each.opened for each in list(self.begun.values())]
         return [each.fetched for each in opened if each.fetched is not None]
 
@@ -263,14 +265,14 @@ class ConcurrentCalls:
         """
         if self.executor.is_over(call):
             return
-        has_more, noted = False, -1
+        has_more, noted_rows = False, -1
         while not self.executor.is_over(call):
-            if noted != call.reads:
-                noted = call.reads
+            if noted_rows != call.reading_rows:
+                noted_rows = call.reading_rows
                 # The call may have started long ago, while the main thread waited for earlier rows.
                 started_ns = call.started_ns or clock.monotonic_ns()
                 self._progress.note_thread(call.thread, started_ns, call.index)
-                self._progress.begin_blocks(noted)
+                self._progress.begin_blocks(noted_rows)
             if is_needed:
                 self._progress.check_run()
                 has_more = self._look_ahead is not None and self._look_ahead()
@@ -326,7 +328,7 @@ class ConcurrentCalls:
     def _results(self) -> Iterator[object]:
         """Yield the results of the ticket's calls, and of a few calls of other tickets.
 
-        A ticket may have only one call, which shares no memory with itself.
+        A ticket may have only one call. Shared memory shows only if two results are compared.
         """
         others = (
             call

@@ -159,9 +159,10 @@ class EventLoop:
                 timer.cancel()
 
     def created(self) -> asyncio.AbstractEventLoop:
-        """Return the loop. The first call creates it.
+        """Return the loop. The first call in a process creates it.
 
-        A fork creates another one: its parent has the thread and the selector of the first.
+        A fork cannot use the loop of its parent, because it lacks the thread of the loop and shares
+        its selector.
         """
         import asyncio
 

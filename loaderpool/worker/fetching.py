@@ -20,8 +20,8 @@ from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.worker.rows import copy_of
 
-_NONE = object()  # in place of an item that was given out, or that was not read
-_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+_NO_ITEM = object()  # in place of an item that was returned already, or that was not read
+_NOT_NOTED: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 class RowsReader(Protocol):
@@ -30,11 +30,11 @@ class RowsReader(Protocol):
     stops_at_errors: bool
     """True if no more rows are needed after the first one that fails."""
     through_cache: Callable[[int, Callable[[int], object]], object] | None
-    """Returns the result of `fn` for an index from a cache, or makes it of the item that the second
-    argument returns. None: there is no cache.
+    """Returns the result of `fn` for a source index from the cache. If it is not stored, `fn` is
+    called with the item that the second argument returns. None: there is no cache.
     """
     refusal: Exception | None
-    """The `SourceError` that `read_many` has raised. It concerns all rows."""
+    """The `SourceError` of `read_many`. It concerns all rows, so none is skipped."""
 
     def read_many(self, indices: list[int]) -> list[object]:
         """Return the items of these source indices, read with one call.
@@ -47,38 +47,46 @@ class RowsReader(Protocol):
     def begin_rows(self, epoch: int, position: int) -> None:
         """Seed the generators for a part, whose first row has this position."""
 
-    def noted(self, index: int, rows: int) -> contextlib.AbstractContextManager[None]:
-        """Return a context manager for a call that reads this number of rows from an index on."""
+    def noting_read(self, index: int, rows: int) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager that notes a read on the board while it runs.
+
+        Args:
+            index: Source index of the first row.
+            rows: Number of rows.
+        """
 
     def rows_to_read(self, epoch: int, row: int, indices: Sequence[int]) -> Sequence[int]:
-        """Return the rows of a part that have to be read, when `row` is needed.
+        """Return the rows to read with the next call for a part. Row 0 is the part's first one.
 
-        Rows are counted from the part's start. `indices` are those of all its rows.
+        Args:
+            epoch: The epoch.
+            row: Row that is needed now.
+            indices: Source indices of all rows of the part.
         """
 
 
 class _Part:
     """Consecutive rows of a batch that are read with one call."""
 
-    __slots__ = ("given", "is_whole", "items", "lock", "start", "stop")
+    __slots__ = ("is_whole", "items", "lock", "start", "stop", "unused_from")
 
     def __init__(self, start: int, stop: int) -> None:
         self.start, self.stop = start, stop
         self.items: list[object] = []  # empty: they were not read yet
-        self.given = 0  # rows from this one on, counted from `start`, were not given out
+        self.unused_from = 0  # no item from this row on was returned; row 0 is `start`
         self.is_whole = False  # True if all items were read with one call
         self.lock = threading.Lock()
 
 
 class _Failed:
-    """A row that could not be read, in place of its item."""
+    """The error of a row that could not be read, in place of its item."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 class Fetched:
-    """Items of a ticket. Each is given out once; if one is needed again, its part is read again.
+    """Items of a ticket. If an item is needed a second time, its part is read again.
 
     If a call raises, each row of the part is read by a call of its own. The error then belongs to
     the rows whose calls raise.
@@ -88,11 +96,12 @@ class Fetched:
         epoch: the ticket's epoch.
         positions, indices: position and source index of each row.
         bounds: first and end row of each batch.
-        is_alone: True if each row is read by a call of its own, because a call may end the process.
+        is_alone: True if each row is read by a call of its own, because a row may have ended the
+            process.
 
     Attributes:
-        others: returns the items of all tickets that threads work on. A thread that needs a part
-            which another thread reads, reads a part of these meanwhile. None: there is one thread.
+        others: returns the items of all tickets that threads work on. While another thread reads
+            the part that a thread needs, that thread reads another part. None: there is one thread.
         spent_ns: time of all calls.
     """
 
@@ -139,7 +148,7 @@ class Fetched:
         if self.others is None:
             item = self._take(part, row)
         else:
-            with self._locked(part):
+            with self._lock_of(part):
                 item = self._take(part, row)
         if type(item) is _Failed:
             raise item.error
@@ -147,21 +156,21 @@ class Fetched:
 
     def _take(self, part: _Part, row: int) -> object:
         at = row - part.start
-        if not part.items or part.items[at] is _NONE:
+        if not part.items or part.items[at] is _NO_ITEM:
             self._read(part, row)
-        part.given = max(part.given, at + 1)
-        item, part.items[at] = part.items[at], _NONE
+        part.unused_from = max(part.unused_from, at + 1)
+        item, part.items[at] = part.items[at], _NO_ITEM
         return item
 
     def prepare(self, row: int) -> None:
-        """Read the item of a row, unless it was read before. Raises as `item`, or `item` raises."""
+        """Read the item of a row, unless it was read before. `item` raises the errors of rows."""
         part = self._part(row)
-        with self._locked(part):
+        with self._lock_of(part):
             if not part.items:
                 self._read(part, row)
 
     def values(self, start: int, stop: int) -> Iterator[object]:
-        """Return the `value` of consecutive rows. No other thread needs rows of these parts."""
+        """Return the `value` of consecutive rows. No other thread may need their parts."""
         if self._reader.through_cache is not None:
             return (self.value(row) for row in range(start, stop))
         return self._items(start, stop)
@@ -173,9 +182,9 @@ class Fetched:
                 return
             yield self.item(first)
             at, last = first + 1 - part.start, end - part.start
-            if part.is_whole and part.given <= at:
-                following, part.given = part.items[at:last], last
-                part.items[at:last] = [_NONE] * (last - at)
+            if part.is_whole and part.unused_from <= at:
+                following, part.unused_from = part.items[at:last], last
+                part.items[at:last] = [_NO_ITEM] * (last - at)
                 yield from following
             else:
                 for row in range(first + 1, end):  # with `map`, a StopIteration would end all rows
@@ -200,7 +209,8 @@ class Fetched:
     def _part(self, row: int) -> _Part:
         return self._parts[bisect.bisect_right(self._starts, row) - 1]
 
-    def _locked(self, part: _Part) -> contextlib.AbstractContextManager[object]:
+    def _lock_of(self, part: _Part) -> contextlib.AbstractContextManager[object]:
+        """Return the lock of a part. If another thread reads it, read another part first."""
         if self.others is not None and part.lock.locked() and not part.items:
             any(other.read_ahead() for other in self.others())
         return part.lock
@@ -211,7 +221,7 @@ class Fetched:
         all_indices = self._indices[first : part.stop]
         rows = reader.rows_to_read(self._epoch, row - first, all_indices)
         if not rows:  # they are all left out
-            part.items = [_NONE] * len(all_indices)
+            part.items = [_NO_ITEM] * len(all_indices)
             return
         indices = [all_indices[each] for each in rows]
         items: list[object] = []
@@ -231,17 +241,17 @@ class Fetched:
                     break
         part.is_whole = len(rows) == len(all_indices) and not is_alone
         if len(rows) == len(all_indices):
-            part.items, part.given = items, 0
+            part.items, part.unused_from = items, 0
         else:
-            part.items = part.items or [_NONE] * len(all_indices)
+            part.items = part.items or [_NO_ITEM] * len(all_indices)
             for each, item in zip(rows, items, strict=True):
                 part.items[each] = item
         self.spent_ns += clock.monotonic_ns() - begun_ns
 
     def _call(self, indices: list[int]) -> list[object]:
-        """Return the items of one call, or its error."""
+        """Return the items of one call. If it raises, return one `_Failed`."""
         is_noted = self.others is None
-        with self._reader.noted(indices[0], len(indices)) if is_noted else _NOTHING:
+        with self._reader.noting_read(indices[0], len(indices)) if is_noted else _NOT_NOTED:
             try:
                 return self._reader.read_many(indices)
             except Exception as error:

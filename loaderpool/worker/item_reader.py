@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from loaderpool.cache.setting import Count
 from loaderpool.errors import CacheError, SourceError
-from loaderpool.sources.many_rows import checked_rows, many_rows
+from loaderpool.sources.many_rows import checked_rows, getitems_of
 from loaderpool.sources.varying import VaryingSource, varying
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.messages import Ticket
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class ItemReader:
-    """Reads what the first function of the chain is called with, by source index.
+    """Reads items by source index, or results of `fn` from a cache, for the first function to call.
 
     Args:
         payload: the loader's source, and its cache.
@@ -44,18 +44,18 @@ class ItemReader:
         are_indices: True for `range(n)`: looking up each item would take a tenth of the time of a
             batch of tiny samples.
         reads_many: True if the source reads many rows with one call.
-        progress: notes these calls. None in the main process.
+        progress: notes the reads of many rows. None: this is the main process.
         stops_at_errors, through_cache: see `fetching.RowsReader`.
-        refusal: the error of a source that breaks the protocol, once it is known. It applies to all
-            samples.
+        refusal: the error of a source that breaks the protocol of these reads, once it is known. It
+            applies to all samples.
     """
 
     def __init__(self, payload: WorkerPayload, cell: int, seeding: Seeding) -> None:
         source = self._source = payload.source
         epochs = varying(source)  # None: all epochs have the same items
         self._seeding, self._unit = seeding, payload.unit
-        self._many = many_rows(source) if payload.reads_many else None
-        self.reads_many = self._many is not None
+        self._getitems = getitems_of(source) if payload.reads_many else None
+        self.reads_many = self._getitems is not None
         self.stops_at_errors = self._unit == "batch" or payload.config.on_error.action == "raise"
         self.progress: Progress | None = None
         self.refusal: Exception | None = None
@@ -79,7 +79,7 @@ class ItemReader:
         if self.cached is None:
             self._read = self._source.__getitem__
         if self.reads_many:
-            self._many = many_rows(self._source) or self._many
+            self._getitems = getitems_of(self._source) or self._getitems
 
     def open(
         self,
@@ -88,7 +88,7 @@ class ItemReader:
         indices: list[int],
         batch_rows: tuple[int, ...] = (),
     ) -> Opened:
-        """Return the rows of a ticket, whose items this reads.
+        """Return the rows of a ticket. This reader reads their items.
 
         Args:
             ticket: the ticket.
@@ -101,8 +101,8 @@ class ItemReader:
             read = functools.partial(self._of_epoch, ticket.epoch)
         opened = Opened(ticket, positions, indices, read, batch_rows)
         if self.reads_many:
-            # A part may end the process, so its rows are read alone. A batch of `batch_fn` is
-            # never made in part.
+            # After a death, rows are read one by one to find the cause. With `batch_fn` this is
+            # useless, because a whole batch is retried or fails.
             is_alone = ticket.deaths > 0 and self._unit == "sample"
             opened.fetched = Fetched(
                 self, ticket.epoch, positions, indices, opened.bounds(), is_alone
@@ -112,8 +112,8 @@ class ItemReader:
     # ---- many rows with one call: see `fetching.RowsReader` ----
 
     def read_many(self, indices: list[int]) -> list[object]:
-        assert self._many is not None
-        rows = self._many(indices[:])  # a copy, which the source may change
+        assert self._getitems is not None
+        rows = self._getitems(indices[:])  # a copy, because the source may change its argument
         end_stray()
         try:
             return checked_rows(rows, len(indices))
@@ -126,7 +126,7 @@ class ItemReader:
         if self._unit == "sample" and self.cached is None:
             self._seeding.begin(epoch, position, True)
 
-    def noted(self, index: int, rows: int) -> contextlib.AbstractContextManager[None]:
+    def noting_read(self, index: int, rows: int) -> contextlib.AbstractContextManager[None]:
         # The call of a `batch_fn` includes the reads of its items.
         if self.progress is None or self._unit == "batch":
             return contextlib.nullcontext()
@@ -193,7 +193,7 @@ class CachedFunction:
         return self._kept(index, index, get or self._source.__getitem__)
 
     def has(self, index: int) -> bool:
-        """Return True if there probably is a result for this source index."""
+        """Return True if the cache has an entry for this source index. It may be damaged."""
         try:
             return self._shared.store().has(index)
         except (OSError, ValueError, struct.error):

@@ -88,7 +88,7 @@ class Generators(NamedTuple):
         return stream_key(f"{kind}-{index}", self.plan.order.seed, epoch) & _SEED_BITS
 
     def make(self, info: WorkerInfo) -> object:
-        """Call the user's function, and return what should be an iterable."""
+        """Call the user's function, and return its result, which should be an iterable."""
         arguments = () if self.shards is None else (info.shard,)
         keywords: dict[str, Any] = {"worker": info} if "worker" in self.takes else {}
         if "rng" in self.takes:

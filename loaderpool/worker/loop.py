@@ -64,7 +64,7 @@ class TicketQueue:
         return True
 
     def items_of(self, ticket: Ticket) -> HandedOver:
-        """Return the positions and items of a ticket that another worker has read."""
+        """Return the positions and items that another worker has read for a ticket."""
         nbytes, buffers = ticket.items
         with memoryview(map_memory_file(self._files[ticket.number], nbytes)).cast("B") as content:
             return unpacked(content, Bundle(0, nbytes, buffers, 0), ticket.loader)

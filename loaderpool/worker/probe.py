@@ -172,7 +172,7 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
             raise WorkFailed(failure, error) from None
         raise failed from None
     # In a drawn order, the first use of an item may be at another position.
-    if calls.can_keep and not work.plan.order.is_drawn:
+    if calls.can_reuse_probe and not work.plan.order.is_drawn:
         calls.kept[indices[0]] = spec.structure.unflatten(kept)
     return Probe(
         spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows, _classes_of(result)

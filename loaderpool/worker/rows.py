@@ -34,7 +34,7 @@ _IMMUTABLE = (bool, int, float, complex, np.generic)
 _SCALAR_DTYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
 _SHAPE, _BASE = attrgetter("shape"), attrgetter("base")
 _ONLY_ARRAYS = {np.ndarray}
-# Bases of arrays that own their memory, or whose memory nobody can change.
+# Types of an array's `base` if the array owns its memory, or if the memory is immutable.
 _UNCHANGING = {type(None), bytes}
 # Containers that a function may refill. A store that is a mapping is none of them.
 _NESTED = (dict, list, tuple, UserDict)
@@ -161,13 +161,18 @@ class Converter:
         results: Sequence[Any],
         are_items: bool = False,
     ) -> bool:
-        """Write several results of `take` into the rows from `row` on. Return False to have them
-        made one by one.
+        """Write several results of `take` into the rows from `row` on.
 
-        It returns False if a result differs from the spec, because its own call then reports the
-        error. It also does so if a result may have changed since: a function that refills one
-        buffer has overwritten the first results. That is not so with `are_items`: the results are
-        items of the source that were read with one call, as they are.
+        Returns False if the rows must be made one by one instead. One reason is that a result
+        differs from the spec: its own call then reports the error. The other is that a result may
+        have changed: a function that refills one buffer has overwritten the first results.
+
+        Args:
+            arrays: the arrays of the slot.
+            row: first row to write.
+            results: the results.
+            are_items: True if the results are items that one call of the source returned. They
+                cannot have changed.
         """
         columns: Iterable[Sequence[Any]] = [results]
         if self.take is not None:
@@ -223,8 +228,8 @@ def _join(
 ) -> bool:
     """Write arrays, by calls that loop in C.
 
-    Returns False, or raises, if one of the arrays has another shape or dtype, or does not own its
-    memory although it must.
+    Returns False, or raises, if an array has another shape or dtype, or may be a view of memory
+    that changes. Views are allowed with `may_be_views`.
     """
     shape = array.shape[1:]
     # For a single axis, comparing lengths is enough and faster. Arrays with more axes would fail to

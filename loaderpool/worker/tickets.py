@@ -71,7 +71,7 @@ class Opened:
     fetched: Fetched | None = None  # the items, if the source reads many rows with one call
 
     def item(self, row: int) -> object:
-        """Return what the first function is called with for a row."""
+        """Return the argument of the first function for a row."""
         return self.read(self.indices[row]) if self.fetched is None else self.fetched.value(row)
 
     def bounds(self) -> list[tuple[int, int]]:
@@ -218,8 +218,8 @@ class Failures:
     @property
     def catches(self) -> tuple[type[BaseException], ...]:
         """Exceptions that count as errors of the user's code."""
-        # A coroutine that awaits a canceled task raises CancelledError, which is no Exception.
-        # Without asyncio, nothing raises it.
+        # A coroutine that awaits a canceled task raises CancelledError, which is not a subclass
+        # of Exception. It cannot occur before asyncio is imported.
         asyncio = sys.modules.get("asyncio")
         return (self._catches,) if asyncio is None else (self._catches, asyncio.CancelledError)
 
@@ -298,7 +298,7 @@ class Failures:
 
     @property
     def has_excluded(self) -> bool:
-        """True if any call must not run again."""
+        """True if there are calls that must not run again."""
         return bool(self._excluded)
 
     def excluded(self, epoch: int, indices: Sequence[int]) -> Failure | None:
@@ -420,11 +420,11 @@ class Progress:
         self._numbers[self._index_field] = index + 1
 
     def begin_step(self, index: int) -> tuple[int, int]:
-        """Note that a coroutine, which makes this sample, runs until it waits.
+        """Note that the coroutine of this sample runs. Pairs with `end_step`.
 
-        So a coroutine that blocks all others is named. Between steps, the board names the sample
-        that the main thread waits for. If its coroutine ignores the cancellation, the supervisor
-        ends the worker.
+        If the coroutine blocks all others, the board names its sample. Between steps, the board
+        names the sample that the main thread waits for. If the coroutine of that sample ignores its
+        cancellation, the supervisor ends the worker.
 
         Returns:
             The earlier note, for `end_step`.
@@ -439,18 +439,22 @@ class Progress:
         self._numbers[self._started_field], self._numbers[self._index_field] = before
 
     def allow_for_cleanup(self) -> None:
-        """Count the time of the noted sample from now on, because a coroutine is canceled.
+        """Restart the time limit of the noted sample, because a coroutine is canceled now.
 
-        Otherwise the supervisor would end the worker while `finally` blocks run.
+        Otherwise the supervisor would end the worker while the coroutine's `finally` blocks run.
         """
         self._numbers[self._started_field] = clock.monotonic_ns()
 
     @contextlib.contextmanager
     def fetching(self, index: int, rows: int) -> Iterator[None]:
-        """Note that one call in the block reads this many rows of the source, from `index` on.
+        """Note that the `with` block reads several rows of the source with one call.
 
-        The time limit of the sample in work starts again after it, and its time does not count as
-        time of that sample's call.
+        After the block, the time limit of the current sample starts again. The time of the read is
+        not counted as time of that sample's call.
+
+        Args:
+            index: source index of the first row.
+            rows: number of rows.
         """
         numbers, block = self._numbers, self.cell + Field.BLOCK
         noted, begun_ns = (numbers[self._index_field], numbers[block]), clock.monotonic_ns()
@@ -464,7 +468,7 @@ class Progress:
             numbers[self._started_field] = now_ns
             numbers[self._index_field], numbers[block] = noted
             if self._counted is not None:
-                self._counted.leave_out(now_ns - begun_ns)
+                self._counted.subtract_time(now_ns - begun_ns)
 
     def note_generator(self, run: int, position: int) -> None:
         """Note that a generator makes items from this position on.

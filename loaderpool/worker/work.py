@@ -187,7 +187,7 @@ class Work:
         self.items.close()
 
     def call(self, epoch: int, positions: list[int], indices: list[int], row: int) -> object:
-        """Return the unconverted result of one call: a sample of this row of a batch, or the batch.
+        """Return the unconverted result of one call: the sample of a row, or a batch of `batch_fn`.
 
         Called by `replay`. Raises the exceptions of the function.
 
@@ -195,7 +195,7 @@ class Work:
             epoch: the epoch.
             positions: position of each row of the batch.
             indices: source index of each row of the batch.
-            row: the row.
+            row: row of the sample in the batch.
         """
         self.calls.kept.keep_only(epoch)
         opened = self.calls.reader.open(Ticket(epoch=epoch), np.array(positions), indices)

@@ -114,7 +114,7 @@ def test_the_command_line_page_has_every_option_and_no_other() -> None:
         assert set(_first_cells(sections[name], r"`(--[\w-]+)[^|]*?")) == options
 
 
-def test_the_command_line_page_has_every_column_and_key_of_top() -> None:
+def test_the_cli_page_has_each_column_and_key_of_top() -> None:
     pytest.importorskip("rich", reason="rich is not installed: pip install 'loaderpool[cli]'")
     from loaderpool.tools.top import cells_of
 

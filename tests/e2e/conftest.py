@@ -34,7 +34,7 @@ def pool(on: Place) -> lp.Pool:
 
 @pytest.fixture(params=[0, 2])
 def made_in(request: pytest.FixtureRequest, on: Place) -> dict[str, Any]:
-    """Where samples are made: in this process, or in a shared pool of two workers."""
+    """Arguments of `Loader`: samples are made in this process, or in a shared pool of two workers."""
     return on(request.param)
 
 
@@ -47,7 +47,7 @@ def framework(request: pytest.FixtureRequest) -> Framework:
 
 @pytest.fixture(scope="module")
 def all_frameworks() -> None:
-    """Import all frameworks, so that what they leave in the process is there before any pool."""
+    """Import all frameworks before any pool starts. Their threads and files are then no leaks."""
     for each in FRAMEWORKS.values():
         if importlib.util.find_spec(each.name) is not None:
             each.load()

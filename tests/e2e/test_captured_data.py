@@ -31,7 +31,7 @@ def records(count: int = ITEMS) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_shared_list_reads_as_the_one_that_it_was_made_from() -> None:
+def test_a_shared_list_equals_its_original() -> None:
     given = records(2_000)
     shared = lp.share(given)
     assert list(shared) == given and len(shared) == 2_000
@@ -41,7 +41,7 @@ def test_a_shared_list_reads_as_the_one_that_it_was_made_from() -> None:
         shared[2_000]
 
 
-def test_a_shared_dict_reads_as_the_one_that_it_was_made_from() -> None:
+def test_a_shared_dict_equals_its_original() -> None:
     given = {each["path"]: [at % 640, at % 480] for at, each in enumerate(records(2_000))}
     shared = lp.share(given)
     assert dict(shared) == given and list(shared) == list(given) and len(shared) == 2_000

@@ -93,7 +93,7 @@ PLAN: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 9}
 
 @pytest.fixture(scope="module")
 def starts() -> list[list[int]]:
-    """The first batch of each of eight epochs."""
+    """Indices of the first batch of each of eight epochs."""
     reference = lp.Loader(range(40), **PLAN, workers=0)
     return [indices_in([next(iter(reference))]) for _ in range(8)]
 
@@ -102,7 +102,7 @@ any_workers = pytest.mark.parametrize("workers", [0, 1, 2])
 
 
 @any_workers
-def test_an_iterator_that_has_delivered_nothing_takes_no_epoch(
+def test_an_iterator_without_a_delivery_uses_no_epoch(
     on: Place, workers: int, starts: list[list[int]]
 ) -> None:
     loader = lp.Loader(range(40), **PLAN, **on(workers))
@@ -112,7 +112,7 @@ def test_an_iterator_that_has_delivered_nothing_takes_no_epoch(
 
 
 @any_workers
-def test_a_pass_that_is_not_finished_counts(
+def test_an_unfinished_pass_counts_as_an_epoch(
     on: Place, workers: int, starts: list[list[int]]
 ) -> None:
     loader = lp.Loader(range(40), **PLAN, **on(workers))
@@ -125,7 +125,7 @@ def test_a_pass_that_is_not_finished_counts(
 
 
 @any_workers
-def test_iterators_side_by_side_have_an_epoch_each(
+def test_concurrent_iterators_have_different_epochs(
     on: Place, workers: int, starts: list[list[int]]
 ) -> None:
     loader = lp.Loader(range(40), **PLAN, **on(workers))
@@ -135,11 +135,11 @@ def test_iterators_side_by_side_have_an_epoch_each(
 
 
 @any_workers
-def test_an_epoch_that_is_set_is_the_next_one(
+def test_setting_the_epoch_decides_the_next_pass(
     on: Place, workers: int, starts: list[list[int]]
 ) -> None:
     loader = lp.Loader(range(40), **PLAN, **on(workers))
-    for epoch in (1, 7, 3):  # later ones are set where batches of another are made ahead
+    for epoch in (1, 7, 3):  # 7 and 3 are set while another epoch is prefetched
         loader.epoch = epoch
         assert indices_in(read(loader)[:1]) == starts[epoch]
         assert loader.epoch == epoch + 1

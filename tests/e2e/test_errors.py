@@ -132,7 +132,7 @@ def failed(request: pytest.FixtureRequest, on: Place) -> FailedPass:
         patch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
         batches, error = failing_pass(loader)
         assert isinstance(error, SampleError)
-        str(error)  # advice fits the program that it is made in
+        str(error)  # the advice in the text depends on `__file__`
         return FailedPass(kind, attributes, workers, batches, error, loader.last_error)
 
 
@@ -148,12 +148,12 @@ def test_the_error_is_also_of_the_users_type(failed: FailedPass) -> None:
         assert getattr(failed.error, name) == value
 
 
-def test_the_error_knows_index_epoch_and_worker(failed: FailedPass) -> None:
+def test_the_error_has_index_epoch_and_worker(failed: FailedPass) -> None:
     assert (failed.error.index, failed.error.epoch) == (BAD, 0)
     assert (failed.error.worker is not None) == bool(failed.workers)
 
 
-def test_the_errors_text_names_sample_and_next_step(failed: FailedPass) -> None:
+def test_the_error_text_names_sample_and_next_step(failed: FailedPass) -> None:
     text = str(failed.error)
     assert failed.kind.__name__ in text
     assert f"index {BAD}" in text

@@ -126,7 +126,7 @@ def test_items_that_cannot_be_pickled_stay_with_their_worker() -> None:
 
 
 class Unpickled:
-    """An object that `refuse` makes of a pickle."""
+    """An object whose unpickling calls `refuse`."""
 
     def __init__(self, number: int, refuse: Any) -> None:
         self.number, self.refuse = number, refuse

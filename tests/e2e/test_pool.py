@@ -88,7 +88,7 @@ def test_resizing_changes_who_works_and_not_what_is_made() -> None:
 
 
 class ClosedPool(NamedTuple):
-    """A pool that was closed, twice, in the middle of a pass."""
+    """A pool that was closed twice in the middle of a pass."""
 
     pool: lp.Pool
     batches: Iterator[Any]
@@ -120,7 +120,7 @@ def test_closing_a_pool_closes_its_loaders() -> None:
         list(closed.batches)
 
 
-def test_a_closed_pool_takes_no_loader() -> None:
+def test_a_closed_pool_refuses_a_loader() -> None:
     closed = closed_pool()
     with pytest.raises(lp.ClosedError):
         lp.Loader(range(3), workers=closed.pool)

@@ -1,4 +1,4 @@
-"""Sources with `__getitems__`: which calls they get, and what holds for each row whatever the calls."""
+"""Sources with `__getitems__`: the calls that they get, and the rows that come from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORKERS = (0, 1, 3)
 
 
 class Table:
-    """Numbers as rows. Each call adds a line with its indices to a file."""
+    """A source whose row i is the number i. Each call adds its indices to a log file, as a line."""
 
     def __init__(self, log: Path, size: int, pause_s: float = 0.0) -> None:
         self.log, self.size, self.pause_s = log, size, pause_s
@@ -42,15 +42,15 @@ class Table:
         return np.float64(index)
 
     def calls(self) -> list[str]:
-        """All calls but those of the first sample, which are forgotten then."""
-        told = self.log.read_text().splitlines()
+        """Return the calls for several rows, which excludes the first sample. Clears the log."""
+        lines = self.log.read_text().splitlines()
         self.log.unlink()
-        return [line for line in told if "," in line]
+        return [line for line in lines if "," in line]
 
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize(("size", "batch_size"), [(1003, 700), (401, 3), (300, 64)])
-def test_calls_follow_from_the_plan(
+def test_the_plan_alone_decides_the_calls(
     tmp_path: Path, on: Place, workers: int, size: int, batch_size: int
 ) -> None:
     with lp.Loader(
@@ -69,12 +69,12 @@ def test_calls_follow_from_the_plan(
     with lp.Loader(table, batch_size=batch_size, shuffle=True, **on(workers)) as loader:
         assert_same([read(loader) for _ in range(2)], expected[:2])
         made = table.calls()
-    # batches of the next epoch may be there, too
+    # batches of the next epoch may be prefetched
     assert sorted({*made} - {*calls[2]}) == sorted(calls[0] + calls[1])
     assert len({*made}) == len(made)
 
 
-def test_slow_batches_are_shared_at_fixed_rows(tmp_path: Path, on: Place) -> None:
+def test_slow_batches_are_split_at_fixed_rows(tmp_path: Path, on: Place) -> None:
     size = 3 * MOST_ROWS + 5
     table = Table(tmp_path / "log", 2 * size, pause_s=0.15)
     with lp.Loader(table, batch_size=size, **on(3)) as loader:
@@ -85,7 +85,7 @@ def test_slow_batches_are_shared_at_fixed_rows(tmp_path: Path, on: Place) -> Non
 
 
 class Random(Table):
-    """Rows with numbers that a call draws for all of its rows at once."""
+    """A source that draws a random number for each row of a call, with one draw for all rows."""
 
     def __init__(self, log: Path, size: int, own: bool) -> None:
         super().__init__(log, size)
@@ -99,7 +99,7 @@ class Random(Table):
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("batch_fn", [None, np.stack])
-def test_random_numbers_belong_to_the_batch(
+def test_random_rows_are_equal_with_any_workers(
     tmp_path: Path, on: Place, own: bool, batch_fn: Any
 ) -> None:
     found = []
@@ -119,7 +119,7 @@ def add_noise(item: Any, rng: np.random.Generator) -> Any:
     return item, rng.random()
 
 
-def test_functions_keep_the_streams_of_their_rows(tmp_path: Path, on: Place) -> None:
+def test_functions_draw_the_same_numbers_with_any_source(tmp_path: Path, on: Place) -> None:
     with lp.Loader(range(50), add_noise, batch_size=8, shuffle=True, workers=0) as loader:
         expected = np.concatenate([noise for _, noise in loader])
     for workers in WORKERS:
@@ -128,8 +128,8 @@ def test_functions_keep_the_streams_of_their_rows(tmp_path: Path, on: Place) -> 
             assert np.concatenate([noise for _, noise in loader]).tolist() == expected.tolist()
 
 
-class Bad(Table):
-    """A row cannot be read, by itself or among others."""
+class BadRow(Table):
+    """A source whose row 13 raises, both alone and in a call with other rows."""
 
     def row(self, index: int) -> Any:
         if index == 13:
@@ -151,10 +151,10 @@ MANY_CALLS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("how", MANY_CALLS)
-def test_a_row_that_cannot_be_read_is_found(
+def test_an_unreadable_row_is_found(
     tmp_path: Path, on: Place, workers: int, how: dict[str, Any]
 ) -> None:
-    table, more = Bad(tmp_path / "log", 30), {"batch_size": 10, **how, **on(workers)}
+    table, more = BadRow(tmp_path / "log", 30), {"batch_size": 10, **how, **on(workers)}
     with lp.Loader(table, **more) as loader, pytest.raises(SampleError) as raised:
         read(loader)
     assert isinstance(raised.value, ZeroDivisionError) and raised.value.index == 13
@@ -164,16 +164,18 @@ def test_a_row_that_cannot_be_read_is_found(
         assert indices_in(read(loader)) == [*range(13), 14, *range(14, 30)]
 
 
-def test_an_error_of_a_whole_batch_names_the_row(tmp_path: Path, on: Place) -> None:
+def test_an_error_of_batch_fn_names_the_row(tmp_path: Path, on: Place) -> None:
     with (
-        lp.Loader(Bad(tmp_path / "log", 30), batch_fn=np.stack, batch_size=10, **on(2)) as loader,
+        lp.Loader(
+            BadRow(tmp_path / "log", 30), batch_fn=np.stack, batch_size=10, **on(2)
+        ) as loader,
         pytest.raises(SampleError, match=r"source\[13\]"),
     ):
         read(loader)
 
 
 class Stopping(Table):
-    """An iterator that a row is read from has ended."""
+    """A source whose row 13 raises StopIteration."""
 
     def row(self, index: int) -> Any:
         return next(iter([]) if index == 13 else iter([super().row(index)]))
@@ -189,8 +191,8 @@ def test_row_that_raises_stop_iteration_is_not_missing(tmp_path: Path, on: Place
         read(loader)
 
 
-class Flaky(Table):
-    """Each call for several rows fails."""
+class OnlySingleRows(Table):
+    """A source that raises in each call for several rows."""
 
     def __getitems__(self, indices: list[int]) -> Any:
         if len(indices) > 1:
@@ -198,13 +200,13 @@ class Flaky(Table):
         return super().__getitems__(indices)
 
 
-def test_rows_of_a_call_that_fails_are_read_alone(tmp_path: Path, on: Place) -> None:
-    with lp.Loader(Flaky(tmp_path / "log", 30), batch_size=10, **on(2)) as loader:
+def test_a_failed_call_is_repeated_row_by_row(tmp_path: Path, on: Place) -> None:
+    with lp.Loader(OnlySingleRows(tmp_path / "log", 30), batch_size=10, **on(2)) as loader:
         assert indices_in(read(loader)) == [*range(30)]
 
 
-class Ending(Table):
-    """A row ends the process, or hangs."""
+class Deadly(Table):
+    """A source whose row 13 ends the process, or hangs."""
 
     def __init__(self, log: Path, size: int, hangs: bool) -> None:
         super().__init__(log, size)
@@ -219,11 +221,11 @@ class Ending(Table):
 
 
 @pytest.mark.parametrize(("hangs", "threads"), [(False, 1), (False, 3), (True, 1), (True, 3)])
-def test_a_row_that_ends_its_worker_is_left_out_alone(
+def test_only_the_row_that_ends_its_worker_is_skipped(
     tmp_path: Path, hangs: bool, threads: int
 ) -> None:
     with lp.Loader(
-        Ending(tmp_path / "log", 30, hangs),
+        Deadly(tmp_path / "log", 30, hangs),
         np.float64,
         batch_size=10,
         workers=1,
@@ -235,10 +237,10 @@ def test_a_row_that_ends_its_worker_is_left_out_alone(
             assert indices_in(read(loader)) == [*range(13), *range(14, 30)]
 
 
-def test_a_read_that_takes_too_long_says_so(tmp_path: Path) -> None:
+def test_the_error_of_a_timeout_names_the_read(tmp_path: Path) -> None:
     with (
         lp.Loader(
-            Ending(tmp_path / "log", 30, hangs=True),
+            Deadly(tmp_path / "log", 30, hangs=True),
             batch_size=10,
             workers=1,
             limits=lp.Limits(timeout_s=0.3),
@@ -259,9 +261,7 @@ async def slow_async(item: Any) -> Any:
 
 
 @pytest.mark.parametrize(("fn", "threads"), [(slow, 1), (slow_async, 1), (slow_async, 4)])
-def test_the_limit_holds_for_the_read_and_for_each_call(
-    tmp_path: Path, fn: Any, threads: int
-) -> None:
+def test_the_read_and_each_call_have_their_own_limit(tmp_path: Path, fn: Any, threads: int) -> None:
     with lp.Loader(
         Table(tmp_path / "log", 8, pause_s=0.4),
         fn,
@@ -273,8 +273,8 @@ def test_the_limit_holds_for_the_read_and_for_each_call(
         assert indices_in(read(loader)) == [*range(8)]
 
 
-class Odd(Table):
-    """What several rows give is no list of as many items."""
+class FixedResult(Table):
+    """A source that returns `result` for several rows, whatever their number."""
 
     def __init__(self, log: Path, result: Any) -> None:
         super().__init__(log, 12)
@@ -290,13 +290,13 @@ class Odd(Table):
     ("result", "got"),
     [([1.0, 2.0], "2 items for 4 rows"), ({"x": [1.0] * 4}, "a dict for 4 rows")],
 )
-def test_anything_but_a_list_of_rows_is_an_error(
+def test_a_wrong_result_of_getitems_is_an_error(
     tmp_path: Path, on: Place, workers: int, how: dict[str, Any], result: Any, got: str
 ) -> None:
     for on_error in ("raise", "skip"):
         with (
             lp.Loader(
-                Odd(tmp_path / "log", result),
+                FixedResult(tmp_path / "log", result),
                 batch_size=4,
                 on_error=on_error,
                 **how,
@@ -308,13 +308,13 @@ def test_anything_but_a_list_of_rows_is_an_error(
 
 
 @pytest.mark.parametrize("result", [np.arange(4.0), (0.0, 1.0, 2.0, 3.0)])
-def test_an_array_or_a_tuple_has_rows_too(tmp_path: Path, result: Any) -> None:
-    with lp.Loader(Odd(tmp_path / "log", result), batch_size=4, workers=0) as loader:
+def test_the_result_may_be_an_array_or_tuple(tmp_path: Path, result: Any) -> None:
+    with lp.Loader(FixedResult(tmp_path / "log", result), batch_size=4, workers=0) as loader:
         assert indices_in(read(loader)) == [0, 1, 2, 3] * 3
 
 
 class Refilled(Table):
-    """Each call writes its rows into the same memory."""
+    """A source whose calls all write into the same memory."""
 
     memory = np.empty((MOST_ROWS, 1))
 
@@ -331,7 +331,7 @@ def test_each_call_may_write_into_the_same_memory(tmp_path: Path, on: Place, wor
 
 
 class RefilledAndBad(Refilled):
-    """The same, and one row cannot be read."""
+    """The same source, except that a call with row 13 raises."""
 
     def __getitems__(self, indices: list[int]) -> Any:
         if 13 in indices:
@@ -360,11 +360,11 @@ def test_function_with_a_generator_may_refill_its_result(
 
 
 @pytest.mark.parametrize("fn", [float, later])
-def test_a_cache_reads_only_the_rows_that_it_lacks(tmp_path: Path, on: Place, fn: Any) -> None:
+def test_only_uncached_rows_are_read(tmp_path: Path, on: Place, fn: Any) -> None:
     table, more = Table(tmp_path / "log", 12), {"batch_size": 4, "cache": tmp_path / "cache"}
     with lp.Loader(table, fn, **more, **on(0)) as loader:
         next(iter(loader))
-        assert table.calls() == ["[1, 2, 3]"]  # the first sample is in the cache
+        assert table.calls() == ["[1, 2, 3]"]  # row 0 is the first sample, which is cached
     with lp.Loader(table, fn, **more, shuffle=True, seed=5, **on(1)) as loader:
         assert sorted(indices_in(read(loader, 2))) == sorted([*range(12)] * 2)
         read_rows = [index for line in table.calls() for index in eval(line)]
@@ -384,7 +384,7 @@ def test_replay_makes_the_same_row(tmp_path: Path, on: Place, own: bool) -> None
 
 def test_replay_raises_the_error_of_the_row(tmp_path: Path) -> None:
     with (
-        lp.Loader(Bad(tmp_path / "log", 30), batch_size=10, workers=0) as loader,
+        lp.Loader(BadRow(tmp_path / "log", 30), batch_size=10, workers=0) as loader,
         pytest.raises(ZeroDivisionError),
     ):
         lp.replay(loader, 13)
@@ -400,8 +400,8 @@ class Plain:
         return np.float64(index)
 
 
-class Passing(Plain):
-    """A wrapper that passes on all that it does not have."""
+class Wrapper(Plain):
+    """A wrapper that passes on all attributes of its table, so also `__getitems__`."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -411,25 +411,25 @@ class Passing(Plain):
 
 
 class Overridden(Table):
-    """A source whose rows differ from those of its base class."""
+    """A subclass that overrides only `__getitem__`, so `__getitems__` may return other rows."""
 
     def __getitem__(self, index: int) -> Any:
         return np.float64(index)
 
 
-class Withdrawn(Plain):
-    """A source that has no reads of many rows, and says so."""
+class Disabled(Plain):
+    """A source that disables `__getitems__`."""
 
     __getitems__ = None
 
 
-def test_sources_that_do_not_mean_it_are_read_row_by_row(tmp_path: Path) -> None:
+def test_sources_without_useful_getitems_are_read_by_row(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     table = Table(tmp_path / "log", 20)
     sources = [
-        Passing(table),
+        Wrapper(table),
         Overridden(tmp_path / "log", 20),
-        Withdrawn(),
+        Disabled(),
         torch.utils.data.Subset(Plain(), range(20)),
         torch.utils.data.StackDataset(Plain(), Plain()),
     ]
@@ -443,7 +443,7 @@ def test_sources_that_do_not_mean_it_are_read_row_by_row(tmp_path: Path) -> None
     assert len(table.calls()) == 2
 
 
-def test_whole_elements_are_read_one_by_one() -> None:
+def test_without_batch_size_rows_are_read_singly() -> None:
     class Elements(Plain):
         def __getitems__(self, indices: list[int]) -> Any:
             raise AssertionError
@@ -453,9 +453,9 @@ def test_whole_elements_are_read_one_by_one() -> None:
 
 
 class Counted(Table):
-    """Notes the largest number of calls at the same time."""
+    """A source that notes how many of its calls ran at the same time."""
 
-    running: list[int] = []  # of the process
+    running: list[int] = []  # one entry for each running call of this process
 
     def __getitems__(self, indices: list[int]) -> Any:
         self.running.append(1)
@@ -473,7 +473,7 @@ def test_threads_read_several_batches_at_once(tmp_path: Path) -> None:
     assert all(len(eval(line)) == 20 for line in table.calls())
 
 
-def test_reads_do_not_count_as_slow_calls(tmp_path: Path) -> None:
+def test_reads_are_not_counted_as_slow_calls(tmp_path: Path) -> None:
     def call(item: Any) -> Any:
         time.sleep(0.001)
         return item

@@ -108,7 +108,7 @@ def test_in_code_an_error_is_the_functions_own() -> None:
     ("index", "message"),
     [(SIZE, "0 to 49"), *((wrong, "index must be an integer") for wrong in (1.5, "6", True))],
 )
-def test_an_index_to_replay_is_one_of_the_source(index: Any, message: str) -> None:
+def test_replay_refuses_an_index_outside_the_source(index: Any, message: str) -> None:
     with (
         lp.Loader(range(SIZE), workers=0) as loader,
         pytest.raises(ArgumentError, match=message),

@@ -15,7 +15,7 @@ def pair(item: int) -> Any:
     return np.float32([item]), np.float32([item])
 
 
-def test_an_iterator_has_a_length_and_shows_its_items() -> None:
+def test_an_iterator_has_a_length_and_a_repr() -> None:
     iterator = iter(lp.Loader(range(10), pair, batch_size=4, workers=0))
     assert len(iterator) == 3
     assert "10 items" in repr(iterator) and "for_keras()" in repr(iterator)
@@ -28,7 +28,7 @@ def test_an_iterator_of_a_stream_has_no_length() -> None:
         len(stream)
 
 
-def test_a_pool_shows_its_workers() -> None:
+def test_the_repr_of_a_pool_has_its_workers() -> None:
     pool = lp.Pool(2)
     assert repr(pool) == "<loaderpool.Pool: 2 workers>"
     pool.close()

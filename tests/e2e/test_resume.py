@@ -122,7 +122,7 @@ def test_two_active_iterators_leave_the_loader_without_a_state(on: Place) -> Non
         assert loader.state_dict() == other.state_dict()
 
 
-def test_a_state_is_of_the_batches_that_were_taken(on: Place) -> None:
+def test_batches_taken_decides_the_saved_position(on: Place) -> None:
     with SHAPES["samples"](**on(2)) as loader:
         next(iter(loader))
         assert place_of(loader.state_dict()) == (1, 0)
@@ -132,7 +132,7 @@ def test_a_state_is_of_the_batches_that_were_taken(on: Place) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["3", 1.5, None.__class__, -1, True])
-def test_batches_taken_must_be_a_count(wrong: Any, on: Place) -> None:
+def test_batches_taken_must_be_a_whole_number(wrong: Any, on: Place) -> None:
     with (
         SHAPES["samples"](**on(2)) as loader,
         pytest.raises(lp.ArgumentError, match="batches_taken"),

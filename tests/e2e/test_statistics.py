@@ -105,7 +105,7 @@ def test_in_this_process_calls_are_not_timed() -> None:
 
 
 def test_behind_a_close_they_are_as_they_were() -> None:
-    # An iterator has no next epoch, whose calls workers would make meanwhile.
+    # The source is an iterator: with a next epoch, workers would make calls for it meanwhile.
     with lp.Loader(iter(range(800)), sample, batch_size=8, workers=2) as loader:
         list(loader)
         before = loader.statistics()

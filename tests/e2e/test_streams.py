@@ -322,7 +322,7 @@ def test_a_sample_that_ends_its_worker_is_found_in_a_stream() -> None:
 
 @pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "generator"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_closing_a_loader_ends_the_reading(is_stream: bool, workers: int, tmp_path: Path) -> None:
+def test_closing_a_loader_closes_its_stream(is_stream: bool, workers: int, tmp_path: Path) -> None:
     class Stream:
         def __iter__(self) -> Iterator[int]:
             try:

@@ -124,7 +124,7 @@ def test_the_coroutine_that_blocks_the_loop_is_named(settings: dict[str, Any]) -
 
 @all_settings
 @pytest.mark.parametrize("pause_s", [0.05, 60])
-def test_the_coroutine_that_ignores_its_cancellation_is_named(
+def test_a_coroutine_that_ignores_its_cancellation_is_named(
     settings: dict[str, Any], pause_s: float
 ) -> None:
     async def bad(item: int) -> None:
@@ -139,7 +139,7 @@ def test_the_coroutine_that_ignores_its_cancellation_is_named(
 
 
 @all_settings
-def test_finally_blocks_have_time_after_the_limit(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_finally_blocks_may_run_after_the_limit(settings: dict[str, Any], tmp_path: Path) -> None:
     async def bad(item: int) -> None:
         if item == 41:
             try:
@@ -194,7 +194,7 @@ def test_the_first_failing_sample_is_named(kind: type[BaseException], threads: i
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_task_that_was_canceled_is_an_error_of_its_sample(workers: int) -> None:
+def test_a_canceled_task_is_an_error_of_its_sample(workers: int) -> None:
     async def fn(item: int) -> int:
         task = asyncio.create_task(asyncio.sleep(0))
         if item == 5:
@@ -312,7 +312,7 @@ def test_ctrl_c_cancels_the_coroutine_of_no_workers() -> None:
     ).check()
 
 
-def test_a_fork_has_an_event_loop_of_its_own() -> None:
+def test_a_fork_has_its_own_event_loop() -> None:
     run_child(
         """
         import asyncio, os

@@ -179,7 +179,7 @@ class Walk:
             has_waited = self.random.random() < 0.5
         turn(self.state, self.obey, has_waited)
         # While no worker has room, the wait for a slot goes on.
-        assert not (has_waited and self.state.roomy and self.state.lacks_slot)
+        assert not (has_waited and self.state.roomy and self.state.has_withheld_slot)
 
     def obey(self, instruction: Any) -> None:
         match instruction:

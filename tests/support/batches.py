@@ -75,7 +75,7 @@ def assert_same(actual: Any, expected: Any, where: str = "") -> None:
 
 
 def indices_in(batches: Iterable[Any]) -> list[int]:
-    """All numbers of the batches, one after the other; of tuples, those of the first component."""
+    """Return all numbers of the batches in order. For tuples, use the first component."""
     return [
         int(index)
         for batch in batches
@@ -84,7 +84,7 @@ def indices_in(batches: Iterable[Any]) -> list[int]:
 
 
 def rows(batches: Iterable[Any]) -> list[tuple[float, ...]]:
-    """All rows of the batches, which are tuples of arrays with one axis."""
+    """Return all rows of batches. Each batch is a tuple of arrays with one axis."""
     return [
         row for batch in batches for row in zip(*(part.tolist() for part in batch), strict=True)
     ]

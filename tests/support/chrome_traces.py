@@ -1,4 +1,4 @@
-"""Reads a trace by the rules of Chrome's format, as a viewer does."""
+"""Read a trace file by the rules of Chrome's trace format."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One line about line coverage, as information: `LOADERPOOL_COVERAGE=1 scripts/test --fast`.
+"""Print the line coverage of the quick tests: `LOADERPOOL_COVERAGE=1 scripts/test --fast`.
 
-Lines are recorded while modules are imported, and while the quick tests of `tests/unit` and
-`tests/property` run, in the process of the test. Other tests mostly run code in processes of their
-own, so they are neither measured nor slowed down. No run fails because of the figure.
+Coverage is recorded in the test processes, during imports and the quick tests of `tests/unit` and
+`tests/property`. Other tests mostly run code in child processes, so they are not measured, and not
+slowed down. The result never fails a run.
 
 `tests/conftest.py` imports this module before anything that imports the package.
 """
@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 _MEASURED = ("tests/unit/", "tests/property/")
-_KEY = "measured lines"  # in the output of a process of pytest-xdist
+_KEY = "measured lines"  # key in the output of a pytest-xdist process
 
 
 class CoverageFigure:
-    """A plugin of pytest: measures in this process, and adds what other processes send."""
+    """Pytest plugin that measures this process, and adds the lines that other processes send."""
 
     def __init__(self, coverage: Any) -> None:
         self._coverage = coverage
@@ -57,7 +57,7 @@ class CoverageFigure:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         try:
             percent = self._coverage.report(file=io.StringIO())
-        except Exception as error:  # the figure is information
+        except Exception as error:  # a missing figure must not fail the run
             terminalreporter.write_line(f"coverage: not measured: {error}")
         else:
             terminalreporter.write_line(
@@ -75,7 +75,7 @@ def _begin() -> CoverageFigure | None:
         return None
     package = Path(__file__).parents[2] / "loaderpool"
     measured = Coverage(data_file=None, config_file=False, source=[str(package)])
-    # Some tests trace on their own, and many fork.
+    # Some tests set their own trace function, and many fork. Both would cause warnings.
     kinds = ["trace-changed", "no-data-collected", "module-not-measured"]
     measured.set_option("run:disable_warnings", kinds)
     return CoverageFigure(measured)

@@ -1,8 +1,8 @@
 """Cases of `fit` with `Loader.for_keras()`, on the backend of this process.
 
-`main` prints one line of JSON for each case: its name, and None or a traceback. Those at the end are of Keras' own
-tests of its data adapters, in a form that a loader keeps: each names the tests that it stands for
-(`data_adapters/*_test.py` and `trainer_test.py` of `keras/src/trainers`).
+`main` prints one line of JSON for each case: its name, and None or a traceback. The last cases repeat Keras' own tests
+of data adapters (`data_adapters/*_test.py` and `trainer_test.py` in `keras/src/trainers`) with a loader. Each names the
+tests that it repeats.
 """
 
 from __future__ import annotations

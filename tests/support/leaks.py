@@ -85,8 +85,8 @@ def guard(grace_s: float | None = None) -> Iterator[None]:
     deadline_s = time.monotonic() + grace_s
     now, is_late = take_snapshot(), False
     while now.left_since(before) and not is_late:
-        # Looked at before the collection: on a busy machine the first snapshot alone may take longer than `grace_s`,
-        # and batches that a caught exception refers to are gone only after a collection.
+        # The time is checked before the collection, so that at least one collection runs. On a busy machine the first
+        # snapshot may take longer than `grace_s`, and a caught exception keeps batches until a collection.
         is_late = time.monotonic() >= deadline_s
         # Only now: a collection with TensorFlow loaded takes as long as a small test, and most leave nothing.
         gc.collect()

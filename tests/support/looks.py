@@ -1,4 +1,4 @@
-"""Computed snapshots of a loader."""
+"""Snapshots of a loader that are computed, not measured."""
 
 from __future__ import annotations
 

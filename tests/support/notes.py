@@ -1,4 +1,4 @@
-"""Reads the notes about data in a loader's statistics."""
+"""Read the notes about shared data in a loader's statistics."""
 
 from __future__ import annotations
 

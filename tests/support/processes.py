@@ -1,7 +1,6 @@
-"""Reads from the kernel: parents, states, memory and descriptors of processes.
+"""Parents, states, memory and descriptors of processes, read from `/proc`. Linux only.
 
-Linux only (`/proc`), as the tests that ask are. A process that ends while it is looked at counts as gone, never as an
-error: every list here is a look at one moment.
+If a process ends during a read, it counts as gone, and no error is raised.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def number_of(item: Any) -> int:
 
 
 def numbered(item: Any, rng: np.random.Generator) -> tuple[int, float]:
-    """A sample function: the number of a record or of a sample, and a random number."""
+    """Sample function. Return the number of the record or tar sample, and a random number."""
     return number_of(item), rng.random()
 
 

@@ -1,6 +1,6 @@
-"""Sample functions, sources, classes and errors for the tests of several files.
+"""Sample functions, sources, classes and errors that several test files use.
 
-What only one file uses stays in that file. To slow a function down, bind its `wait_s` with
+Helpers of a single test file stay in that file. To slow a function down, bind its `wait_s` with
 `functools.partial`.
 """
 
@@ -39,12 +39,12 @@ def noisy_image(item: int, rng: np.random.Generator, wait_s: float = 0.0005) -> 
 
 
 def batch_of_noise(items: list[int], rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """A `batch_fn`: return the items, and a random number for each."""
+    """Return the items, and a random number for each. A `batch_fn`."""
     return np.array(items), rng.random(len(items))
 
 
 def fail_at(bad: Container[int]) -> Callable[[int], int]:
-    """Return a function that returns the item, but raises ValueError for each of `bad`."""
+    """Return a function that raises ValueError for items in `bad`, and returns all others."""
 
     def fail(item: int) -> int:
         if item in bad:
@@ -60,21 +60,21 @@ def start_thread() -> None:
 
 
 class StartsThread:
-    """Starts a thread where it is unpickled, which keeps the supervisor from forking workers."""
+    """Object that starts a thread when it is unpickled. The supervisor then cannot fork workers."""
 
     def __reduce__(self) -> Any:
         return start_thread, ()
 
 
 class Stream:
-    """A stream of 61 numbers: not a multiple of usual batch sizes."""
+    """A stream of 61 numbers. A prime, so the last batch is shorter."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(61))
 
 
 class Point(NamedTuple):
-    """A named tuple, whose class batches keep."""
+    """A named tuple. Batches have the same class."""
 
     x: Any
     y: Any
@@ -87,7 +87,7 @@ class Pair(tuple):  # type: ignore[type-arg]
 
 
 class Unspeakable(ValueError):
-    """An error whose text cannot be made."""
+    """An error whose `str()` raises."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")

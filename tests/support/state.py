@@ -176,7 +176,7 @@ class Pool:
         return [message for message in self.told if isinstance(message, kinds)]
 
     def failed(self) -> list[Filled]:
-        """Slots whose batches cannot be made, as the main process was told."""
+        """Return the `Filled` messages of batches that cannot be made."""
         return [message for message in self.of(Filled) if message.error]
 
     def is_told_that_a_run_cannot_be(self, loader: int) -> None:

@@ -1,4 +1,4 @@
-"""Windows of trainings, computed from a few rates by an analytic model of a loader."""
+"""Windows of trainings, computed from a few rates with a model of a loader."""
 
 from __future__ import annotations
 

@@ -38,5 +38,5 @@ def test_a_value_that_reprlib_refuses_is_shown_by_its_type(value: Any, shown: st
     ("number", "text"),
     [(1, "1 item"), (0, "0 items"), (1_234_567, "1,234,567 items"), (1.5, "1.5 items")],
 )
-def test_counts_have_all_digits_and_their_plural(number: float, text: str) -> None:
+def test_counts_have_all_digits_and_a_plural(number: float, text: str) -> None:
     assert counted(number, "item") == text

@@ -85,7 +85,7 @@ def test_the_guard_finds_a_child_and_ends_it() -> None:
     started[0].wait()
 
 
-def test_garbage_is_no_leak_when_the_grace_is_over() -> None:
+def test_uncollected_garbage_is_not_a_leak() -> None:
     with leaks.guard(0):
         descriptor = os.memfd_create("loaderpool-test")
         os.ftruncate(descriptor, mmap.PAGESIZE)

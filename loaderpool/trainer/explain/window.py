@@ -107,8 +107,8 @@ class Tried(NamedTuple):
 class WorkerCounts(NamedTuple):
     """Totals of one worker since it started, or of all workers of a node.
 
-    `Sums` has the same fields, and defines them. The times that the kernel counts come from
-    `capacity.process_times`, by name.
+    `Sums` has the same fields, and explains them. `capacity.process_times` returns those that the
+    kernel counts.
     """
 
     pid: int = 0  # pid of the worker; 0: a node

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loaderpool.cache.setting import CachedOf
 from loaderpool.checks import is_async
 from loaderpool.config import unit_of
-from loaderpool.sources.many_rows import MOST_ROWS, many_rows
+from loaderpool.sources.many_rows import MOST_ROWS, getitems_of
 
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
@@ -33,7 +33,7 @@ class LoaderSettings(NamedTuple):
     unit: UnitKind  # result of one call of the function
     loader: int  # number of the loader's first version
     is_async: bool = False  # True if workers run coroutines of the user's functions
-    rows_together: int = 1  # rows that are read with one call: see `sources.many_rows`
+    rows_together: int = 1  # most rows that one call of the source reads
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
@@ -103,8 +103,8 @@ class WorkerPayload:
 
     @property
     def reads_many(self) -> bool:
-        """True if rows of a batch are read with one call."""
-        return self.unit != "element" and many_rows(self.source) is not None
+        """True if one call of the source reads many rows of a batch."""
+        return self.unit != "element" and getitems_of(self.source) is not None
 
     @property
     def settings(self) -> LoaderSettings:

@@ -50,14 +50,14 @@ def test_what_was_put_is_got(shared: SharedCache) -> None:
     assert store.get(200) is None and store.get(10**12) is None
 
 
-def test_an_entry_that_is_put_again_is_replaced(shared: SharedCache) -> None:
+def test_a_second_put_replaces_the_entry(shared: SharedCache) -> None:
     store = shared.store()
     for given in (b"one", b"another"):
         assert store.put(7, given) is None
         assert bytes(store.get(7) or b"") == given
 
 
-def test_processes_get_each_others_entries(shared: SharedCache) -> None:
+def test_processes_share_entries(shared: SharedCache) -> None:
     store, other = shared.store(), again(shared)
     store.put(7, b"seven")
     assert bytes(other.store().get(7) or b"") == b"seven"

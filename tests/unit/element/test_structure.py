@@ -129,6 +129,6 @@ def test_other_structures_differ() -> None:
     assert Structure.of(0) != 0
 
 
-def test_a_structure_shows_its_leaves() -> None:
+def test_the_repr_of_a_structure_shows_its_leaves() -> None:
     assert repr(Structure.of(NESTED)) == "Structure({'a': (*, Point(x=*, y={'deep': *})), 7: *})"
     assert repr(Structure.of((1,))) == "Structure((*,))"

@@ -22,7 +22,7 @@ def test_each_cell_has_the_place_of_its_node() -> None:
     assert board.place(1) == PLACE._replace(workers=2)
 
 
-def test_a_cells_next_node_has_no_place_until_it_runs() -> None:
+def test_a_node_has_no_place_until_it_runs() -> None:
     board = Board(bytearray(BOARD_BYTES))  # type: ignore[arg-type]
     board.set_place(3, PLACE)
     board.set_place(3, NodePlace())
@@ -31,7 +31,7 @@ def test_a_cells_next_node_has_no_place_until_it_runs() -> None:
     assert board.place(3) == NodePlace("a", "10.0.0.1", 4)
 
 
-def test_a_place_too_long_for_the_board_is_cut() -> None:
+def test_a_long_address_is_cut() -> None:
     board = Board(bytearray(BOARD_BYTES))  # type: ignore[arg-type]
     board.set_place(MAX_WORKERS - 1, NodePlace("f" * 56, "h" * 300, 2))
     found = board.place(MAX_WORKERS - 1)

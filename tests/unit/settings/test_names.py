@@ -305,9 +305,7 @@ OF_RESIZED = "has no argument 'size'. Write functools.partial(resized, size=2)"
         ),
     ],
 )
-def test_an_argument_of_the_function_is_answered_with_a_partial(
-    make: Any, size: Any, advice: str
-) -> None:
+def test_an_argument_of_the_function_advises_a_partial(make: Any, size: Any, advice: str) -> None:
     assert advice in refusal(make, size=size)
 
 

@@ -86,7 +86,7 @@ def test_a_path_in_place_of_a_record_names_the_source() -> None:
         lp.parse_example("train-0.tfrecord", {"id": np.int64})  # type: ignore[arg-type]
 
 
-def test_a_folder_shows_a_pattern(tmp_path: Path) -> None:
+def test_a_folder_advises_a_pattern(tmp_path: Path) -> None:
     with pytest.raises(lp.SourceError, match=r"is a directory.*glob\.glob"):
         lp.TarSamples(tmp_path)
 

@@ -63,7 +63,7 @@ def test_rows_are_dicts_of_the_columns_own_types(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Three rows with columns of every kind; the second one lacks many."""
+    """Three rows with columns of every kind. The second row has many nulls."""
     table = pa.table(
         {
             "int": pa.array([1, None, 3], pa.int16()),
@@ -86,7 +86,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return list(lp.ParquetRows(write(tmp_path_factory.mktemp("kinds") / "x.parquet", table)))
 
 
-def test_numbers_are_scalars_of_their_columns_type(kinds: Any) -> None:
+def test_numbers_have_the_type_of_their_column(kinds: Any) -> None:
     first, second, third = kinds
     assert first["int"] == 1 and type(first["int"]) is np.int16 and type(third["int"]) is np.int16
     assert second["bool"] and type(second["bool"]) is np.bool_
@@ -99,13 +99,13 @@ def test_a_null_is_none(kinds: Any) -> None:
     assert {name for name, value in kinds[1].items() if value is None} == lacking
 
 
-def test_texts_and_bytes_are_those_of_python(kinds: Any) -> None:
+def test_texts_and_bytes_are_python_objects(kinds: Any) -> None:
     first, _, third = kinds
     found = (first["bytes"], first["text"], third["kind"], third["large"])
     assert found == (b"\x00\xff", "a", "b", "z")
 
 
-def test_lists_of_numbers_are_arrays_of_their_own(kinds: Any) -> None:
+def test_lists_of_numbers_are_separate_arrays(kinds: Any) -> None:
     first, _, third = kinds
     assert first["vector"].dtype == np.float32 and first["vector"].tolist() == [1, 2]
     assert third["vector"].shape == (0,)
@@ -118,7 +118,7 @@ def test_other_nested_columns_are_lists_and_dicts(kinds: Any) -> None:
     assert (first["holes"], third["texts"], second["struct"]) == ([1, None], ["b", "c"], {"x": 2})
 
 
-def test_times_are_those_of_numpy_and_days_dates(kinds: Any) -> None:
+def test_times_are_numpy_scalars_and_days_are_dates(kinds: Any) -> None:
     first, _, third = kinds
     assert first["time"] == np.datetime64(NOON) and third["span"] == np.timedelta64(3, "s")
     assert first["day"] == NOON.date()

@@ -167,7 +167,7 @@ def test_a_series_or_index_is_read_by_position(frame: Any) -> None:
     assert as_source(frame["label"].index)[0] == 30
 
 
-def test_columns_of_a_data_frame_need_not_be_texts(frame: Any) -> None:
+def test_column_names_of_a_data_frame_may_be_numbers(frame: Any) -> None:
     assert as_source(frame.set_axis([7, 8, 9], axis=1))[1] == {7: "b", 8: 2, 9: 1.5}
 
 
@@ -176,7 +176,7 @@ def test_an_empty_data_frame_is_refused(frame: Any) -> None:
         as_source(frame[:0])
 
 
-def test_a_data_frame_with_columns_of_one_name_is_refused(frame: Any) -> None:
+def test_a_data_frame_with_repeated_column_names_is_refused(frame: Any) -> None:
     with pytest.raises(ArgumentError, match=r"several columns of one name.*'a'"):
         as_source(frame.set_axis(["a", "a", "b"], axis=1))
 

@@ -169,7 +169,7 @@ BIG = pl.DataFrame({"id": [2**53 + 1, None]})
         (pl.Series([-(2**63), None]), "Fill its nulls"),
     ],
 )
-def test_nulls_beside_integers_that_no_float_holds_are_refused(source: Any, message: str) -> None:
+def test_nulls_beside_integers_beyond_float64_are_refused(source: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         as_source(source)
 

@@ -202,7 +202,7 @@ HAS = r"the record lacks .* it has 'box', 'empty', 'label'\."
         ({"empty": ((), bytes, b"default")}, r"\['empty'\]: the record has 0 bytes values"),
     ],
 )
-def test_a_feature_that_is_missing_or_of_another_kind_is_named(
+def test_a_missing_or_wrong_feature_is_named(
     tf: Any, features: dict[str, Any], message: str
 ) -> None:
     record = example(tf, label=("int64", [1]), box=("float", [1, 2, 3]), empty=("bytes", []))
@@ -210,7 +210,7 @@ def test_a_feature_that_is_missing_or_of_another_kind_is_named(
         lp.parse_example(record, features)
 
 
-def test_a_record_without_features_says_so() -> None:
+def test_a_record_without_features_is_named() -> None:
     pytest.importorskip("google.protobuf")
     with pytest.raises(lp.ArgumentError, match="it has none"):
         lp.parse_example(b"", {"label": np.int64})

@@ -1,4 +1,4 @@
-"""When the supervisor lets answers gather."""
+"""Conditions under which the supervisor waits to read several answers at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GATHER_S = 0.001
 
 
 def busy(workers: int, row_s: float) -> Pool:
-    """All workers have as many tickets as they may have, of four rows each."""
+    """Return a pool whose workers have the most tickets that they can accept. A ticket has four rows."""
     pool = Pool(workers).with_a_run()
     for _ in range(40):
         for worker in pool.busy():
@@ -25,22 +25,20 @@ def busy(workers: int, row_s: float) -> Pool:
 @pytest.mark.parametrize(
     ("workers", "ticket_s", "gathers"),
     [
-        (8, 0.006, True),  # an answer each 0.75 ms
-        (4, 0.006, False),  # the answers come one by one
-        (8, 0.002, False),  # a second ticket may end meanwhile
-        (40, 0.03, False),  # a worker has no second ticket
+        (8, 0.006, True),  # one answer every 0.75 ms
+        (4, 0.006, False),  # one answer every 1.5 ms
+        (8, 0.002, False),  # too short: a worker may finish its second ticket
+        (40, 0.03, False),  # too long: workers have no second ticket
     ],
 )
-def test_answers_gather_if_many_come_and_all_workers_have_work(
-    workers: int, ticket_s: float, gathers: bool
-) -> None:
+def test_answers_gather_only_in_a_busy_pool(workers: int, ticket_s: float, gathers: bool) -> None:
     pool = busy(workers, ticket_s / 4)
     assert not pool.state.roomy
-    assert pool.state.can_wait(GATHER_S) is gathers
+    assert pool.state.expects_several_answers(GATHER_S) is gathers
 
 
-def test_idle_worker_is_never_kept_waiting() -> None:
+def test_an_idle_worker_never_waits_for_answers() -> None:
     pool = busy(8, 0.0015)
     pool.answer(pool.busy()[0], row_s=0.0015)
     assert pool.state.roomy
-    assert not pool.state.can_wait(GATHER_S)
+    assert not pool.state.expects_several_answers(GATHER_S)

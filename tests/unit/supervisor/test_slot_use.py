@@ -85,20 +85,20 @@ def test_fast_consumer_needs_few_large_slots() -> None:
     assert used(pool) <= 4 < TWO_WORKERS
 
 
-def test_idle_worker_waits_for_a_third_slot() -> None:
+def test_an_idle_worker_waits_for_its_third_slot() -> None:
     pool = large()
     for _ in range(2):
         for worker in pool.busy():
             pool.answer(worker, row_s=SLOW_S)
             pool.turn(has_waited=False)
     assert used(pool) == 4 and not pool.busy()
-    assert pool.state.lacks_slot
+    assert pool.state.has_withheld_slot
     pool.turn(has_waited=True)
     assert used(pool) == 6 and len(pool.busy()) == 2
-    assert not pool.state.lacks_slot
+    assert not pool.state.has_withheld_slot
 
 
-def test_no_worker_waits_for_a_slot_without_a_batch() -> None:
+def test_no_worker_waits_if_no_batch_remains() -> None:
     pool = large()
     pool.state.extend(RUN, 4, 0)
     for _ in range(2):
@@ -106,10 +106,10 @@ def test_no_worker_waits_for_a_slot_without_a_batch() -> None:
             pool.answer(worker, row_s=SLOW_S)
             pool.turn(has_waited=False)
     assert used(pool) == 4 and not pool.busy()
-    assert not pool.state.lacks_slot
+    assert not pool.state.has_withheld_slot
 
 
-def test_waiting_worker_gets_a_released_slot() -> None:
+def test_a_waiting_worker_gets_a_released_slot() -> None:
     pool = large()
     for _ in range(2):
         for worker in pool.busy():
@@ -171,9 +171,9 @@ def test_run_gets_large_slots_while_another_one_keeps_all_workers_busy() -> None
 def test_wait_for_a_slot_goes_on_while_no_worker_has_room() -> None:
     pool = beside_another_run()
     pass_time(pool, 20)
-    assert pool.state.lacks_slot and not pool.state.roomy
+    assert pool.state.has_withheld_slot and not pool.state.roomy
     pool.turn(has_waited=False)
-    assert pool.state.lacks_slot
+    assert pool.state.has_withheld_slot
     pool.answer(pool.busy()[0], row_s=SLOW_S)
     pool.turn(has_waited=True)
     assert len(pass_time(pool, 5)) == 5

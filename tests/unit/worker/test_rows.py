@@ -85,7 +85,7 @@ FIXED.flags.writeable = False
         pytest.param([{"x": 1}] * 2, id="the same dict"),
     ],
 )
-def test_results_that_are_filled_again_share_memory(results: list[Any]) -> None:
+def test_results_in_one_buffer_share_memory(results: list[Any]) -> None:
     assert share_memory(results)
 
 
@@ -101,9 +101,9 @@ def test_results_that_are_filled_again_share_memory(results: list[Any]) -> None:
         pytest.param([([1],), ([2],)], id="own lists"),
     ],
 )
-def test_other_results_share_no_memory(results: list[Any]) -> None:
+def test_separate_results_share_no_memory(results: list[Any]) -> None:
     assert not share_memory(results)
 
 
-def test_a_buffer_that_is_known_to_be_shared_does_not_count() -> None:
+def test_an_allowed_shared_buffer_does_not_count() -> None:
     assert not share_memory([BUFFER[0], BUFFER[1]], but=[BUFFER])

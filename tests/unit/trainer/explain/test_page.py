@@ -85,7 +85,7 @@ def test_a_fork_writes_nothing_to_the_page_of_the_process_that_it_is_of() -> Non
 
 @pytest.fixture
 def busy() -> list[Snapshot]:
-    """Looks at a loader with two workers, for which training waits half of the time."""
+    """Snapshots of a loader with two workers. Training waits for it half of the time."""
     calls = CallTimes(
         100, 10**9, 0, (0,) * 23 + (60, 40) + (0,) * (BUCKETS - 25), (SlowItem(8812, 3, 1.5),)
     )
@@ -113,7 +113,7 @@ def test_the_page_has_the_buffers(busy: list[Snapshot]) -> None:
     assert (told["buffers"], told["buffers_in_use"], told["buffers_ready"]) == (6, 2, 3)
 
 
-def test_the_page_has_what_workers_are_at(busy: list[Snapshot]) -> None:
+def test_the_page_has_the_state_of_each_worker(busy: list[Snapshot]) -> None:
     workers = told_of(busy)["workers"]
     assert [(each["state"], each["busy_share"]) for each in workers] == [("idle", 0.5)] * 2
 

@@ -97,8 +97,8 @@ MORE_CPUS = {"machine_cpus": 64.0, "machine_cpu_s": HERE.window(4).seconds * 50}
 PAUSED = {"elapsed_s": 2 * COMPUTING.window(4).seconds, "idle_s": 4 * COMPUTING.window(4).seconds}
 PROFILE = "`loaderpool profile` shows which lines"
 
-# The window, its verdict, a part of the change (None: any), what is said beside it, and what is not (after "!").
-TOLD: list[tuple[Any, ...]] = [
+# The window, its verdict, a part of the change (None: any), parts of the explanation, and after "!" parts it must lack.
+EXPECTED: list[tuple[Any, ...]] = [
     (COMPUTING.window(4, steps=20), V.TOO_FEW_WORKERS, None),
     (with_waits(COMPUTING.window(4), 0.049), V.COMPUTE_BOUND, None),
     (with_waits(COMPUTING.window(4), 0.051), V.TOO_FEW_WORKERS, None),
@@ -224,16 +224,16 @@ TOLD: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.parametrize(
-    ("window", "wanted", "change", "said"), [(*each[:3], each[3:]) for each in TOLD]
+    ("window", "wanted", "change", "parts"), [(*each[:3], each[3:]) for each in EXPECTED]
 )
-def test_what_is_told(
-    window: Window, wanted: Verdict, change: str | None, said: tuple[str, ...]
+def test_a_window_has_its_verdict(
+    window: Window, wanted: Verdict, change: str | None, parts: tuple[str, ...]
 ) -> None:
     found = find_verdict(window)
     assert found.verdict is wanted
     assert change is None or (change in found.change and bool(change) is bool(found.change))
     text = f"{found.why} {found.expect}"
-    assert [each for each in said if (each.lstrip("!") in text) is each.startswith("!")] == []
+    assert [each for each in parts if (each.lstrip("!") in text) is each.startswith("!")] == []
 
 
 @pytest.mark.parametrize("lacking", [{"room_bytes": 2 << 30}, {"items_to_cache": 0}, {"bytes": 0}])

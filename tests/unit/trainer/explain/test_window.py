@@ -39,16 +39,16 @@ def seen(number: int, workers: int = 2, pid: int = 100) -> Snapshot:
 
 @pytest.fixture
 def window() -> Window:
-    """The last four seconds of ten."""
+    """The last four seconds of a training of ten."""
     return window_of([seen(number) for number in range(6)], 5.0)
 
 
-def test_a_window_has_what_was_delivered_in_it(window: Window) -> None:
+def test_a_window_has_its_deliveries(window: Window) -> None:
     assert (window.seconds, window.steps) == (4.0, 40)
     assert (window.samples, window.bytes, window.copied) == (1280, 1_280_000, 2)
 
 
-def test_a_window_has_what_training_waited_in_it(window: Window) -> None:
+def test_a_window_has_the_wait_times_of_training(window: Window) -> None:
     assert (window.wait_s, window.wait_share, window.ready_steps) == (2.0, 0.5, 16)
     assert window.ready_steps_s == pytest.approx(0.8)
     assert window.start_s == 0.0
@@ -60,18 +60,18 @@ def test_a_window_sums_its_workers(window: Window) -> None:
     assert window.queued_s == pytest.approx(0.4)
 
 
-def test_a_window_has_its_calls(window: Window) -> None:
+def test_a_window_has_the_calls_of_the_function(window: Window) -> None:
     assert (window.calls.calls, window.slow_s) == (20, 2e-6)
     assert window.calls.slowest == (SlowItem(8, 9, 7e-9),)
 
 
-def test_a_window_has_the_machines_time(window: Window) -> None:
+def test_a_window_has_cpu_times(window: Window) -> None:
     assert window.cpus == 4.0
     times = (window.machine_cpu_s, window.trainer_cpu_s, window.trainer_queued_s)
     assert times == pytest.approx((4.0, 0.4, 0.1))
 
 
-def test_a_window_has_the_last_looks_slots(window: Window) -> None:
+def test_a_window_has_the_slots_of_the_latest_snapshot(window: Window) -> None:
     assert (window.slots, window.slots_lent, window.slots_wanted) == (6, 2, 6)
 
 

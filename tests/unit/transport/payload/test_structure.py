@@ -290,7 +290,7 @@ def test_a_difference_has_a_name(name: str) -> None:
     assert difference is not None and difference.name == name
 
 
-def test_a_changed_array_has_a_name() -> None:
+def test_a_changed_array_is_named_in_messages() -> None:
     dataset = make()
     dataset.large[5] = 1
     assert name_of_array(pickled(dataset), 0) == "source.large"
