@@ -78,6 +78,11 @@ def rows_of(delivery: Any) -> list[list[int]]:
     return [parts[0].tolist() for _, parts in delivery.batches()]
 
 
+def begin(engine: Engine, place: Position, limit: int) -> Run:
+    """Start a run in the order of the engine's plan."""
+    return engine.begin(place, limit, engine.plan)
+
+
 def take(run: Run, batches: int) -> list[list[int]]:
     """The next batches, of a run that delivers no more of them together."""
     got: list[list[int]] = []
@@ -125,7 +130,7 @@ class EngineContract:
     def test_form_is_that_of_the_deliveries(self, engine: Engine) -> None:
         form = engine.form()
         assert form.batch_rows == ROWS
-        assert engine.begin(BEGINNING, BATCHES).take().form.spec == form.spec == engine.form().spec
+        assert begin(engine, BEGINNING, BATCHES).take().form.spec == form.spec == engine.form().spec
 
     def test_threads_may_request_the_form_together(self, engine: Engine) -> None:
         with ThreadPoolExecutor(3) as threads:
@@ -135,7 +140,7 @@ class EngineContract:
     @pytest.mark.parametrize("what", ["form", "begin"])
     def test_failed_first_sample_is_a_new_error_each_time(self, start: Start, what: str) -> None:
         engine = start(range(ITEMS), fail)
-        call = engine.form if what == "form" else lambda: engine.begin(BEGINNING, BATCHES)
+        call = engine.form if what == "form" else lambda: begin(engine, BEGINNING, BATCHES)
         errors = []
         for _ in range(2):
             with pytest.raises(lp.LoaderpoolError, match="no item is good") as caught:
@@ -146,32 +151,32 @@ class EngineContract:
     # ---- begin, take ----
 
     def test_run_delivers_an_epoch_in_order(self, engine: Engine) -> None:
-        assert take(engine.begin(BEGINNING, BATCHES), BATCHES) == EPOCH
+        assert take(begin(engine, BEGINNING, BATCHES), BATCHES) == EPOCH
 
     def test_run_continues_with_the_next_epoch(self, engine: Engine) -> None:
-        run = engine.begin(BEGINNING, BATCHES + 2)
+        run = begin(engine, BEGINNING, BATCHES + 2)
         assert take(run, BATCHES + 2) == EPOCH + EPOCH[:2]
 
     def test_batches_are_numbered_through_all_epochs(self, engine: Engine) -> None:
-        run, numbers = engine.begin(Position(3), 4 * BATCHES), list[int]()
+        run, numbers = begin(engine, Position(3), 4 * BATCHES), list[int]()
         while len(numbers) < BATCHES:
             numbers += run.take().numbers()
         assert numbers == list(range(3 * BATCHES, 4 * BATCHES))
 
     def test_run_starts_within_an_epoch(self, engine: Engine) -> None:
         place = Position(0, engine.plan.start_after(0, 4))
-        run = engine.begin(place, BATCHES)
+        run = begin(engine, place, BATCHES)
         first = run.take()
         assert first.first == 4
         assert rows_of(first) + take(run, 2 - first.count) == EPOCH[4:]
 
     def test_run_leaves_out_batches_received_out_of_order(self, start: Start) -> None:
         engine = start(range(ITEMS), Times(), deterministic=False)
-        run = engine.begin(Position(0, taken=frozenset({1, 3})), BATCHES)
+        run = begin(engine, Position(0, taken=frozenset({1, 3})), BATCHES)
         assert sorted(take(run, BATCHES - 2)) == [EPOCH[each] for each in (0, 2, 4, 5)]
 
     def test_runs_side_by_side_do_not_mix(self, engine: Engine) -> None:
-        one, other = engine.begin(BEGINNING, BATCHES), engine.begin(Position(1), 2 * BATCHES)
+        one, other = begin(engine, BEGINNING, BATCHES), begin(engine, Position(1), 2 * BATCHES)
         got: tuple[list[Any], list[Any]] = [], []
         while any(len(each) < BATCHES for each in got):
             for run, rows in zip((one, other), got, strict=True):
@@ -181,23 +186,23 @@ class EngineContract:
 
     def test_failed_sample_ends_no_other_run(self, start: Start) -> None:
         engine = start(range(ITEMS), fail_later)
-        failed = engine.begin(BEGINNING, BATCHES)
+        failed = begin(engine, BEGINNING, BATCHES)
         assert take(failed, 1) == EPOCH[:1]
         with pytest.raises(lp.LoaderpoolError, match="only the first batch is good"):
             failed.take()
         failed.end()
-        assert take(engine.begin(BEGINNING, BATCHES), 1) == EPOCH[:1]
+        assert take(begin(engine, BEGINNING, BATCHES), 1) == EPOCH[:1]
 
     # ---- extend, end ----
 
     def test_extend_allows_more_batches(self, engine: Engine) -> None:
-        run = engine.begin(BEGINNING, 2)
+        run = begin(engine, BEGINNING, 2)
         got = take(run, 2)
         run.extend(BATCHES)
         assert got + take(run, BATCHES - 2) == EPOCH
 
     def test_ended_run_delivers_nothing(self, engine: Engine) -> None:
-        run = engine.begin(BEGINNING, BATCHES)
+        run = begin(engine, BEGINNING, BATCHES)
         run.take()
         for _ in range(2):
             run.end()
@@ -205,7 +210,7 @@ class EngineContract:
                 run.take()
 
     def test_any_thread_ends_a_run(self, engine: Engine) -> None:
-        run, other = (engine.begin(BEGINNING, BATCHES) for _ in range(2))
+        run, other = (begin(engine, BEGINNING, BATCHES) for _ in range(2))
         ending = threading.Thread(target=run.end)
         ending.start()
         ending.join()
@@ -216,14 +221,14 @@ class EngineContract:
     # ---- is_ready, is_at_end, ended_lanes ----
 
     def test_is_ready_takes_nothing(self, engine: Engine) -> None:
-        run = engine.begin(BEGINNING, BATCHES)
+        run = begin(engine, BEGINNING, BATCHES)
         for _ in range(3):
             assert run.is_ready in (True, False)
         assert take(run, BATCHES) == EPOCH
         assert not run.is_ready
 
     def test_known_number_of_batches_has_no_end(self, engine: Engine) -> None:
-        run = engine.begin(BEGINNING, BATCHES)
+        run = begin(engine, BEGINNING, BATCHES)
         assert not run.is_at_end
         take(run, BATCHES)
         assert not run.is_at_end
@@ -232,7 +237,7 @@ class EngineContract:
     def test_stream_ends_and_ignores_the_limit(self, start: Start) -> None:
         engine = start(Numbers(), Times())
         for epoch in range(2):
-            run = engine.begin(Position(epoch), 1)
+            run = begin(engine, Position(epoch), 1)
             run.extend(2)
             assert not run.is_at_end
             assert take_all(run) == [*EPOCH, [ITEMS]]
@@ -243,11 +248,11 @@ class EngineContract:
 
     def test_stream_continues_from_a_position(self, start: Start) -> None:
         engine = start(Numbers(), Times())
-        run = engine.begin(Position(0, engine.plan.start_after(0, 4)), 0)
+        run = begin(engine, Position(0, engine.plan.start_after(0, 4)), 0)
         assert take_all(run) == [*EPOCH[4:], [ITEMS]]
 
     def test_generators_end_one_by_one(self, start: Start) -> None:
-        run = start_generators(start).begin(BEGINNING, 1)
+        run = begin(start_generators(start), BEGINNING, 1)
         assert run.ended_lanes == {}
         assert not run.is_at_end
         assert [rows[0] for rows in take_all(run)] == [
@@ -261,7 +266,7 @@ class EngineContract:
     @pytest.mark.parametrize("deterministic", [True, False])
     def test_generators_continue_from_a_position(self, start: Start, deterministic: bool) -> None:
         place = Position(0, lanes=LanePlaces((2, 3, 1), frozenset({0})))
-        run = start_generators(start, deterministic).begin(place, 0)
+        run = begin(start_generators(start, deterministic), place, 0)
         assert run.ended_lanes == {0: 2}
         assert sorted(rows[0] for rows in take_all(run)) == [212, *range(304, 324, 4)]
         assert run.ended_lanes == {0: 2, 1: 4, 2: 6}
@@ -272,19 +277,19 @@ class EngineContract:
     def test_later_runs_use_the_changed_object(self, start: Start, is_whole: bool) -> None:
         times = Times()
         engine = start(range(ITEMS), times)
-        run = engine.begin(BEGINNING, BATCHES)
+        run = begin(engine, BEGINNING, BATCHES)
         assert take(run, 1) == EPOCH[:1]
         times.factor = 10
         engine.refresh(is_whole=is_whole)
         changed = [[10 * item for item in rows] for rows in EPOCH]
-        later = engine.begin(BEGINNING, BATCHES)
+        later = begin(engine, BEGINNING, BATCHES)
         assert later.is_current
         assert take(later, BATCHES) == changed
         # A run that is called current must use the present object.
         assert take(run, 1) == changed[1:2] if run.is_current else EPOCH[1:2]
 
     def test_refresh_keeps_runs_current_without_a_change(self, engine: Engine) -> None:
-        run = engine.begin(BEGINNING, BATCHES)
+        run = begin(engine, BEGINNING, BATCHES)
         for is_whole in (False, True):
             engine.refresh(is_whole=is_whole)
             assert run.is_current
@@ -294,7 +299,7 @@ class EngineContract:
         source = list(range(ITEMS))
         engine = start(source, Times())
         engine.refresh()
-        engine.begin(BEGINNING, BATCHES).end()
+        begin(engine, BEGINNING, BATCHES).end()
         del source[ROWS:]
         for _ in range(2):
             with pytest.raises(lp.SourceError):
@@ -302,19 +307,19 @@ class EngineContract:
 
     def test_reseed_uses_the_present_keys(self, start: Start) -> None:
         one, other = start(range(ITEMS), Draws()), start(range(ITEMS), Draws())
-        expected = take(one.begin(BEGINNING, BATCHES), BATCHES)
-        assert take(other.begin(BEGINNING, BATCHES), BATCHES) != expected
+        expected = take(begin(one, BEGINNING, BATCHES), BATCHES)
+        assert take(begin(other, BEGINNING, BATCHES), BATCHES) != expected
         assert other.generators.adopt(one.generators.saved())
         other.reseed()
         other.refresh()
-        assert take(other.begin(BEGINNING, BATCHES), BATCHES) == expected
+        assert take(begin(other, BEGINNING, BATCHES), BATCHES) == expected
 
     # ---- counts ----
 
     def test_any_thread_reads_statistics(self, engine: Engine) -> None:
         with ThreadPoolExecutor(1) as threads:
             assert isinstance(threads.submit(engine.statistics).result(), EngineStatistics)
-        engine.begin(BEGINNING, BATCHES).take()
+        begin(engine, BEGINNING, BATCHES).take()
         assert isinstance(engine.statistics(), EngineStatistics)
 
     def test_read_ahead_is_a_number_of_batches(self, engine: Engine) -> None:
@@ -323,14 +328,14 @@ class EngineContract:
     # ---- close ----
 
     def test_closed_engine_makes_no_more_batches(self, engine: Engine) -> None:
-        run = engine.begin(BEGINNING, BATCHES)
+        run = begin(engine, BEGINNING, BATCHES)
         run.take()
         for _ in range(2):
             engine.close()
             with pytest.raises(lp.ClosedError):
                 run.take()
             with pytest.raises(lp.ClosedError):
-                engine.begin(BEGINNING, BATCHES)
+                begin(engine, BEGINNING, BATCHES)
         run.end()
 
     def test_closed_engine_makes_no_first_sample(self, engine: Engine) -> None:
@@ -344,7 +349,7 @@ class EngineContract:
         assert isinstance(engine.statistics(), EngineStatistics)
 
     def test_any_thread_closes_an_engine(self, engine: Engine) -> None:
-        run = engine.begin(BEGINNING, BATCHES)
+        run = begin(engine, BEGINNING, BATCHES)
         with ThreadPoolExecutor(1) as threads:
             threads.submit(engine.close).result()
         with pytest.raises(lp.ClosedError):
@@ -355,7 +360,7 @@ class PoolEngineContract(EngineContract):
     """Promises of engines whose batches are made ahead, in other processes."""
 
     def test_made_batch_is_ready(self, engine: Engine) -> None:
-        run = engine.begin(BEGINNING, 1)
+        run = begin(engine, BEGINNING, 1)
         until_s = time.monotonic() + 30
         while not run.is_ready:
             assert time.monotonic() < until_s
@@ -363,7 +368,7 @@ class PoolEngineContract(EngineContract):
         assert take(run, 1) == EPOCH[:1]
 
     def test_end_wakes_a_waiting_take(self, start: Start) -> None:
-        run = start(range(ITEMS), slow_later).begin(BEGINNING, BATCHES)
+        run = begin(start(range(ITEMS), slow_later), BEGINNING, BATCHES)
         assert take(run, 1) == EPOCH[:1]
         with ThreadPoolExecutor(1) as threads:
             waiting = threads.submit(take_all, run)
@@ -373,7 +378,7 @@ class PoolEngineContract(EngineContract):
 
     def test_close_wakes_a_waiting_take(self, start: Start) -> None:
         engine = start(range(ITEMS), slow_later)
-        run = engine.begin(BEGINNING, BATCHES)
+        run = begin(engine, BEGINNING, BATCHES)
         assert take(run, 1) == EPOCH[:1]
         with ThreadPoolExecutor(1) as threads:
             waiting = threads.submit(run.take)
