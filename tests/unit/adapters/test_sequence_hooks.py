@@ -41,6 +41,7 @@ def book_of(engine: Any) -> EpochTracker:
         lp.Loader(range(4), workers=0).config,
         Plan(Order(4), None),
         SequenceHooks(Shuffling()),
+        None,
     )
 
 
@@ -77,7 +78,7 @@ def test_a_pass_compares_whole_until_that_went_well() -> None:
 
         def form(self) -> None: ...
 
-        def begin(self, place: Any, limit: int) -> Any:
+        def begin(self, place: Any, limit: int, plan: Plan) -> Any:
             return SimpleNamespace(end=lambda: None)
 
     engine = Engine()
