@@ -58,7 +58,7 @@ def without_replacement(
     """
     items = np.flatnonzero(weights)
     # The smallest of exponential random numbers belongs to each item with the probability wanted.
-    numbers = -np.log1p(-uniform(seed, epoch, items)) / weights[items]
+    numbers = -np.log1p(-uniform(seed, epoch, np.arange(len(weights)))[items]) / weights[items]
     order: npt.NDArray[np.int64] = items[numbers.argsort(kind="stable")]
     return order
 
