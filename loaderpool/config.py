@@ -407,6 +407,16 @@ def _check_shuffle(name: str, value: object) -> bool | int:
     )
 
 
+def is_array_of_indices(order: object) -> bool:
+    """Return True if an `order` has all its indices, as an array, a list or a range."""
+    return isinstance(order, (list, tuple, range)) or hasattr(order, "__array__")
+
+
+def is_function_of_epoch(order: object) -> bool:
+    """Return True if an `order` is called with an epoch. A sampler may be callable, too."""
+    return callable(order) and not hasattr(order, "__iter__")
+
+
 def _check_order(name: str, value: Any) -> Any:
     """Return the checked `order` argument. Its indices are checked when a pass begins."""
     if value is None or isinstance(value, (Weighted, Blocks)):

@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from loaderpool.plan.batches import Plan, kept
 from loaderpool.plan.permutation import permutation
-from loaderpool.system.hashes import blake2b
+from loaderpool.system.hashes import checksum
 
 Positions = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
 
@@ -73,7 +73,7 @@ class ItemBuckets:
     def checksum(self) -> str:
         """Checksum of the bucket of each item, in order."""
         numbers = self.numbers.astype("<u2") if self.numbers.itemsize > 1 else self.numbers
-        return blake2b(np.ascontiguousarray(numbers).data, digest_size=8).hexdigest()
+        return checksum([np.ascontiguousarray(numbers).data])
 
     def __reduce__(self) -> tuple[object, ...]:
         return ItemBuckets, (self.numbers, len(self.counts))

@@ -18,7 +18,6 @@ supervisor and the workers find them (`read_order`).
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -28,8 +27,9 @@ import numpy.typing as npt
 
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.order import DrawnOrder
+from loaderpool.system.hashes import checksum
 
-_NO_STOPS = np.empty(0, np.int64)
+NO_STOPS = np.empty(0, np.int64)
 # Words before the arrays: numbers of positions, numbers in the table, and stops.
 _HEAD = 3
 _WORD = 8
@@ -44,7 +44,7 @@ class DrawnBatches(Plan):
 
     rows_vary: ClassVar[bool] = True
 
-    stops: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_STOPS, kw_only=True)
+    stops: npt.NDArray[np.int64] = field(default_factory=lambda: NO_STOPS, kw_only=True)
     """Position after each global batch: int64[batches], ascending, from 1 to the order's size."""
 
     @cached_property
@@ -98,10 +98,7 @@ class DrawnBatches(Plan):
 
 def checksum_of(plan: Plan) -> str:
     """Return a checksum of the arrays of a drawn order."""
-    state = hashlib.blake2b(digest_size=8)
-    for part in _parts(plan):
-        state.update(np.ascontiguousarray(part).data)
-    return state.hexdigest()
+    return checksum(np.ascontiguousarray(part).data for part in _parts(plan))
 
 
 def has_same_arrays(plan: Plan, other: Plan) -> bool:
@@ -144,6 +141,6 @@ def read_order(plan: Plan, memory: Any, offset: int) -> Plan:
 def _parts(plan: Plan) -> tuple[npt.NDArray[Any], ...]:
     assert isinstance(plan.order, DrawnOrder)
     assert plan.order.table is not None, "an order that was not drawn"
-    stops = plan.stops if isinstance(plan, DrawnBatches) else _NO_STOPS
+    stops = plan.stops if isinstance(plan, DrawnBatches) else NO_STOPS
     head = np.array([plan.order.size, len(plan.order.table), len(stops)], np.int64)
     return head, plan.order.table, stops

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.config import LoaderConfig, Weighted
+from loaderpool.config import LoaderConfig, Weighted, is_array_of_indices, is_function_of_epoch
 from loaderpool.errors import ArgumentError, StateError, brief
 from loaderpool.plan.batches import Plan
-from loaderpool.plan.drawn import DrawnBatches, checksum_of
+from loaderpool.plan.drawn import NO_STOPS, DrawnBatches, checksum_of
 from loaderpool.plan.generators import PASS, CapturedGenerators, global_generators
 from loaderpool.plan.order import DrawnOrder, Order
 from loaderpool.plan.places import Position
@@ -33,7 +33,6 @@ from loaderpool.transport.payload.generators import Registry
 # Values of the user's object that are searched for random generators. Smaller: a generator deep
 # inside a sampler is not seeded. Larger: a sampler that holds its data takes longer to search.
 _MOST_ENTERED = 20_000
-_NO_STOPS = np.empty(0, np.int64)
 
 
 class Drawn(NamedTuple):
@@ -41,7 +40,7 @@ class Drawn(NamedTuple):
 
     table: npt.NDArray[Any]  # array of the order, which nothing else changes
     size: int  # number of positions
-    stops: npt.NDArray[np.int64] = _NO_STOPS  # position after each batch; empty: no batches given
+    stops: npt.NDArray[np.int64] = NO_STOPS  # position after each batch; empty: no batches given
 
 
 class Draws:
@@ -65,8 +64,7 @@ class Draws:
     def __init__(
         self, order: Any, items: int, config: LoaderConfig, settings: dict[str, Any]
     ) -> None:
-        is_array = isinstance(order, (list, tuple, range)) or hasattr(order, "__array__")
-        roots = {} if is_array else {"order": order}
+        roots = {} if is_array_of_indices(order) else {"order": order}
         self.generators = Registry(roots, _MOST_ENTERED)
         self._lock = threading.RLock()  # reentrant, because a draw may use another loader
         self._seed = config.seed
@@ -154,7 +152,7 @@ class Draws:
             restore()
 
 
-_DEFAULT_BATCH_SIZE = 32  # of `Loader`: this value counts as not given
+_DEFAULT_BATCH_SIZE = 32  # default of `Loader`, which counts as not given
 
 
 class _Source(Protocol):
@@ -177,7 +175,7 @@ class _Given:
 
     def __init__(self, order: Any, items: int) -> None:
         self._order, self._items = order, items
-        self._is_function = callable(order) and not hasattr(order, "__iter__")
+        self._is_function = is_function_of_epoch(order)
         self.batch_size: int | None = None
         self.has_batches = not self._is_function and _gives_batches(order)
         if self.has_batches and _module_of(order) == _TORCH and type(order).__name__ == _BATCHES:
@@ -251,9 +249,8 @@ def _indices(given: Any, epoch: int, items: int) -> npt.NDArray[np.int64]:
     if isinstance(given, range):
         found = np.arange(given.start, given.stop, given.step)
     else:
-        is_known = isinstance(given, (list, tuple)) or hasattr(given, "__array__")
         try:
-            found = np.asarray(given if is_known else list(given))
+            found = np.asarray(given if is_array_of_indices(given) else list(given))
         except (TypeError, ValueError):
             raise ArgumentError(f"{of}, got {brief(given)} in epoch {epoch}") from None
     if not found.size:

@@ -22,13 +22,19 @@ from typing import Any
 import numpy as np
 
 from loaderpool.checks import whole_number
-from loaderpool.config import Blocks, LoaderConfig, Weighted
+from loaderpool.config import (
+    Blocks,
+    LoaderConfig,
+    Weighted,
+    is_array_of_indices,
+    is_function_of_epoch,
+)
 from loaderpool.errors import ArgumentError, StateError, brief
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.buckets import BucketPlan
 from loaderpool.plan.places import LanePlaces, Position
 from loaderpool.sources.stream import Interleave, ReplicatedSource, StreamSource, replicated
-from loaderpool.system.hashes import blake2b
+from loaderpool.system.hashes import checksum
 from loaderpool.trainer.epoch_tracker import EpochTracker
 
 _VERSION = 2
@@ -205,7 +211,7 @@ def _is_as_written(state: Mapping[str, Any]) -> bool:
 
 
 def _checksum_of(state: dict[str, Any]) -> str:
-    return _checksum([json.dumps(state, sort_keys=True).encode()])
+    return checksum([json.dumps(state, sort_keys=True).encode()])
 
 
 def _ranges(numbers: Iterable[int]) -> list[list[int]]:
@@ -264,14 +270,14 @@ def fingerprint(arguments: Mapping[str, Any], config: LoaderConfig, plan: Plan) 
         if generators.shards is not None:
             # For files, `describe_source` adds a fingerprint that is the same for a copy of the
             # files elsewhere. So only the stated lengths are added here.
-            marked = _checksum(
+            marked = checksum(
                 _pieces(generators.shards if generators is source else generators.shard_lengths)
             )
             fields["generators"] = f"{len(generators.shards)} shards {marked}, {plan.lanes} at once"
             if generators.shard_lengths is not None:
                 # The lengths determine the order of the shards.
                 fields["generators"] += (
-                    f", lengths {_checksum(_pieces(list(generators.shard_lengths)))}"
+                    f", lengths {checksum(_pieces(list(generators.shard_lengths)))}"
                 )
         fields["share"] = f"{plan.shard_index} of {plan.num_shards}"
     return fields
@@ -292,7 +298,7 @@ def describe_source(source: object) -> str:
     if isinstance(source, Interleave):
         settings = [source.cycle_length, source.block_length]
         return (
-            f"{kind} of {_describe_function(source.open_fn)} {_checksum(_pieces(source.files))} "
+            f"{kind} of {_describe_function(source.open_fn)} {checksum(_pieces(source.files))} "
             f"{settings}"
         )
     if isinstance(source, np.ndarray):
@@ -307,7 +313,7 @@ def describe_source(source: object) -> str:
             # The checksum would be useless: another process may pickle an equal object differently.
             return kind
         pieces.append(pickle.dumps(item if plain else np.ascontiguousarray(item).tobytes(), 4))
-    return f"{kind} {_checksum(pieces)}"
+    return f"{kind} {checksum(pieces)}"
 
 
 def describe_order(order: Any) -> str:
@@ -318,10 +324,9 @@ def describe_order(order: Any) -> str:
         return f"{type(order).__name__}({', '.join(parts)})"
     if isinstance(order, (bool, int, type(None))):
         return repr(order)
-    if callable(order) and not hasattr(order, "__iter__"):
+    if is_function_of_epoch(order):
         return _describe_function(order)
-    is_array = isinstance(order, (list, tuple, range)) or hasattr(order, "__array__")
-    return "indices" if is_array else type(order).__qualname__
+    return "indices" if is_array_of_indices(order) else type(order).__qualname__
 
 
 def _describe_function(function: object) -> str:
@@ -341,14 +346,7 @@ def _describe_function(function: object) -> str:
     code = getattr(getattr(inner, "__func__", inner), "__code__", None)
     if code is None:
         code = getattr(vars(type(inner)).get("__call__"), "__code__", None)
-    return f"{name} {_checksum(_code_pieces(code))}" if isinstance(code, types.CodeType) else name
-
-
-def _checksum(pieces: Iterable[bytes]) -> str:
-    state = blake2b(digest_size=8)
-    for piece in pieces:
-        state.update(piece)
-    return state.hexdigest()
+    return f"{name} {checksum(_code_pieces(code))}" if isinstance(code, types.CodeType) else name
 
 
 def _pieces(value: object) -> Iterator[bytes]:

@@ -187,3 +187,18 @@ def test_few_modules_of_ours_are_imported_until_a_first_batch() -> None:
     """).check()
     main, worker = map(int, counts.stdout.split())
     assert main <= MOST_MODULES["main process"] and worker <= MOST_MODULES["worker"], (main, worker)
+
+
+def test_no_process_imports_openssl() -> None:
+    """It takes each process some milliseconds before the first batch."""
+    script = """
+        import sys
+        import loaderpool as lp
+
+        def has_openssl(item):
+            return float("_hashlib" in sys.modules)
+
+        with lp.Loader(range(4), has_openssl, batch_size=4, shuffle=True, workers=1) as loader:
+            print(next(iter(loader)).sum(), "_hashlib" in sys.modules)
+    """
+    assert run_child(script).check().stdout == "0.0 False\n"
