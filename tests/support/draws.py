@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -17,3 +19,15 @@ def global_draws() -> tuple[float, ...]:
         random.getrandbits(64),
         int(np.random.randint(1 << 30)),
     )
+
+
+@contextlib.contextmanager
+def generators_left_alone() -> Iterator[None]:
+    """Assert that the block draws nothing from the global generators."""
+    random.seed(5)
+    np.random.seed(5)
+    expected = global_draws()
+    random.seed(5)
+    np.random.seed(5)
+    yield
+    assert global_draws() == expected

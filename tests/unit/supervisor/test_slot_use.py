@@ -45,11 +45,11 @@ def used(pool: Pool) -> int:
     return run.slots - len(run.fresh)
 
 
-def each_answers(pool: Pool) -> None:
+def each_answers(pool: Pool, has_waited: bool = True) -> None:
     """Each worker finishes its oldest ticket; what comes of it arrives one by one."""
     for worker in pool.busy():
         pool.answer(worker, row_s=SLOW_S)
-        pool.turn()
+        pool.turn(has_waited)
 
 
 def test_run_begins_with_one_large_slot_per_worker() -> None:
@@ -63,10 +63,10 @@ def test_all_workers_get_a_first_ticket_if_one_had_the_first_sample() -> None:
     pool.state.load(LOADER, Endless())
     look(pool.state, LOADER)
     pool.turn()
-    (keeper,) = pool.busy()
-    pool.state.found(keeper, Found(pool.channels[keeper].pop().number, LOADER, b"", 0.0))
+    (probe_owner,) = pool.busy()
+    pool.state.found(probe_owner, Found(pool.channels[probe_owner].pop().number, LOADER, b"", 0.0))
     pool.state.lay_out(LOADER, Layout(LARGE, 1, 0), 0.001)
-    pool.die(keeper + 1)  # the worker in its place comes after the keeper
+    pool.die(probe_owner + 1)  # the worker in its place comes after this one
     pool.turn()
     begin(pool.state, RUN, LOADER, 0)
     pool.state.deal()
@@ -88,9 +88,7 @@ def test_fast_consumer_needs_few_large_slots() -> None:
 def test_an_idle_worker_waits_for_its_third_slot() -> None:
     pool = large()
     for _ in range(2):
-        for worker in pool.busy():
-            pool.answer(worker, row_s=SLOW_S)
-            pool.turn(has_waited=False)
+        each_answers(pool, has_waited=False)
     assert used(pool) == 4 and not pool.busy()
     assert pool.state.has_withheld_slot
     pool.turn(has_waited=True)
@@ -102,9 +100,7 @@ def test_no_worker_waits_if_no_batch_remains() -> None:
     pool = large()
     pool.state.extend(RUN, 4, 0)
     for _ in range(2):
-        for worker in pool.busy():
-            pool.answer(worker, row_s=SLOW_S)
-            pool.turn(has_waited=False)
+        each_answers(pool, has_waited=False)
     assert used(pool) == 4 and not pool.busy()
     assert not pool.state.has_withheld_slot
 
@@ -112,9 +108,7 @@ def test_no_worker_waits_if_no_batch_remains() -> None:
 def test_a_waiting_worker_gets_a_released_slot() -> None:
     pool = large()
     for _ in range(2):
-        for worker in pool.busy():
-            pool.answer(worker, row_s=SLOW_S)
-            pool.turn(has_waited=False)
+        each_answers(pool, has_waited=False)
     first = pool.of(Filled)[0].offset
     release(pool.state, RUN, first)
     pool.turn(has_waited=False)
