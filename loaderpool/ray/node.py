@@ -356,7 +356,7 @@ class NodeActor:
             return Status(ticket.run, reports.of_error(error))
 
     async def _ask(self, ticket: Request, run: _Run, began_s: float) -> Made:
-        """Have the supervisor make the batches of a ticket, which began at `began_s`."""
+        """Request the batches of a ticket from the supervisor. The ticket began at `began_s`."""
         self._tickets += 1
         asked = Extend(ticket.run, ticket.first + ticket.batches, ticket.last_rows, ticket.first)
         received: Received | None = await run.ask(ticket.first, asked)

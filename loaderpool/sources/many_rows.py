@@ -11,7 +11,7 @@ from loaderpool.sources.indexing import Sized
 from loaderpool.sources.tables import is_array
 
 # Most rows of one call. A larger batch is read by several calls, which always begin at multiples
-# of this number, whatever the number of workers. Smaller: a call's fixed cost, up to a few
+# of this number, for any number of workers. Smaller: a call's fixed cost, up to a few
 # milliseconds, counts more for each row. Larger: fewer workers can share a slow batch, and one
 # call holds more rows in memory.
 MOST_ROWS = 256
