@@ -1,6 +1,8 @@
-"""Draws the charts of README and site from the tables that the benchmark wrote: `python docs/pictures.py`.
+"""Draws the pictures of README and site: `python docs/pictures.py`.
 
-A test compares what is stored in each picture with the table, so that none shows old numbers.
+The charts show tables that the benchmark wrote. The picture of the orders shows the indices that
+loaders give. A test compares the text stored in each picture with tables and loaders, so that no
+picture is out of date.
 """
 
 from __future__ import annotations
@@ -110,6 +112,79 @@ def _loaders(file: str, title: str, row: dict[str, str], *others: str) -> Chart:
     )
 
 
+class Panel(NamedTuple):
+    """An epoch of a loader: the source indices of each batch."""
+
+    title: str
+    batches: list[list[int]]
+
+    @property
+    def data(self) -> str:
+        """The batches, as text that the picture's file holds, too."""
+        return f"{self.title}: {self.batches}"
+
+
+def orders() -> Iterator[Panel]:
+    """Yield one epoch of each kind of order, for a source of 64 items."""
+    import numpy as np
+
+    import loaderpool as lp
+
+    items, lengths = np.arange(64), np.random.default_rng(0).integers(1, 100, 64)
+    weights = np.where(items < 48, 1.0, 9.0)
+    mixed = lp.mix([items[:16], items[16:]], weights=[1, 1], stop=64)
+    uneven = [items[start : start + 12][::-1] for start in range(0, 64, 12)]
+    kinds: dict[str, tuple[object, dict[str, object]]] = {
+        "the order of the source": (items, {}),
+        "shuffle=True": (items, {"shuffle": True}),
+        "Weighted: the last 16 items\nhave 9 times the weight": (
+            items,
+            {"order": lp.Weighted(weights)},
+        ),
+        "the same with\nreplacement=False": (
+            items,
+            {"order": lp.Weighted(weights, num_samples=48, replacement=False)},
+        ),
+        "given indices: items[::-2]": (items, {"order": items[::-2]}),
+        "given batches of 12": (items, {"order": uneven, "batch_size": None}),
+        "Blocks(rows=8, window=2)": (items, {"order": lp.Blocks(rows=8, window=2)}),
+        "Buckets: items of similar\nlength (y: length)": (
+            lengths,
+            {"buckets": lp.Buckets(lengths, [25, 50, 75]), "shuffle": True},
+        ),
+        "mix of 16 and 48 items,\nhalf each": (mixed, {}),
+    }
+    for title, (source, settings) in kinds.items():
+        settings.setdefault("batch_size", 8)
+        if settings["batch_size"] is None:
+            del settings["batch_size"]
+        with lp.Loader(source, workers=0, **settings) as loader:
+            yield Panel(title, [batch.tolist() for batch in loader])
+
+
+def draw_orders() -> None:
+    """Write the picture of the orders: a point for each sample, with a colour for each batch."""
+    from matplotlib.figure import Figure
+
+    panels = [*orders()]
+    columns = 3
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(7.6, 2.3 * rows), dpi=160, layout="constrained")
+    for panel, axis in zip(panels, figure.subplots(rows, columns).flat, strict=False):
+        position = 0
+        for number, batch in enumerate(panel.batches):
+            places = range(position, position + len(batch))
+            axis.scatter(places, batch, s=7, color=(OURS, "#e08a1e")[number % 2])
+            position += len(batch)
+        axis.set_title(panel.title, fontsize=8.5, loc="left")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=6.5)
+    figure.supxlabel("position in the epoch; the colour changes with each batch", fontsize=8.5)
+    figure.supylabel("source index", fontsize=8.5)
+    data = "; ".join(panel.data for panel in panels)
+    figure.savefig(DOCS / "images" / "orders.png", metadata={"Description": data})
+
+
 def draw(chart: Chart) -> None:
     """Write the picture of a chart."""
     from matplotlib.figure import Figure
@@ -136,3 +211,4 @@ def draw(chart: Chart) -> None:
 if __name__ == "__main__":
     for each in charts():
         draw(each)
+    draw_orders()

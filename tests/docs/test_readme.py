@@ -95,6 +95,12 @@ def test_a_release_of_another_version_is_refused() -> None:
     )
 
 
+def test_the_picture_of_the_orders_shows_what_loaders_give() -> None:
+    shown = "; ".join(panel.data for panel in program("pictures").orders())
+    with Image.open(ROOT / "docs" / "images" / "orders.png") as picture:
+        assert picture.info["Description"] == shown, "docs/pictures.py draws it"
+
+
 def test_each_chart_shows_the_numbers_of_its_table() -> None:
     shown = {chart.file: chart.data for chart in program("pictures").charts()}
     for name, data in shown.items():
