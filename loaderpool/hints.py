@@ -94,7 +94,7 @@ ATTRIBUTES = {
     "shard": "Write Loader(..., shard=Shard(num_shards, index))",
     "prefetch": _LOAD_AHEAD,
     "take": "Write itertools.islice(loader, n)",
-    "skip": "Write itertools.islice(loader, n, None)",
+    "skip": "Write loader.skip_batches(n), or itertools.islice(loader, n, None)",
     "repeat": f"{_NO_EPOCHS.format('n')}. Without an end: loader.for_keras(epochs=None)",
     "next": "Write next(iter(loader))",
     "reset": "Write iter(loader), which begins the next epoch. Set loader.epoch = 0 before it to "

@@ -49,9 +49,9 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 255_500,
+    "loaderpool": 257_700,
     "scripts": 50_500,
-    "tests": 378_000,
+    "tests": 380_700,
 }
 MOST_NAMES = 18  # beside `__init__.py` and `py.typed`, directly in the package
 

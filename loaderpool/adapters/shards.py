@@ -152,5 +152,5 @@ def _is_even(core: LoaderCore, parts: int) -> bool:
     plan = core.tracker.next_log().plan
     if plan.rows_vary or plan.is_open or plan.order.is_drawn:
         return plan.is_endless
-    tail = (plan.order.size - plan.start) % (plan.most_rows * plan.num_shards)
+    tail = plan.rows_left % (plan.most_rows * plan.num_shards)
     return not tail if plan.num_shards > 1 and not core.config.deterministic else not tail % parts

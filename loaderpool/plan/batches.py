@@ -27,12 +27,15 @@ import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderpool.plan.order import Order
+
+if TYPE_CHECKING:
+    from loaderpool.plan.taken import Start, Taken
 
 _Value = TypeVar("_Value")
 _Key = TypeVar("_Key", bound=Hashable)
@@ -40,8 +43,6 @@ _Key = TypeVar("_Key", bound=Hashable)
 # Number of rests of epochs that are kept. Smaller: simultaneous passes make the rests and their
 # tables again for each batch.
 _KEPT_RESTS = 4
-# Point at which an epoch was left, so that its rest can be made elsewhere; falsy: the whole epoch.
-Start = int | tuple[int, ...]
 
 
 def kept(
@@ -100,7 +101,7 @@ class Plan:
     stated_batches: int | None = None
     """Batches of this shard per epoch, if its generators' numbers of items are given, else None."""
     start: Any = 0
-    """The start passed to `after`: the first position that no consumer has received."""
+    """The start passed to `after`: the positions that were taken or left out, as in `taken`."""
 
     # ---- numbers, the same in each epoch ----
 
@@ -177,7 +178,22 @@ class Plan:
         """
         if batches >= self.batches_per_epoch:
             return self.order.size
-        return self.start + batches * self._full_rows * self.num_shards
+        return self._start_at(batches * self._full_rows * self.num_shards)
+
+    def without(self, epoch: int, batches: range) -> Start:
+        """Return the start of the same rest without some batches of the whole epoch.
+
+        Args:
+            epoch: Number of the epoch.
+            batches: Numbers of the batches in the whole epoch of this shard. All shards leave out
+                their batches of these numbers.
+        """
+        from loaderpool.plan.taken import Taken
+
+        whole = self.after(0)
+        begin, end = (whole.start_after(epoch, each) for each in (batches.start, batches.stop))
+        start: Start = Taken(self.start, self._buckets).without(begin, end)
+        return start
 
     # ---- batches ----
 
@@ -209,38 +225,75 @@ class Plan:
         if not count:
             return np.empty(0, np.int64)
         if self.rows_vary:
-            return np.concatenate(
-                [np.arange(*self._span(epoch, each), dtype=np.int64) for each in range(batch, stop)]
+            return self._located(
+                epoch, np.concatenate([self._rows_of(epoch, each) for each in range(batch, stop)])
             )
         first, last = self._span(epoch, batch)[0], self._span(epoch, stop - 1)[1]
         if self.num_shards == 1 or count == 1:
-            return np.arange(first, last, dtype=np.int64)
+            return self._located(epoch, np.arange(first, last, dtype=np.int64))
         full = min(stop, self._full_batches) - batch
         rows, step = self._full_rows, self._full_rows * self.num_shards
         starts = np.arange(first, first + full * step, step, dtype=np.int64)
-        positions = (starts[:, None] + np.arange(rows, dtype=np.int64)).ravel()
-        return (
-            positions
-            if full == count
-            else np.concatenate((positions, self.positions(epoch, stop - 1)))
-        )
+        found = (starts[:, None] + np.arange(rows, dtype=np.int64)).ravel()
+        if full < count:
+            found = np.concatenate((found, self._rows_of(epoch, stop - 1)))
+        return self._located(epoch, found)
 
     # ---- internals ----
+
+    @property
+    def _buckets(self) -> int:
+        return 1
+
+    @cached_property
+    def _taken(self) -> Taken | None:
+        """Positions that were taken or left out; None: `start` is the first one that is left."""
+        if isinstance(self.start, int):
+            return None
+        # Imported here, because few epochs have parts left out.
+        from loaderpool.plan.taken import Taken
+
+        return Taken(self.start)
+
+    @cached_property
+    def _first(self) -> int:
+        """First position that is left, or first global batch if the order gives batches."""
+        first: int = self.start if self._taken is None else self._taken.first[0]
+        return first
+
+    @cached_property
+    def _size(self) -> int:
+        """Number of positions, without those left out."""
+        return self.order.size - (0 if self._taken is None else self._taken.left_out[0])
+
+    def _start_at(self, more: int) -> Start:
+        """Return the start after `more` positions or global batches of the rest."""
+        left = self._first + more
+        return left if self._taken is None else self._taken.start_at([left])
+
+    def _located(self, epoch: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the positions of rows, which are counted without those left out."""
+        if self._taken is None:
+            return rows
+        positions: npt.NDArray[np.int64] = self._taken.numbers(rows)
+        return positions
+
+    def _rows_of(self, epoch: int, batch: int) -> npt.NDArray[np.int64]:
+        return np.arange(*self._span(epoch, batch), dtype=np.int64)
 
     @cached_property
     def _full_rows(self) -> int:
         return 1 if self.batch_size is None else self.batch_size
 
     @property
-    def _rows_left(self) -> int:
+    def rows_left(self) -> int:
         """Number of items from the start on, over all shards."""
-        left: int = self.order.size - self.start
-        return left
+        return self._size - self._first
 
     @cached_property
     def _stock(self) -> tuple[tuple[int, int, int], ...]:
         """For each bucket: rows of a full batch, number of full global batches, items left over."""
-        full, rest = divmod(self._rows_left, self._full_rows * self.num_shards)
+        full, rest = divmod(self.rows_left, self._full_rows * self.num_shards)
         if self.lanes:  # so that batch n of all epochs is of lane n modulo their number
             full -= full % self.lanes
         return ((self._full_rows, full, 0 if self.drop_remainder or self.is_open else rest),)
@@ -259,15 +312,15 @@ class Plan:
         )
 
     def _span(self, epoch: int, batch: int) -> tuple[int, int]:
-        """Return the first position of a batch and the one after its last. They are consecutive."""
+        """Return the first row of a batch and the one after its last, as `_located` counts rows."""
         if 0 <= batch < self._full_batches:
-            start = self.start + (batch * self.num_shards + self.shard_index) * self._full_rows
+            start = self._first + (batch * self.num_shards + self.shard_index) * self._full_rows
             return start, start + self._full_rows
         if not 0 <= batch < self.batches_per_epoch:
             raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
         tail = self._stock[0][2]
         first, rows = self._share(tail)
-        return self.order.size - tail + first, self.order.size - tail + first + rows
+        return self._size - tail + first, self._size - tail + first + rows
 
     @cached_property
     def _rests(self) -> dict[Start, Plan]:

@@ -18,7 +18,8 @@ batches depends only on the number of items in each bucket, so it is the same in
 order of the batches depends on the epoch.
 
 Items of a bucket are taken in order. So the point at which an epoch was left is the number of items
-taken from each bucket, for any number of shards. These numbers are the plan's *start*.
+taken from each bucket, for any number of shards. These numbers are the plan's *start*. Parts that
+are left out are removed from each bucket.
 
 The items of a batch depend on the number of items of its bucket before. So a process keeps a table
 for each epoch in progress. It has all positions, sorted by bucket and by position within a bucket:
@@ -36,6 +37,7 @@ import numpy.typing as npt
 
 from loaderpool.plan.batches import Plan, kept
 from loaderpool.plan.permutation import permutation
+from loaderpool.plan.taken import Start, Taken
 from loaderpool.system.hashes import checksum
 
 Positions = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
@@ -95,13 +97,13 @@ class BucketPlan(Plan):
     rows_vary: ClassVar[bool] = True
 
     start: tuple[int, ...] = ()
-    """Number of items taken earlier from each bucket. Empty if none were taken."""
+    """Items taken from each bucket or left out, as in `taken`. Empty if there are none."""
     buckets: ItemBuckets = field(kw_only=True)
     """Bucket of each item."""
     batch_sizes: tuple[int, ...] = field(kw_only=True)
     """Rows of a full batch of one shard, for each bucket."""
 
-    def start_after(self, epoch: int, batches: int) -> tuple[int, ...]:
+    def start_after(self, epoch: int, batches: int) -> Start:
         """Return the number of items that all shards have taken from each bucket.
 
         Each shard has taken `batches` batches of the epoch.
@@ -111,27 +113,34 @@ class BucketPlan(Plan):
         if batches >= self.batches_per_epoch:
             return self.buckets.counts
         table = self._epoch(epoch)
-        taken = np.bincount(
-            table.buckets[:batches], table.rows[:batches], len(self.batch_sizes)
-        ).astype(np.int64)
-        return tuple((taken + self._taken).tolist())
+        taken = np.bincount(table.buckets[:batches], table.rows[:batches], self._buckets)
+        return self._taken.start_at((taken.astype(np.int64) + self._taken.first).tolist())
 
-    def positions(self, epoch: int, batch: int, count: int = 1) -> npt.NDArray[np.int64]:
-        return self._epoch(epoch).positions[super().positions(epoch, batch, count)].astype(np.int64)
-
-    @cached_property
-    def _taken(self) -> tuple[int, ...]:
-        return self.start or (0,) * len(self.batch_sizes)
+    def _located(self, epoch: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return self._epoch(epoch).positions[rows].astype(np.int64)
 
     @property
-    def _rows_left(self) -> int:
-        return self.order.size - sum(self._taken)
+    def _buckets(self) -> int:
+        return len(self.batch_sizes)
+
+    @cached_property
+    def _taken(self) -> Taken:
+        return Taken(self.start, self._buckets)
+
+    @cached_property
+    def _counts(self) -> npt.NDArray[np.int64]:
+        """Number of items in each bucket, without those left out."""
+        return np.array(self.buckets.counts, np.int64) - self._taken.left_out
+
+    @property
+    def rows_left(self) -> int:
+        return int(self._counts.sum()) - sum(self._taken.first)
 
     @cached_property
     def _stock(self) -> tuple[tuple[int, int, int], ...]:
         stock = []
         for rows, count, gone in zip(
-            self.batch_sizes, self.buckets.counts, self._taken, strict=True
+            self.batch_sizes, self._counts.tolist(), self._taken.first, strict=True
         ):
             full, rest = divmod(count - gone, rows * self.num_shards)
             stock.append((rows, full, 0 if self.drop_remainder else rest))
@@ -165,16 +174,25 @@ class BucketPlan(Plan):
         positions: Positions = numbers.argsort(kind="stable").astype(
             np.int64 if size > 1 << 32 else np.uint32
         )
+        left_out = [
+            slice(self.buckets.firsts[bucket] + begin, self.buckets.firsts[bucket] + end)
+            for bucket, begin, end in self._taken.gaps()
+        ]
+        if left_out:
+            is_left = np.ones(size, bool)
+            for part in left_out:
+                is_left[part] = False
+            positions = positions[is_left]
         sizes, full, rest = np.array(self._stock, np.int64).T
-        firsts = np.array(self.buckets.firsts, np.int64)
+        ends = self._counts.cumsum()
+        firsts = ends - self._counts
         buckets = np.repeat(np.arange(len(full)), full)
         rows = sizes[buckets] * self.num_shards
         # number of each batch within its bucket
         number = np.arange(len(buckets)) - np.repeat(full.cumsum() - full, full)
-        begins = (firsts + self._taken)[buckets] + number * rows
+        begins = (firsts + self._taken.first)[buckets] + number * rows
         order = positions[begins + rows - 1].argsort(kind="stable")
         rests = np.flatnonzero(rest)
-        ends = firsts + self.buckets.counts
         return _Epoch(
             positions,
             np.append(buckets[order], rests),

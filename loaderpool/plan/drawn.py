@@ -18,9 +18,10 @@ supervisor and the workers find them (`read_order`).
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,9 @@ import numpy.typing as npt
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.order import DrawnOrder
 from loaderpool.system.hashes import checksum
+
+if TYPE_CHECKING:
+    from loaderpool.plan.taken import Start, Taken
 
 NO_STOPS = np.empty(0, np.int64)
 # Words before the arrays: numbers of positions, numbers in the table, and stops.
@@ -39,7 +43,7 @@ _WORD = 8
 class DrawnBatches(Plan):
     """Plan of a drawn order that says which positions make a batch.
 
-    Its start is the number of global batches that were taken.
+    Its start counts global batches.
     """
 
     rows_vary: ClassVar[bool] = True
@@ -64,33 +68,62 @@ class DrawnBatches(Plan):
         plan = super().drawn(table, size, stops)
         return replace(plan, stops=stops)  # type: ignore[call-arg]
 
-    def start_after(self, epoch: int, batches: int) -> Any:
-        """Return the number of global batches that all shards together have taken."""
+    def start_after(self, epoch: int, batches: int) -> Start:
+        """Return the global batches that all shards together have taken."""
         if batches >= self.batches_per_epoch:
             return len(self.stops)
-        return self.start + batches * self.num_shards
+        return self._start_at(batches * self.num_shards)
+
+    def _located(self, epoch: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        if self._taken is None:
+            return rows
+        positions: npt.NDArray[np.int64] = self._rows_taken.numbers(rows)
+        return positions
+
+    @cached_property
+    def _rows_taken(self) -> Taken:
+        """Positions of the global batches that are left out."""
+        from loaderpool.plan.taken import Taken
+
+        assert self._taken is not None
+        bounds = np.append(0, self.stops)
+        gaps = [bounds[[begin, end]].tolist() for _, begin, end in self._taken.gaps()]
+        return Taken((0, *itertools.chain.from_iterable(gaps)))
+
+    @cached_property
+    def _bounds(self) -> npt.NDArray[np.int64]:
+        """Row after each global batch, as `_located` counts rows, without those left out."""
+        if self._taken is None:
+            return self.stops
+        rows = np.diff(self.stops, prepend=0)
+        left_out = [np.arange(begin, end) for _, begin, end in self._taken.gaps()]
+        return np.delete(rows, np.concatenate([NO_STOPS, *left_out])).cumsum()
 
     @cached_property
     def _stock(self) -> tuple[tuple[int, int, int], ...]:
-        full = (len(self.stops) - self.start) // self.num_shards
-        tail = 0 if self.drop_remainder else self.order.size - self._before(self._tail)
+        full = (len(self._bounds) - self._first) // self.num_shards
+        tail = 0 if self.drop_remainder else self._size - self._before(self._tail)
         return ((self.most_rows, full, tail),)
+
+    @cached_property
+    def _size(self) -> int:
+        return self.order.size if self._taken is None else int(self._bounds[-1])
 
     @property
     def _tail(self) -> int:
         """First global batch whose rows are divided."""
-        left: int = len(self.stops) - (len(self.stops) - self.start) % self.num_shards
-        return left
+        count = len(self._bounds)
+        return count - (count - self._first) % self.num_shards
 
     def _before(self, batch: int) -> int:
-        """Return the first position of a global batch."""
-        return int(self.stops[batch - 1]) if batch else 0
+        """Return the first row of a global batch."""
+        return int(self._bounds[batch - 1]) if batch else 0
 
     def _span(self, epoch: int, batch: int) -> tuple[int, int]:
         if not 0 <= batch < self.batches_per_epoch:
             raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
         if batch < self._full_batches:
-            number = self.start + batch * self.num_shards + self.shard_index
+            number = self._first + batch * self.num_shards + self.shard_index
             return self._before(number), self._before(number + 1)
         first, (start, rows) = self._before(self._tail), self._share(self._stock[0][2])
         return first + start, first + start + rows

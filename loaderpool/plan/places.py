@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from loaderpool.plan.batches import Plan, Start
+from loaderpool.plan.batches import Plan
+
+if TYPE_CHECKING:
+    from loaderpool.plan.taken import Start
 
 
 class LanePlaces(NamedTuple):
@@ -33,7 +36,7 @@ class Position(NamedTuple):
 
     epoch: int
     start: Start = 0
-    """Received part of the epoch, over all shards, as in `Plan.start_after`; falsy: none."""
+    """Parts of the epoch that were received or left out, over all shards; falsy: none."""
     taken: frozenset[int] = frozenset()
     """Without an order: other batches that were received, counted from `start`."""
     lanes: LanePlaces | None = None

@@ -43,12 +43,14 @@ class NextPlace:
     Attributes:
         position: The position.
         times_set: Number of calls of `set`. A pass that started before a call sees it change.
+        is_set: True if no pass has started since the latest call of `set`.
         lost_at: Position of the iterator that has reported the loss of the cluster; None: none has.
     """
 
     def __init__(self) -> None:
         self.position = Position(0)
         self.times_set = 0
+        self.is_set = False
         self.lost_at: Position | None = None
         self._lock = threading.RLock()  # reentrant, because a signal's handler may start a pass
 
@@ -59,7 +61,7 @@ class NextPlace:
         """
         with self._lock:
             position = self.position
-            self.position = Position(position.epoch + 1)
+            self.position, self.is_set = Position(position.epoch + 1), False
         return position
 
     def give_back(self, position: Position) -> None:
@@ -73,6 +75,7 @@ class NextPlace:
         with self._lock:
             self.position, self.lost_at = position, None
             self.times_set += 1
+            self.is_set = True
 
 
 class ParkedRun:

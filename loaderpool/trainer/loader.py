@@ -361,6 +361,32 @@ class Loader:
         if core.engine is not None and core.engine.generators.adopt(generators_of(state)):
             core.engine.reseed()
 
+    def skip_batches(self, batches: int | range) -> None:
+        """Leave out batches of the next iteration, for example after a spike of the loss.
+
+        They count as taken, so a state that is saved later does not contain them. Call it on all
+        processes of a distributed training.
+
+        Args:
+            batches: Number of batches to leave out from the current position on, which may be in a
+                later epoch; or a `range` of batch numbers in the present epoch, as in `indices`. The
+                position is that of `state_dict()`.
+
+        Raises:
+            StateError: As `state_dict`.
+
+        Example:
+            >>> import loaderpool as lp
+            >>> with lp.Loader(range(10), batch_size=2, workers=0) as loader:
+            ...     loader.skip_batches(range(1, 3))
+            ...     print(*loader)
+            [0 1] [6 7] [8 9]
+        """
+        from loaderpool.trainer.skipping import skip_batches
+
+        self._core.check_usable()
+        skip_batches(self._core.tracker, self._core.stream, batches)
+
     def indices(self, epoch: int, batch: int) -> npt.NDArray[np.int64]:
         """Return the source indices of a batch of this loader, without reading its items.
 

@@ -70,7 +70,7 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
     Args:
         tracker: The loader's tracker.
         batches_taken: Batches that the latest iteration's consumer has used. None: use the position
-            of the only active iterator.
+            that was set for the next iteration, otherwise that of the only active iterator.
 
     Raises:
         ArgumentError: `batches_taken` is not an integer, or is negative.
@@ -80,6 +80,8 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
     if batches_taken is not None:
         count = whole_number("batches_taken", batches_taken, at_least=0)
         return tracker.iterations.latest.position(count) or tracker.start_of_next()
+    if tracker.next.is_set:  # later than the iterations that are active
+        return tracker.start_of_next()
     readers = [
         log.reader() for log in list(tracker.iterations.live.values()) if log.reader is not None
     ]

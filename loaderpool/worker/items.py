@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.plan.batches import Plan, Start, kept
+from loaderpool.plan.batches import Plan, kept
 from loaderpool.plan.generators import CapturedGenerators
 from loaderpool.transport.messages import Ticket
 from loaderpool.worker.item_reader import ItemReader
 from loaderpool.worker.tickets import Opened
+
+if TYPE_CHECKING:
+    from loaderpool.plan.taken import Start
 
 _Positions = npt.NDArray[np.int64]
 # Rows that are looked up at once in the main process, because a look-up for each tiny batch would

@@ -494,3 +494,15 @@ def test_a_dataset_leaves_the_allocator_as_it_was(tf: Any) -> None:
         """
     )
     assert max(before, after) < MAPPED < spoiled
+
+
+def test_a_dataset_has_the_length_of_the_batches_that_are_not_left_out(
+    tf: Any, pool: lp.Pool
+) -> None:
+    with lp.Loader(range(40), batch_size=4, shuffle=True, workers=pool) as loader:
+        expected = [batch.tolist() for batch in loader]
+        loader.epoch = 0
+        loader.skip_batches(range(3, 6))
+        dataset = loader.as_dataset()
+        assert int(dataset.cardinality()) == len(expected) - 3
+        assert [batch.numpy().tolist() for batch in dataset] == expected[:3] + expected[6:]

@@ -108,3 +108,34 @@ def test_shared_memory_keeps_an_order(plan: Plan) -> None:
     assert there.order.indices(5, positions) == plan.order.indices(5, positions)
     assert checksum_of(there) == checksum_of(plan)
     assert checksum_of(there) != checksum_of(plan.drawn(plan.order.table + 1, 1, NONE))
+
+
+@given(plans(), st.integers(1, 4), st.integers(1, 4), st.data())
+@EXAMPLES
+def test_batches_that_are_left_out_come_on_no_shard(
+    plan: Plan, before: int, after: int, data: st.DataObject
+) -> None:
+    plan = replace(plan, drop_remainder=False)
+    first = shards_of(plan, before)
+    count = first[0].batches_per_epoch
+    begin = data.draw(st.integers(0, count))
+    end = data.draw(st.integers(begin, count))
+    starts = {shard.without(5, range(begin, end)) for shard in first}
+    assert len(starts) == 1
+    start = starts.pop()
+    left = [*range(begin), *range(end, count)]
+    for shard in first:
+        whole = batches_of(shard)
+        assert batches_of(shard.after(start)) == [whole[number] for number in left]
+    expected = {row for shard in first for number in left for row in batches_of(shard)[number]}
+    found = [batch for shard in shards_of(plan, after) for batch in batches_of(shard.after(start))]
+    assert set(chain.from_iterable(found)) == expected
+    rests = [shard.after(start) for shard in shards_of(plan, after)]
+    stop = data.draw(st.integers(0, rests[0].batches_per_epoch))
+    had = {row for rest in rests for batch in batches_of(rest)[:stop] for row in batch}
+    starts = {rest.start_after(5, stop) for rest in rests}
+    assert len(starts) == 1
+    rests = [shard.after(starts.copy().pop()) for shard in first]
+    more = {row for rest in rests for batch in batches_of(rest) for row in batch}
+    assert not more & had
+    assert more | had == expected

@@ -119,9 +119,10 @@ def test_a_chunk_is_its_batches_and_a_place_is_where_an_item_is(
         )
     numbering = Numbering(plan)
     if count:
-        alike = numbering.alike(first)
+        number = epoch * numbering.batches_per_epoch + first
+        alike = numbering.alike(number)
         assert plan.rows_vary or len(set(rows[first : first + alike])) == 1
-        assert numbering.total_rows(first, count) == len(chunk)
+        assert numbering.total_rows(number, count) == len(chunk)
     made = {(index, shard): (batch, row)
             for shard, each in enumerate(shards)
             for batch, positions in enumerate(batches_of(each, epoch))
@@ -197,3 +198,38 @@ def test_buckets_are_those_of_tf_data(lengths: list[int], edges: set[int]) -> No
 def test_a_size_outside_its_range_is_refused(size: int) -> None:
     with pytest.raises(ArgumentError, match="size must"):
         Order(size)
+
+
+@given(all_fields(), EPOCHS, st.data())
+@EXAMPLES
+def test_batches_that_are_left_out_come_on_no_shard(
+    fields: dict[str, Any], epoch: int, data: st.DataObject
+) -> None:
+    """All other rows come once, and with as many shards as before in the same batches."""
+    fields["drop_remainder"] = False
+    shards = shards_of(fields)
+    count, after = shards[0].batches_per_epoch, data.draw(st.integers(1, 5))
+    whole = [batches_of(plan, epoch) for plan in shards]
+    taken = data.draw(st.integers(0, count))
+    start = shards[0].start_after(epoch, taken)
+    left = set(range(taken, count))
+    for _ in range(data.draw(st.integers(1, 3))):
+        begin = data.draw(st.integers(0, count))
+        end = data.draw(st.integers(begin, count))
+        starts = {plan.after(start).without(epoch, range(begin, end)) for plan in shards}
+        assert len(starts) == 1
+        start = starts.pop()
+        left -= set(range(begin, end))
+    rests = [plan.after(start) for plan in pickle.loads(pickle.dumps(shards))]
+    for rest, batches in zip(rests, whole, strict=True):
+        assert batches_of(rest, epoch) == [batches[number] for number in sorted(left)]
+    expected = {row for batches in whole for number in left for row in batches[number]}
+    shards = [plan.after(start) for plan in shards_of(fields, after)]
+    stop = data.draw(st.integers(0, shards[0].batches_per_epoch))
+    got = Counter(chain.from_iterable(chain(*(batches_of(plan, epoch)[:stop] for plan in shards))))
+    starts = {plan.start_after(epoch, stop) for plan in shards}
+    assert len(starts) == 1
+    rests = [plan.after(starts.copy().pop()) for plan in shards_of(fields)]
+    more = set(chain.from_iterable(chain(*(batches_of(plan, epoch) for plan in rests))))
+    assert not more & got.keys()
+    assert more | got.keys() == expected
