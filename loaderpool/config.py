@@ -311,6 +311,7 @@ class LoaderConfig(NamedTuple):
     buckets: BucketSettings | None
     threads: int
     seed_globals: bool | Literal["auto"]
+    batch_indices: bool
     limits: Limits
 
     @staticmethod
@@ -535,6 +536,7 @@ SETTINGS: dict[str, Callable[[str, Any], Any]] = {
         hint="calls of fn that a worker makes at the same time",
     ),
     "seed_globals": partial(one_of, values=(True, False, "auto")),
+    "batch_indices": flag,
     "limits": partial(check_group, kind=Limits),
     "cycle_length": partial(or_none, check=whole_number, at_least=1, hint="shards open at once"),
     "copies": partial(or_none, check=whole_number, at_least=1, hint="replicas of the generator"),

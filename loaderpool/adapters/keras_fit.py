@@ -75,6 +75,12 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
     ) -> None:
         self._core = core
         core.check_usable()
+        if core.config.batch_indices:
+            raise ArgumentError(
+                "for_keras() has no place for indices beside (x, y, sample_weight). Remove "
+                "batch_indices=, or train on as_dataset() with a train_step(data) that unpacks "
+                "indices, (x, y) = data"
+            )
         self.epochs = check_epochs(core, epochs)
         check_distribution(core, self.epochs)
         self._weights = None if class_weight is None else _weight_table(class_weight)

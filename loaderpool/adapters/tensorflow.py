@@ -66,7 +66,7 @@ def as_dataset(
     )
     check_device(device)
     ctrl_c.watch()
-    form = core.running_engine().form()
+    form = core.form()
     wire = TensorFormat(form, _spec_of_two(core, form))
     first_pass = core.tracker.next_log()
     plan = core.tracker.plan

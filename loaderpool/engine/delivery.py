@@ -76,6 +76,8 @@ class Delivery:
     anchor: npt.NDArray[np.uint8] = dataclasses.field(init=False)  # bytes of all stored batches
     waited_ns: int = 0  # time that the consumer has waited for the delivery
     origin: Origin | None = None  # origin for the flight recorder; None: it is not recorded
+    # source indices of the rows of each batch to deliver, as its first component; None: not wanted
+    indices: list[npt.NDArray[np.int64]] | None = None
 
     def choose(self, keep: Iterable[int]) -> None:
         """Restrict the delivery to some batches.
@@ -90,17 +92,18 @@ class Delivery:
     def head(self, count: int) -> Delivery:
         """Return a delivery of the first `count` batches, in the same memory."""
         head = copy.copy(self)
-        head.choose(self._numbers()[:count])
+        head.choose(self.stored_numbers()[:count])
         return head
 
     def failures(self) -> list[list[Failure]]:
         """Return the failures of each batch to deliver, in order."""
-        by_batch: dict[int, list[Failure]] = {number: [] for number in self._numbers()}
+        by_batch: dict[int, list[Failure]] = {number: [] for number in self.stored_numbers()}
         for each in self.row_failures:
             by_batch[each.batch].append(each.failure)
         return list(by_batch.values())
 
-    def _numbers(self) -> Sequence[int]:
+    def stored_numbers(self) -> Sequence[int]:
+        """Return the numbers of the batches to deliver, relative to `first`."""
         return range(self.count) if self.keep is None else self.keep
 
     def counts(self) -> Sequence[BatchCounts]:
@@ -108,21 +111,22 @@ class Delivery:
         if self.form.fixed is not None:
             return [BatchCounts(self.rows, 0, 0)] * self.count
         counts = varying_counts(self.anchor)
-        return [counts[at] for at in self._numbers()]
+        return [counts[at] for at in self.stored_numbers()]
 
     def numbers(self) -> list[int]:
         """Return the numbers of the batches to deliver, counted through all epochs."""
-        return [self.first + at for at in self._numbers()]
+        return [self.first + at for at in self.stored_numbers()]
 
     def batches(self) -> Iterator[tuple[int, Sequence[Any]]]:
         """Yield rows and components of each batch to deliver."""
         stored, keep = self.stored or self.count, self.keep
         batches = self.form.read(self.anchor, self.rows, stored)
-        return (
-            batches
-            if keep is None
-            else itertools.compress(batches, [at in keep for at in range(stored)])
-        )
+        if keep is not None:
+            batches = itertools.compress(batches, [at in keep for at in range(stored)])
+        if self.indices is None:
+            return batches
+        pairs = zip(self.indices, batches, strict=True)
+        return ((rows, [indices, *parts]) for indices, (rows, parts) in pairs)
 
     def joined(self) -> list[npt.NDArray[Any]]:
         """Return each component of all batches as one array, `dtype[count, rows, ...]`.
@@ -133,7 +137,8 @@ class Delivery:
         stored = self.stored or self.count
         arrays = self.form.fixed.arrays(self.anchor, 0, self.rows * stored)
         parts = [array.reshape(stored, self.rows, *array.shape[1:]) for array in arrays]
-        return parts if self.keep is None else [part[list(self.keep)] for part in parts]
+        parts = parts if self.keep is None else [part[list(self.keep)] for part in parts]
+        return parts if self.indices is None else [np.stack(self.indices), *parts]
 
 
 @dataclasses.dataclass(eq=False, repr=False)

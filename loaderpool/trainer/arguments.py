@@ -233,6 +233,11 @@ def _check_unindexed(
         raise ArgumentError(
             f"order needs a source with __len__ and __getitem__, got {source.kind}. Remove order="
         )
+    if config.batch_indices:
+        raise ArgumentError(
+            f"batch_indices=True needs a source with __len__ and __getitem__, got {source.kind}, "
+            "whose items have no index. Remove batch_indices="
+        )
     if config.buckets is not None:
         raise ArgumentError(
             f"buckets needs a source with __len__ and __getitem__, got {source.kind}"

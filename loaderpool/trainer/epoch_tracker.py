@@ -29,6 +29,7 @@ from loaderpool.trainer.pass_log import Iterations, PassLog
 
 if TYPE_CHECKING:
     from loaderpool.engine.contracts import Engine, Run
+    from loaderpool.memory.layout import BatchForm
     from loaderpool.trainer.draws import Draws
 
 # Until one pass has followed another, at most this part (1/8) of the next epoch is made ahead, and
@@ -145,6 +146,7 @@ class EpochTracker:
         draws: Draws the orders of epochs; None: they are not drawn.
         last_error: Copy of the error that ended a pass. It keeps no frames alive.
         at_end: Called when a pass is over; may warn.
+        indexed_form: Form of batches with their indices, once it is known.
         is_backed_up: True if a Keras backup is restored. Then the first epoch of a dataset may be
             shorter than its other epochs.
     """
@@ -166,6 +168,7 @@ class EpochTracker:
         self.last_error: BaseException | None = None
         self.at_end: Callable[[], None] | None = None
         self.is_backed_up = False
+        self.indexed_form: BatchForm | None = None
         self._was_whole = False  # a pass was delivered whole, so more passes may follow
 
     def note_error(self, error: BaseException) -> None:
@@ -221,7 +224,8 @@ class EpochTracker:
         run = self.engine().begin(second, limit, log.whole)
         try:
             _, parts = next(run.take().batches())
-            return [part.shape for part in parts]
+            indices = [(log.plan.rows(log.epoch, 1),)] * self.config.batch_indices
+            return indices + [part.shape for part in parts]
         except (LoaderpoolError, StopIteration):
             return None
         finally:

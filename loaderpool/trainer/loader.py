@@ -88,6 +88,8 @@ class Loader:
             1.
         seed_globals: Set to `True` to seed `random`, `numpy.random` and torch per sample. Default:
             `"auto"`, if used.
+        batch_indices: Set to `True` to get pairs `(indices, batch)`, with the source index of each row as
+            `int64[batch]`. Not for streams, generators and Keras. Default: `False`.
         limits: `Limits` of memory, time per sample, and worker restarts.
 
     Raises:
@@ -130,6 +132,7 @@ class Loader:
         buckets: Buckets | None = None,
         threads: int = 1,
         seed_globals: bool | Literal["auto"] = "auto",
+        batch_indices: bool = False,
         limits: Limits | None = None,
         _hooks: object = None,
     ) -> None:
@@ -155,7 +158,7 @@ class Loader:
     @property
     def element_spec(self) -> Any:
         """Structure of `ArraySpec` of a batch. Blocks until the first sample is loaded."""
-        return self._core.running_engine().form().spec.pack()
+        return self._core.form().spec.pack()
 
     @property
     def epoch(self) -> int:
@@ -368,9 +371,8 @@ class Loader:
         processes of a distributed training.
 
         Args:
-            batches: Number of batches to leave out from the current position on, which may be in a
-                later epoch; or a `range` of batch numbers in the present epoch, as in `indices`. The
-                position is that of `state_dict()`.
+            batches: Number of batches to leave out after the position of `state_dict()`, also beyond
+                the end of the epoch. Or a `range` of batch numbers in that epoch, as in `indices`.
 
         Raises:
             StateError: As `state_dict`.

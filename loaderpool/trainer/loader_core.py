@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from loaderpool.engine.contracts import Engine
     from loaderpool.engine.delivery import CheckedArguments
+    from loaderpool.memory.layout import BatchForm
     from loaderpool.plan.batches import Plan
     from loaderpool.trainer.draws import Draws
     from loaderpool.trainer.observer import Observer
@@ -334,6 +335,19 @@ class LoaderCore:
         self.check_usable()
         assert self.engine is not None
         return self.engine
+
+    def form(self) -> BatchForm:
+        """Return the form of the batches that consumers get. Blocks until the first sample is made.
+
+        Raises:
+            LoaderpoolError: As `Engine.form` and `check_usable`.
+        """
+        form = self.running_engine().form()
+        if not self.config.batch_indices:
+            return form
+        from loaderpool.trainer.batch_indices import indexed_form
+
+        return indexed_form(self.tracker, form)
 
     def check_usable(self) -> None:
         """Raise if this process cannot use the loader.

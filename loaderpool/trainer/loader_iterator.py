@@ -315,9 +315,13 @@ class Pass:
                     "is a bug in loaderpool; please report it."
                 ) from None
             return self._end_of_stream(log)
-        if not delivery.row_failures:
-            return delivery
-        return self._failures.admitted(delivery, log.whole.rows_per_epoch)
+        if delivery.row_failures:
+            delivery = self._failures.admitted(delivery, log.whole.rows_per_epoch)
+        if tracker.config.batch_indices:
+            from loaderpool.trainer.batch_indices import add_indices
+
+            add_indices(tracker, log, delivery)
+        return delivery
 
     def _on_error(self, error: BaseException) -> None:
         """Handle an error of a request: end the run, unless it can be continued."""

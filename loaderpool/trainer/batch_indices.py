@@ -1,0 +1,104 @@
+"""Source indices that come with each batch, for `Loader(batch_indices=True)`.
+
+The main process computes them from the plan when batches arrive. So they need no memory of the
+workers, and no message. Consumers get a batch as a pair `(indices, batch)`.
+
+Runs in: the main process, on the thread that takes batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.element.spec import ArraySpec, ElementSpec
+from loaderpool.element.structure import Structure
+from loaderpool.memory.layout import BatchForm
+
+if TYPE_CHECKING:
+    from loaderpool.config import LoaderConfig
+    from loaderpool.engine.delivery import Delivery
+    from loaderpool.trainer.epoch_tracker import EpochTracker
+    from loaderpool.trainer.pass_log import PassLog
+    from loaderpool.transport.reports import RowFailure
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class IndexedForm(BatchForm):
+    """Form of pairs `(indices, batch)`. The slots have batches only, in the form `inner`."""
+
+    inner: BatchForm = dataclasses.field(kw_only=True)
+
+    @functools.cached_property
+    def rebuild(self) -> Callable[[Sequence[Any]], Any]:
+        rebuild = self.inner.rebuild
+        return lambda parts: (parts[0], rebuild(parts[1:]))
+
+    @functools.cached_property
+    def may_be_padded(self) -> bool:
+        return self.inner.may_be_padded
+
+    def read(
+        self, anchor: npt.NDArray[np.uint8], rows: int, count: int
+    ) -> Iterator[tuple[int, Sequence[Any]]]:
+        return self.inner.read(anchor, rows, count)
+
+
+def indexed_form(tracker: EpochTracker, form: BatchForm) -> BatchForm:
+    """Return the form of pairs of indices and batches. It is the same object for the same form."""
+    found = tracker.indexed_form
+    if isinstance(found, IndexedForm) and found.inner is form:
+        return found
+    rows = 1 if form.unit == "element" else tracker.config.static_rows
+    spec = ElementSpec(
+        Structure("tuple", (0, 1), (Structure("leaf"), form.spec.structure)),
+        (ArraySpec((rows,), np.int64), *form.spec.components),
+    )
+    fields = {each.name: getattr(form, each.name) for each in dataclasses.fields(BatchForm)}
+    made = tracker.indexed_form = IndexedForm(**{**fields, "spec": spec}, inner=form)
+    return made
+
+
+def add_indices(tracker: EpochTracker, log: PassLog, delivery: Delivery) -> None:
+    """Add the source indices of its rows to a delivery of a pass."""
+    plan, epoch = log.plan, log.epoch
+    numbers = [number - log.first for number in delivery.numbers()]
+    first, count = numbers[0], numbers[-1] - numbers[0] + 1
+    found = np.array(plan.order.indices(epoch, plan.positions(epoch, first, count)), np.int64)
+    ends = np.cumsum([plan.rows(epoch, batch) for batch in range(first, first + count)])
+    by_batch = np.split(found, ends[:-1])
+    delivery.indices = [by_batch[number - first] for number in numbers]
+    if delivery.row_failures:
+        own = dict(zip(delivery.stored_numbers(), range(delivery.count), strict=True))
+        for batch, at in own.items():
+            failures = [each for each in delivery.row_failures if each.batch == batch]
+            if failures:
+                delivery.indices[at] = _of_good_rows(
+                    delivery.indices[at], failures, tracker.config, delivery.form
+                )
+    delivery.form = indexed_form(tracker, delivery.form)
+
+
+def _of_good_rows(
+    indices: npt.NDArray[np.int64],
+    failures: list[RowFailure],
+    config: LoaderConfig,
+    form: BatchForm,
+) -> npt.NDArray[np.int64]:
+    """Return the indices of the rows that a batch has although others failed."""
+    if form.unit != "sample":  # its only call failed
+        return indices[:0]
+    is_good = np.ones(len(indices), bool)
+    is_good[[each.row for each in failures]] = False
+    if config.on_error.action == "skip":
+        return indices[is_good]
+    # The next good row is the replacement, and for the last rows the last good one.
+    good = np.flatnonzero(is_good)
+    replacements = good[good.searchsorted(np.arange(len(indices))).clip(max=len(good) - 1)]
+    replaced: npt.NDArray[np.int64] = indices[replacements]
+    return replaced
