@@ -50,7 +50,7 @@ LAYOUT = {
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
     "loaderpool": 258_800,
-    "scripts": 50_500,
+    "scripts": 52_600,
     "tests": 382_200,
 }
 MOST_NAMES = 18  # beside `__init__.py` and `py.typed`, directly in the package

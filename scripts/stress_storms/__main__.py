@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 import loaderpool as lp
 
 from .leaks import run_abandoned
+from .orders import KINDS, Outcome, run_orders
 from .shapes import SHAPES
 from .storm import Result, plan_rounds, run_round
 from .trainers import LATE_S, Death, run_trainer_deaths
@@ -69,6 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             f"{len(deaths):,} trainers died; {left} processes left. The slowest ended {slowest_ms:.0f} ms later.\n"
         )
+    orders: list[Outcome] = []
+    if options.orders and options.only is None:
+        orders = run_orders(options.orders, options.seed, options.kind, _say)
+        for outcome in orders:
+            print(
+                f"{outcome.kind}: {outcome.stops} trainings killed, {outcome.epochs} epochs, {outcome.rows:,} rows, "
+                f"{len(outcome.mismatches)} mismatches, {outcome.seconds:.0f} s"
+            )
     print(
         f"{time.strftime('%F')}, {os.cpu_count()} CPUs, python {platform.python_version()}, seed {options.seed}"
     )
@@ -79,6 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if mismatches:  # only the last round can have any
         again = ["--seed", str(options.seed), "--only", str(results[-1].round.number), *given]
         print(f"Again: scripts/stress {shlex.join(again)}", file=sys.stderr)
+    wrong = [f"{each.kind}: {line}" for each in orders for line in each.mismatches]
+    for line in wrong:
+        print(f"ORDER {line}", file=sys.stderr)
     late = [each for each in deaths if each.left or each.seconds > LATE_S]
     for death in late:
         lines = "".join(f"\n  {line}" for line in death.left)
@@ -86,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             f"LATE {death.seconds:.1f} s after a trainer's death by {what}{lines}", file=sys.stderr
         )
-    return 1 if mismatches or leaks or late else 0
+    return 1 if mismatches or leaks or late or wrong else 0
 
 
 def _storm(options: argparse.Namespace) -> list[Result]:
@@ -136,6 +148,19 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--reader-kills", type=int, default=2, metavar="N", help="in a round that has a reader (2)")
     add("--passes", type=int, default=500, metavar="N", help="to abandon (500); 0: none")
     add("--trainers", type=int, default=50, metavar="N", help="to die (50); 0: none")
+    add(
+        "--orders",
+        type=int,
+        default=50,
+        metavar="N",
+        help="kills of a training, for each kind of order (50)",
+    )
+    add(
+        "--kind",
+        action="append",
+        choices=list(KINDS),
+        help="only this kind of order; may be given again",
+    )
     add("--seed", type=int, default=secrets.randbelow(2**31), help="repeats what is drawn (random)")
     add("--shape", action="append", choices=list(SHAPES), help="only this one; may be given again")
     add("--only", type=int, metavar="ROUND", help="only the round of this number, and no passes")
@@ -150,6 +175,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--deadline", type=float, default=120.0, metavar="S", help="seconds of a pass (120)")
     options = parser.parse_args(arguments)
     options.shape = options.shape or list(SHAPES)
+    options.kind = options.kind or list(KINDS)
     return options
 
 

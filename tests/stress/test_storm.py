@@ -33,7 +33,9 @@ MIXED = (
 
 def storm(arguments: str, before: str = "", shapes: Sequence[str] = ()) -> ChildResult:
     """`scripts/stress` with these arguments, after some code that may bend it."""
-    given = arguments.split() + [part for name in shapes for part in ("--shape", name)]
+    given = ["--orders", "0", *arguments.split()] + [
+        part for name in shapes for part in ("--shape", name)
+    ]
     code = (
         "import dataclasses, sys\n"
         f"sys.path.insert(0, {SCRIPTS!r})\n"
@@ -67,6 +69,47 @@ def test_a_short_storm_loses_nothing() -> None:
     assert "30 passes abandoned; 0 kinds of leak." in result.stdout
     assert "3 trainers died; 0 processes left." in result.stdout
     assert "seed 67" in result.stderr
+
+
+ONLY_ORDERS = "--seconds 0 --kills 0 --supervisor-kills 0 --passes 0 --trainers 0 --seed 46"
+
+LOSSY = """
+save = orders._save
+def lossy(file, content):
+    kept = [(epoch, rows[1:], is_last) for epoch, rows, is_last in content["rows"]]
+    save(file, {**content, "rows": kept})
+orders._save = lossy
+"""
+
+
+def test_a_killed_training_continues_its_order() -> None:
+    result = storm(f"{ONLY_ORDERS} --orders 2 --kind weights")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(
+        r"weights: 2 trainings killed, \d epochs, \d+ rows, 0 mismatches", result.stdout
+    )
+
+
+@pytest.mark.slow
+def test_killed_trainings_of_each_kind_lose_no_row() -> None:
+    result = storm(f"{ONLY_ORDERS} --orders 4")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("4 trainings killed") > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bent", "told"),
+    [
+        ("orders.rows_of = lambda batch: [(1, 2)]", "came twice"),
+        (LOSSY, "lost"),
+    ],
+)
+def test_a_wrong_order_is_told(bent: str, told: str) -> None:
+    before = f"from stress_storms import orders\n{bent}"
+    result = storm(f"{ONLY_ORDERS} --orders 2 --kind blocks", before)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert re.search(f"ORDER blocks: .*{told}", result.stderr)
 
 
 @pytest.mark.slow
