@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import itertools
 import threading
 from collections.abc import Iterator
@@ -100,8 +101,14 @@ class Draws:
         Raises:
             ArgumentError: The order is wrong, or leaves no batches.
         """
-        with self._lock, InterruptsAllowed(), self._seeded(epoch):
-            drawn = self._source.read(epoch)
+        with self._lock, InterruptsAllowed():
+            had_torch = global_generators()[3] is not None
+            with self._seeded(epoch):
+                drawn = self._source.read(epoch)
+            if not had_torch and global_generators()[3] is not None:
+                # The draw has imported torch, whose generator was not seeded.
+                with self._seeded(epoch):
+                    drawn = self._source.read(epoch)
         plan = self.plan.drawn(*drawn)
         if not plan.batches_per_epoch:
             raise ArgumentError(
@@ -140,6 +147,7 @@ class Draws:
     @contextlib.contextmanager
     def _seeded(self, epoch: int) -> Iterator[None]:
         """Seed all generators that the object may use, and restore their states at the end."""
+        importlib.import_module("numpy.random")  # NumPy imports it at its first use
         python, numpy, _, torch = global_generators()
         shared = [each for each in (python, numpy, torch) if each is not None]
         pairs = [(each, f"order {type(each).__name__}".encode()) for each in shared]

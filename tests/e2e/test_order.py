@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +23,7 @@ from tests.support.batches import (
     read_while,
     shared_pools,
 )
+from tests.support.child import run_child
 from tests.support.draws import generators_left_alone
 from tests.support.processes import wait_until
 
@@ -292,6 +294,30 @@ def test_the_length_is_that_of_the_coming_epoch() -> None:
 def test_a_draw_leaves_the_generators_of_the_program_alone() -> None:
     with generators_left_alone(), loader("sampler") as here:
         read(here)
+
+
+@pytest.mark.parametrize(
+    "draw", ["np.random.permutation(99)", "random.sample(range(99), 99)", "torch_permutation()"]
+)
+def test_the_first_draw_of_a_process_is_seeded(draw: str) -> None:
+    """Although it is the first use of the generator, and imports its module."""
+    if "torch" in draw:
+        pytest.importorskip("torch")
+    code = f"""
+        import random
+        import numpy as np
+        import loaderpool as lp
+
+        def torch_permutation():
+            import torch
+            return torch.randperm(99).tolist()
+
+        with lp.Loader(range(99), order=lambda epoch: {draw}, workers=0) as loader:
+            first = loader.indices(0, 0).tolist()
+            assert first == loader.indices(0, 0).tolist()
+            assert first == next(iter(loader)).tolist()
+    """
+    run_child(textwrap.dedent(code)).check()
 
 
 def test_a_seed_makes_another_order() -> None:
