@@ -49,9 +49,9 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 258_800,
+    "loaderpool": 259_300,
     "scripts": 52_600,
-    "tests": 382_200,
+    "tests": 382_300,
 }
 MOST_NAMES = 18  # beside `__init__.py` and `py.typed`, directly in the package
 

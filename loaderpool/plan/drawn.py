@@ -156,6 +156,19 @@ def write_order(plan: Plan, memory: Any, offset: int) -> None:
         offset += part.nbytes
 
 
+def copy_of_order(plan: Plan, memory: Any, offset: int) -> npt.NDArray[np.uint8]:
+    """Return a copy of the bytes that `write_order` has written. They can be read elsewhere.
+
+    Args:
+        plan: Plan of the loader.
+        memory: The shared memory.
+        offset: First byte of the arrays.
+    """
+    nbytes = order_bytes(read_order(plan, memory, offset))
+    copy: npt.NDArray[np.uint8] = np.frombuffer(memory, np.uint8, nbytes, offset).copy()
+    return copy
+
+
 def read_order(plan: Plan, memory: Any, offset: int) -> Plan:
     """Return the plan of the epoch whose arrays `write_order` has written. It uses them in place.
 

@@ -29,6 +29,7 @@ from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import ClusterError, MemoryLimitError, SourceError
 from loaderpool.memory.arena import oversize_file
 from loaderpool.memory.board import Board, Field, NodePlace
+from loaderpool.plan.drawn import copy_of_order, read_order
 from loaderpool.ray.cluster import BEAT_S, Cluster, Node
 from loaderpool.ray.node import Made, Request
 from loaderpool.supervisor.records import Abandon, Death, Instruction, Job, Start, Stop, ToWorker
@@ -42,6 +43,7 @@ from loaderpool.transport.messages import (
     Filled,
     Found,
     Load,
+    Look,
     Message,
     Status,
     Ticket,
@@ -105,6 +107,9 @@ class Dispatcher(Supervisor):
         self._stored: dict[int, Any] = {}
         # The beginning of each run, which a node gets with each ticket.
         self._begun: dict[int, Begin] = {}
+        # Drawn order of each run, and under run 0 that of the first sample, by loader and run: its
+        # bytes, or a reference into the cluster's stores once a node needs it.
+        self._epochs: dict[tuple[int, int], Any] = {}
         self._losses: collections.deque[tuple[str, str]] = collections.deque(maxlen=_KEPT)
         self._mailbox = Mailbox()
         self._listen(self._mailbox.woken, self._read_posts)
@@ -140,9 +145,30 @@ class Dispatcher(Supervisor):
             for node in self._running():
                 self._order_load(node, message.loader)
 
+    def _look(self, message: Look) -> None:
+        self._note_epoch(message.loader, 0, message.feed)
+        super()._look(message)
+
     def _begin(self, message: Begin) -> None:
         self._begun[message.run] = message
+        self._note_epoch(message.loader, message.run, message.feed)
         super()._begin(message)
+
+    def _note_epoch(self, loader: int, run: int, feed: int) -> None:
+        """Send the order of a run's epoch to all nodes, if it is drawn.
+
+        Args:
+            loader: Number of the loader's version.
+            run: Number of the run; 0: for the first sample.
+            feed: Offset of the order in the arena.
+        """
+        settings = self._payloads.settings.get(loader)
+        if settings is None or not (feed and settings.plan.order.is_drawn):
+            return
+        # A copy, because the main process may release the order while nodes still start.
+        self._epochs[loader, run] = copy_of_order(settings.plan, self._arena.map, feed)
+        for node in self._running():
+            self._order_epoch(node, loader, run)
 
     def _tell_workers(self, form: Found) -> None:
         super()._tell_workers(form)
@@ -153,6 +179,7 @@ class Dispatcher(Supervisor):
     def _unload(self, number: int) -> None:
         super()._unload(number)
         self._stored.pop(number, None)
+        self._epochs.pop((number, 0), None)
         for node in self._running():
             node.orders = collections.deque(order for order in node.orders if order[1] != number)
             node.orders.append(("unload", number))
@@ -176,6 +203,14 @@ class Dispatcher(Supervisor):
         node.orders.append(("load", loader, self._stored[loader]))
         if loader in self._forms:
             self._order_form(node, loader)
+        self._go_on(node)
+
+    def _order_epoch(self, node: Node, loader: int, run: int) -> None:
+        """Queue an order to store the drawn order of a run. All nodes read it from the stores."""
+        found = self._epochs[loader, run]
+        if isinstance(found, np.ndarray):
+            found = self._epochs[loader, run] = self._cluster.put(found)
+        node.orders.append(("take_epoch", loader, run, found))
         self._go_on(node)
 
     def _order_form(self, node: Node, loader: int) -> None:
@@ -235,7 +270,7 @@ class Dispatcher(Supervisor):
             return None
         items: list[tuple[npt.NDArray[np.uint8], Bundle]] = []
         last_rows = 0
-        if ticket.feed:
+        if ticket.feed and not settings.plan.order.is_drawn:
             table = FeedTable(self._arena.map, ticket.feed)
             for batch in range(ticket.batch, ticket.batch + ticket.batches):
                 if (found := table.content(batch)) is None:  # the run has been abandoned
@@ -289,7 +324,9 @@ class Dispatcher(Supervisor):
             case _:
                 super()._obey(instruction)
         if isinstance(instruction, Abandon):
-            self._begun.pop(instruction.run, None)
+            begun = self._begun.pop(instruction.run, None)
+            if begun is not None:
+                self._epochs.pop((begun.loader, begun.run), None)
             for node in self._running():
                 self._cluster.call(node, lambda _: None, "drop", instruction.run)
 
@@ -324,6 +361,8 @@ class Dispatcher(Supervisor):
         self._count_workers()
         for loader in self._payloads.settings:
             self._order_load(node, loader)
+        for key in self._epochs:
+            self._order_epoch(node, *key)
         self._note_free_memory()
         self._state.joined(node.number, workers)
         self._on_beat(node, (0, {}))
@@ -417,6 +456,8 @@ class Dispatcher(Supervisor):
         )
         if ticket is not None:
             plan = self._payloads.settings[ticket.loader].plan
+            if plan.order.is_drawn:
+                plan = read_order(plan, self._arena.map, ticket.feed)
             plan = plan.after(ticket.rest) if ticket.rest else plan
             batches = range(
                 0 if ticket.rest else ticket.batch,

@@ -164,23 +164,55 @@ class _Run(_Calls):
         session: The node's supervisor.
         loader: The run's loader.
         items: Items of a stream; None: the source is no stream.
+        order: Drawn order of the epoch; None: it is not drawn.
     """
 
-    def __init__(self, session: Session, loader: _Loader, items: StoredItems | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        loader: _Loader,
+        items: StoredItems | None,
+        order: _StoredEpoch | None,
+    ) -> None:
         super().__init__(session)
-        self.loader, self.items = loader, items
+        self.loader, self.items, self.order = loader, items, order
         self.lent: dict[int, None] = {}  # tickets of the slots whose bytes are being sent
+
+    @property
+    def feed(self) -> int:
+        """Offset of the items or of the order in the arena, as in `Begin`."""
+        found = self.order if self.items is None else self.items
+        return 0 if found is None else found.offset
 
     def settle(self, received: Received) -> None:
         match received.message:
-            case Ended(number):  # no worker reads the items any more
+            case Ended(number):  # no worker reads the items or the order any more
                 self._session.listeners.pop(number, None)
-                if self.items is not None:
-                    self.items.free()
+                for each in (self.items, self.order):
+                    if each is not None:
+                        each.free()
             case Status():
                 self.answer_all(received)
             case Filled(batch=first):
                 self.answer(received, first)
+
+
+class _StoredEpoch:
+    """The drawn order of an epoch in the node's arena.
+
+    Raises:
+        MemoryLimitError: There is too little memory for it.
+    """
+
+    def __init__(self, arena: Arena, content: npt.NDArray[np.uint8]) -> None:
+        self._arena, self._extent = arena, arena.take(content.nbytes, "the order of an epoch")
+        self.offset = self._extent.offset
+        with memoryview(arena.map) as view:
+            view[self.offset : self.offset + content.nbytes] = content.data
+
+    def free(self) -> None:
+        """Release the memory, because no process reads it any more."""
+        self._arena.give_back(self._extent)
 
 
 class _NodeArena(Arena):
@@ -220,6 +252,9 @@ class NodeActor:
         self._rooms = ExtentPool(self._arena)  # extents for the items of streams
         self._loaders: dict[int, _Loader] = {}
         self._runs: dict[int, _Run] = {}
+        # Drawn orders of runs without a ticket, and under run 0 those of the first samples, by
+        # loader and run.
+        self._epochs: dict[tuple[int, int], _StoredEpoch] = {}
         # Runs that have ended. Ray may start a call for one of them later.
         self._dropped: collections.deque[int] = collections.deque(maxlen=_DROPPED)
         self._tickets = 0  # tickets in progress
@@ -321,9 +356,29 @@ class NodeActor:
         loader.answer_all(None)
         await loader.ask(_LOADING, End(number))
         del self._session.listeners[number]
+        for key in [key for key in self._epochs if key[0] == number]:
+            self._epochs.pop(key).free()
         loader.sent.give_back()
         if loader.cache is not None:
             loader.cache.close(clears=True)
+
+    async def take_epoch(
+        self, loader: int, run: int, content: npt.NDArray[np.uint8]
+    ) -> Status | None:
+        """Store the drawn order of a run, read from the node's store."""
+        try:
+            # In a thread, as for payloads.
+            stored = await asyncio.to_thread(_StoredEpoch, self._arena, content)
+        except MemoryLimitError as error:
+            return Status(loader, reports.of_error(error))
+        before = self._epochs.pop((loader, run), None)
+        if before is not None:
+            before.free()
+        if run in self._dropped or loader not in self._loaders:
+            stored.free()
+        else:
+            self._epochs[loader, run] = stored
+        return None
 
     async def take_form(self, number: int, found: Found) -> None:
         """Use the form of a loader's batches, which the dispatcher has chosen."""
@@ -371,14 +426,16 @@ class NodeActor:
         if run is None:
             has_items = bool(ticket.items)
             items = StoredItems(self._arena, self._rooms) if has_items else None
-            run = _Run(self._session, loader, items)
+            # The order of the first sample may be needed again.
+            orders = self._epochs.pop if ticket.run else self._epochs.get
+            order = orders((ticket.loader, ticket.run), None)
+            run = _Run(self._session, loader, items, order)
             if ticket.run:
                 loader.runs.append(run)
                 self._runs[ticket.run] = self._session.listeners[ticket.run] = run
-                feed = 0 if items is None else items.offset
                 begin = Begin(
                     ticket.run, ticket.loader, ticket.begins_at, -1, ticket.rest, (), (), True,
-                    feed, is_on_demand=True,
+                    run.feed, is_on_demand=True,
                 )  # fmt: skip
                 self._session.send(begin)
         return run
@@ -403,8 +460,7 @@ class NodeActor:
 
     async def _look(self, ticket: Request, run: _Run) -> Made:
         """Make the first sample."""
-        feed = 0 if run.items is None else run.items.offset
-        answer = await run.loader.ask(_LOOKING, Look(ticket.loader, feed))
+        answer = await run.loader.ask(_LOOKING, Look(ticket.loader, run.feed))
         return answer and answer.message  # type: ignore[no-any-return]
 
     def _made(self, received: Received, run: _Run, seconds: float) -> Made:
@@ -435,6 +491,8 @@ class NodeActor:
     async def drop(self, run: int) -> None:
         """Resume the calls for a run that the dispatcher has ended."""
         self._dropped.append(run)
+        for key in [key for key in self._epochs if key[1] == run]:
+            self._epochs.pop(key).free()
         if run in self._runs:
             self._runs[run].answer_all(None)
             self._end(run)
@@ -444,7 +502,7 @@ class NodeActor:
         if run is None:
             return
         run.loader.runs.remove(run)
-        if run.items is None:  # otherwise `Ended` is still to come
+        if not run.feed:  # otherwise `Ended` is still to come
             self._session.listeners.pop(number, None)
         self._session.send(End(number, tuple(run.lent)))
 

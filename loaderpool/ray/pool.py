@@ -6,7 +6,7 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from loaderpool.checks import whole_number
 from loaderpool.config import MAX_WORKERS
@@ -15,9 +15,6 @@ from loaderpool.hints import known_names_only
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.trainer.pool import Pool
 from loaderpool.transport.child_process import Program
-
-if TYPE_CHECKING:
-    from loaderpool.engine.delivery import CheckedArguments
 
 # The number of lost nodes that are replaced, and the seconds in which they count. Machines die less
 # often than processes and take longer to come back.
@@ -83,15 +80,6 @@ class RayPool(Pool):
         )
         # The number of workers until the nodes have reported theirs.
         super().__init__((wanted or 1) * (per_node or 1), restarts, _program=program)
-
-    def _check_loader(self, checked: CheckedArguments) -> None:
-        super()._check_loader(checked)
-        if checked.plan.order.is_drawn:
-            raise ArgumentError(
-                "order= is drawn in this process, and RayPool does not send such orders to its "
-                "nodes. Use order=loaderpool.Blocks(rows), shuffle=True or buckets=, or a "
-                "loaderpool.Pool on this machine"
-            )
 
     @property
     def workers(self) -> int:

@@ -343,7 +343,7 @@ class Supervisor:
                 self._arena.board.resizes += 1  # SYNC: counted first; pairs with PoolWorkers.resize
                 self._note_size()
             case messages.Look():
-                state.look(message)
+                self._look(message)
             case messages.Found():
                 self._take_form(message)
             case messages.Load():
@@ -362,6 +362,9 @@ class Supervisor:
 
     def _note_free_memory(self) -> None:
         self._state.slots.free_bytes = max(0, capacity.available_memory_bytes() - HEADROOM_BYTES)
+
+    def _look(self, message: messages.Look) -> None:
+        self._state.look(message)
 
     def _begin(self, message: messages.Begin) -> None:
         self._read_releases()  # the run may get the memory of slots that were released before

@@ -43,10 +43,8 @@ class IndexedForm(BatchForm):
     def may_be_padded(self) -> bool:
         return self.inner.may_be_padded
 
-    def read(
-        self, anchor: npt.NDArray[np.uint8], rows: int, count: int
-    ) -> Iterator[tuple[int, Sequence[Any]]]:
-        return self.inner.read(anchor, rows, count)
+    def read(self, *given: Any, **named: Any) -> Iterator[tuple[int, Sequence[Any]]]:
+        return self.inner.read(*given, **named)
 
 
 def indexed_form(tracker: EpochTracker, form: BatchForm) -> BatchForm:

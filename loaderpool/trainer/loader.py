@@ -330,7 +330,7 @@ class Loader:
         Args:
             batches_taken: Batches used since the latest iteration began; required with
                 `as_dataset`, because `tf.data` prefetches. Default: those that the only active
-                iterator delivered.
+                iterator delivered, unless the position was set since it began.
 
         Raises:
             StateError: If the position is ambiguous, the source is an iterator, or a Sequence's

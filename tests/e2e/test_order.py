@@ -234,15 +234,6 @@ def test_a_dead_worker_changes_nothing() -> None:
         assert_same(got + read(there), read(here, passes=2))
 
 
-def test_a_cluster_refuses_drawn_orders_by_name() -> None:
-    pytest.importorskip("ray")
-    with (
-        lp.RayPool() as pool,
-        pytest.raises(lp.ArgumentError, match="RayPool does not send such orders"),
-    ):
-        lp.Loader(range(9), order=[0], workers=pool)
-
-
 def test_orders_leave_the_arena_when_their_passes_are_over() -> None:
     calls = itertools.count()
 

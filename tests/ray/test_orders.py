@@ -1,0 +1,64 @@
+"""Drawn orders on a Ray cluster: the same bits as here, though nodes end, and in saved states both ways."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.batches import assert_same, read, read_while
+from tests.support.processes import strike
+from tests.support.ray_cluster import RayCluster, impatient_pool
+from tests.support.samples import noisy_image
+
+ITEMS = 300
+
+
+def permuted(epoch: int) -> Any:
+    return np.random.permutation(ITEMS)[: 250 + 10 * epoch]
+
+
+KINDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "function": lambda: {"order": permuted, "batch_size": 6},
+    "weights": lambda: {"order": lp.Weighted(np.arange(ITEMS)), "batch_size": 6},
+    "batches": lambda: {"order": [[*range(n, n + 1 + n % 9)] for n in range(0, 270, 5)]},
+}
+
+
+def loader_of(kind: str, workers: int | lp.Pool, **settings: Any) -> lp.Loader:
+    return lp.Loader(range(ITEMS), noisy_image, workers=workers, **KINDS[kind](), **settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_bits_though_a_node_is_killed(cluster: RayCluster, kind: str) -> None:
+    with loader_of(kind, 0) as here:
+        expected = read(here, passes=3)
+
+    def kill() -> None:
+        strike(cluster.actors)
+
+    with impatient_pool(cluster.address, 5) as pool, loader_of(kind, pool) as there:
+        got = read_while(there, {10: kill})
+        iterator = iter(there)
+        got += read(itertools.islice(iterator, 7))
+        state = there.state_dict()
+        rest = read(iterator)
+        assert_same(got + rest + read(there), expected)
+        there.load_state_dict(state)
+        assert_same(read(there), rest)
+    with loader_of(kind, 1) as here:
+        here.load_state_dict(state)
+        assert_same(read(here), rest)
+
+
+def test_left_out_batches_and_indices(cluster: RayCluster) -> None:
+    settings = {"batch_indices": True, "pad": True}
+    with loader_of("weights", 0, **settings) as here:
+        expected = read(here)
+    with lp.RayPool(cluster.address) as pool, loader_of("weights", pool, **settings) as there:
+        there.skip_batches(range(3, 9))
+        assert_same(read(there), expected[:3] + expected[9:])
