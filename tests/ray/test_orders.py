@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.batches import assert_same, read, read_while
-from tests.support.processes import strike
+from tests.support.processes import command_of, descendants, strike
 from tests.support.ray_cluster import RayCluster, impatient_pool
 from tests.support.samples import noisy_image
 
@@ -33,13 +35,15 @@ def loader_of(kind: str, workers: int | lp.Pool, **settings: Any) -> lp.Loader:
     return lp.Loader(range(ITEMS), noisy_image, workers=workers, **KINDS[kind](), **settings)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_same_bits_though_a_node_is_killed(cluster: RayCluster, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "what"), [("function", "node"), ("weights", "dispatcher"), ("batches", "node")]
+)
+def test_a_death_changes_no_bit(cluster: RayCluster, kind: str, what: str) -> None:
     with loader_of(kind, 0) as here:
         expected = read(here, passes=3)
 
     def kill() -> None:
-        strike(cluster.actors)
+        strike(cluster.actors if what == "node" else lambda: processes("dispatcher"))
 
     with impatient_pool(cluster.address, 5) as pool, loader_of(kind, pool) as there:
         got = read_while(there, {10: kill})
@@ -53,6 +57,37 @@ def test_the_same_bits_though_a_node_is_killed(cluster: RayCluster, kind: str) -
     with loader_of(kind, 1) as here:
         here.load_state_dict(state)
         assert_same(read(here), rest)
+
+
+def processes(name: str) -> list[int]:
+    command = f"loaderpool-{name}"
+    return [pid for pid in descendants(os.getpid()) if command in command_of(pid)]
+
+
+def arena_bytes(actor: int) -> int:
+    files = [file for file in Path(f"/proc/{actor}/fd").iterdir() if file.exists()]
+    (size,) = {
+        file.stat().st_blocks * 512 for file in files if "loaderpool-arena" in os.readlink(file)
+    }
+    return size
+
+
+def test_orders_leave_the_nodes_when_their_passes_are_over(cluster: RayCluster) -> None:
+    items = 1 << 17  # an order has 1 MiB
+
+    def order(epoch: int) -> Any:
+        return np.random.permutation(items)
+
+    with (
+        lp.RayPool(cluster.address) as pool,
+        lp.Loader(range(items), batch_size=64, order=order, workers=pool) as loader,
+    ):
+        held = []
+        for _ in range(3):
+            for _ in range(12):
+                next(iter(loader))
+            held.append(max(map(arena_bytes, cluster.actors())))
+        assert held[2] <= held[0] + (4 << 20), held
 
 
 def test_left_out_batches_and_indices(cluster: RayCluster) -> None:
