@@ -127,10 +127,10 @@ class Draws:
         plan = self(position.epoch)
         if position.order and position.order != checksum_of(plan):
             raise StateError(
-                f"Cannot load this state: it was saved within epoch {position.epoch}, and order= "
-                "now gives other indices for that epoch. Restore the weights or indices that it "
-                "had at the start of the epoch before load_state_dict, or set loader.epoch to "
-                "start a whole epoch."
+                f"Cannot continue within epoch {position.epoch}: order= now gives other indices "
+                "than when the state was saved or batches were left out. Restore the weights or "
+                "indices that it had at the start of the epoch before load_state_dict and "
+                "skip_batches, or set loader.epoch to start a whole epoch."
             )
         return plan
 

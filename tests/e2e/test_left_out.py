@@ -262,6 +262,18 @@ def test_generators_and_iterators_are_refused_by_name() -> None:
         each.skip_batches(1)
 
 
+def test_other_indices_than_those_left_out_of_are_refused() -> None:
+    indices = np.arange(20)
+    with lp.Loader(range(20), batch_size=4, order=indices, workers=0) as each:
+        each.skip_batches(range(1, 2))
+        indices[:] = indices[::-1].copy()
+        with pytest.raises(lp.StateError, match="than when the state was saved or batches were"):
+            next(iter(each))
+        each.epoch = 0
+        each.skip_batches(range(1, 2))
+        assert [int(batch[0]) for batch in each] == [19, 11, 7, 3]
+
+
 def test_batches_taken_out_of_order_are_refused_by_name() -> None:
     with lp.Loader(range(ITEMS), drawn, batch_size=4, workers=0, deterministic=False) as each:
         state = each.state_dict()
