@@ -249,7 +249,7 @@ class TensorFormat:
         # True: the function makes whole batches, which nothing has compared with the spec.
         self._may_differ = form.unit != "sample"
         can_take_apart = all(map(EagerConversion.can_take_apart, spec.components))
-        self.in_chunks = form.fixed is not None and form.max_chunk > 1 and can_take_apart
+        self.in_chunks = form.has_equal_batches and form.max_chunk > 1 and can_take_apart
         self.has_ragged = any(component.ragged for component in spec.components)
         # components in the order of TensorFlow, which sorts the keys of dicts
         self._order = tf.nest.flatten(spec.structure.unflatten(range(len(spec.components))))

@@ -58,7 +58,7 @@ class Delivery:
 
     first: int  # number of the first stored batch
     count: int  # number of batches to deliver
-    rows: int  # rows of each batch; batches that vary have their own counts
+    rows: int  # rows of each batch, unless they vary
     # offset of the slot in the memory file; None: the lane has ended, and the batch does not exist
     slot: int | None = 0
     # Makes a new error for each caller. A stored exception would keep all frames of its traceback.
@@ -70,6 +70,7 @@ class Delivery:
     slot_bytes: int = 0
     may_lend: int = 0  # maximum number of the run's slots with views, this one included
     stored: int = 0  # number of batches in the slot, if not all are delivered; 0: `count`
+    batch_rows: tuple[int, ...] = ()  # rows of each stored batch, as in `Filled`
     # batches to deliver, ascending, relative to `first`; None: all
     keep: tuple[int, ...] | None = None
     form: BatchForm = dataclasses.field(init=False)  # layout and structure of the batches
@@ -108,6 +109,8 @@ class Delivery:
 
     def counts(self) -> Sequence[BatchCounts]:
         """Return the number of rows of each batch to deliver, and the amount of padding in it."""
+        if self.batch_rows:
+            return [BatchCounts(self.batch_rows[at], 0, 0) for at in self._numbers()]
         if self.form.fixed is not None:
             return [BatchCounts(self.rows, 0, 0)] * self.count
         counts = varying_counts(self.anchor)
@@ -120,7 +123,7 @@ class Delivery:
     def batches(self) -> Iterator[tuple[int, Sequence[Any]]]:
         """Yield rows and components of each batch to deliver."""
         stored, keep = self.stored or self.count, self.keep
-        batches = self.form.read(self.anchor, self.rows, stored)
+        batches = self.form.read(self.anchor, self.rows, stored, self.batch_rows)
         if keep is not None:
             batches = itertools.compress(batches, [at in keep for at in range(stored)])
         if self.indices is None:
@@ -131,7 +134,7 @@ class Delivery:
     def joined(self) -> list[npt.NDArray[Any]]:
         """Return each component of all batches as one array, `dtype[count, rows, ...]`.
 
-        Only for fixed forms.
+        Only if `form.has_equal_batches`.
         """
         assert self.form.fixed is not None
         stored = self.stored or self.count

@@ -314,6 +314,8 @@ class LocalEngine:
                 while self._forgotten:
                     self.work.items.forget(self._forgotten.pop())
         size = form.slot_bytes
+        if form.fixed is not None and not form.has_equal_batches:
+            size = form.fixed.bytes_of(plan.rows(epoch, batch))
         anchor = aligned_empty(size) if size >= _ALIGNED_FROM_BYTES else np.empty(size, np.uint8)
         # While a batch is made, the function may request another one. `_globals` has saved the
         # state before the outer batch, and must not be entered again.

@@ -349,7 +349,7 @@ class PoolRun:
             return
         count = message.batches
         arrived = Delivery(message.batch, count, message.rows // count, message.offset)
-        arrived.ticket = message.ticket
+        arrived.ticket, arrived.batch_rows = message.ticket, message.batch_rows
         arrived.slot_bytes, arrived.may_lend = message.slot_bytes, message.may_lend
         counts = self._engine.runs.counts
         counts.slots, counts.slot_bytes, counts.slots_wanted = (
@@ -529,7 +529,8 @@ class PoolRun:
             # workers keep their slots.
             begun_ns = clock.monotonic_ns()
             shown = start.session.slots.slot(offset, delivery.slot_bytes)
-            nbytes = form.used_bytes(shown, delivery.rows * stored)
+            rows = sum(delivery.batch_rows) or delivery.rows * stored
+            nbytes = form.used_bytes(shown, rows)
             delivery.anchor = aligned_empty(nbytes)
             delivery.anchor[:] = shown[:nbytes]
             del shown

@@ -3,9 +3,9 @@
 There are two forms. One is chosen for each loader:
 
 - Fixed (`FixedLayout`): every row of a component has the same known shape. Each component is one
-  C-contiguous array `dtype[rows, ...]` at a fixed, aligned offset. So workers write rows directly
+  C-contiguous array `dtype[rows, ...]` at a known, aligned offset. So workers write rows directly
   into place, and several workers may fill different rows of one slot. Several consecutive batches
-  (a chunk) are one longer array.
+  (a chunk) are one longer array. Messages say how many rows each batch has, if that differs.
 - Varying (`VaryingLayout`): shapes vary, or there is text. A slot starts with a table of its
   batches. Each batch is a header of int64 numbers, followed by aligned blocks. The data describes
   itself, so an oversize batch in a memory file of its own is read in the same way.
@@ -28,6 +28,7 @@ import numpy.typing as npt
 from loaderpool.config import UnitKind
 from loaderpool.element.spec import ElementSpec, RaggedArray
 from loaderpool.element.structure import OwnClasses
+from loaderpool.plan.batches import bounds_of
 
 # TensorFlow uses an array without a copy if it is aligned to 64 bytes. With 128, the adjacent-line
 # prefetch of one component does not reach the next. Smaller: TensorFlow copies.
@@ -68,7 +69,9 @@ class FixedLayout:
 
     row_shapes: tuple[tuple[int, ...], ...]  # shape of one row, per component
     dtypes: tuple[np.dtype[Any], ...]
-    capacity_rows: int  # number of rows in a slot: batch_size times the largest chunk
+    # Number of rows in a slot: batch_size times the largest chunk. None: the rows of batches vary,
+    # and the components of each slot follow each other closely.
+    capacity_rows: int | None
 
     @functools.cached_property
     def row_bytes(self) -> tuple[int, ...]:
@@ -76,23 +79,27 @@ class FixedLayout:
         pairs = zip(self.row_shapes, self.dtypes, strict=True)
         return tuple(math.prod(shape) * dtype.itemsize for shape, dtype in pairs)
 
-    @functools.cached_property
-    def offsets(self) -> tuple[int, ...]:
-        """Offsets of the components from the slot's start."""
-        sizes = (aligned(row_bytes * self.capacity_rows) for row_bytes in self.row_bytes)
-        return tuple(itertools.accumulate(sizes, initial=0))[:-1]
+    def offsets_of(self, rows: int) -> tuple[int, ...]:
+        """Return the offsets of the components from the start of a slot with this many rows."""
+        return self._offsets(rows) if self.capacity_rows is None else self._same_offsets
 
     @functools.cached_property
-    def slot_bytes(self) -> int:
-        """Size of a slot in bytes."""
-        return max(
-            ALIGNMENT_BYTES,
-            sum(aligned(row_bytes * self.capacity_rows) for row_bytes in self.row_bytes),
-        )
+    def _same_offsets(self) -> tuple[int, ...]:
+        assert self.capacity_rows is not None
+        return self._offsets(self.capacity_rows)
 
-    @functools.cached_property
-    def _places(self) -> tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...]:
-        return tuple(zip(self.row_shapes, self.dtypes, self.offsets, strict=True))
+    def _offsets(self, rows: int) -> tuple[int, ...]:
+        sizes = (aligned(row_bytes * rows) for row_bytes in self.row_bytes[:-1])
+        return tuple(itertools.accumulate(sizes, initial=0))
+
+    def bytes_of(self, rows: int) -> int:
+        """Return the size of a slot for this many rows in bytes."""
+        return max(ALIGNMENT_BYTES, sum(aligned(size * rows) for size in self.row_bytes))
+
+    def rows_in(self, nbytes: int) -> int:
+        """Return a number of rows that fit this many bytes, at least 1."""
+        free = nbytes - ALIGNMENT_BYTES * len(self.row_bytes)
+        return max(1, free // max(1, sum(self.row_bytes)))
 
     def arrays(self, buffer: Buffer, base: int, rows: int) -> list[npt.NDArray[Any]]:
         """Return the first `rows` rows of each component, as arrays on a buffer.
@@ -100,10 +107,12 @@ class FixedLayout:
         Args:
             buffer: memory that contains the slot.
             base: offset of the slot's start in the buffer.
-            rows: number of rows.
+            rows: number of rows; all rows of the slot, if the rows of batches vary.
         """
         arrays = []  # a loop, because a list comprehension costs a call before Python 3.12
-        for shape, dtype, offset in self._places:
+        for shape, dtype, offset in zip(
+            self.row_shapes, self.dtypes, self.offsets_of(rows), strict=True
+        ):
             arrays.append(np.ndarray((rows, *shape), dtype, buffer, base + offset))
         return arrays
 
@@ -185,6 +194,28 @@ class VaryingLayout:
         np.ndarray((len(numbers),), np.int64, buffer, offset)[:] = numbers
 
 
+class OwnMemory:
+    """Rows of a fixed layout that do not fit their slot, in memory of the process that makes them.
+
+    Args:
+        layout: layout of the rows.
+        rows: number of rows.
+
+    Attributes:
+        nbytes: size of the rows in bytes.
+        arrays: the rows of each component, to be written.
+    """
+
+    def __init__(self, layout: FixedLayout, rows: int) -> None:
+        self.nbytes = layout.bytes_of(rows)
+        self._memory = np.empty(self.nbytes, np.uint8)
+        self.arrays = layout.arrays(self._memory, 0, rows)
+
+    def write(self, buffer: Buffer, base: int) -> None:
+        """Copy the rows to `nbytes` bytes of the buffer, from `base` on, as `VaryingLayout`."""
+        np.ndarray((self.nbytes,), np.uint8, buffer, base)[:] = self._memory
+
+
 def is_empty(anchor: npt.NDArray[np.uint8]) -> bool:
     """True if a slot holds no batch, because its generator has ended."""
     return not anchor[:_NUMBER_BYTES].view(np.int64)[0]
@@ -229,6 +260,14 @@ CHUNK_BATCHES = 64
 # chunks.
 _SMALL_CHUNK_BYTES = 1 << 19
 _SMALL_CHUNK_BATCHES = 1024
+
+
+def fixed_chunk(batch_bytes: int) -> int:
+    """Return the maximum number of batches in a ticket, if a fixed batch takes this many bytes."""
+    few = min(CHUNK_BATCHES, _CHUNK_BYTES // max(1, batch_bytes))
+    return max(1, few, min(_SMALL_CHUNK_BATCHES, _SMALL_CHUNK_BYTES // max(1, batch_bytes)))
+
+
 _INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
 
 
@@ -247,6 +286,11 @@ class BatchForm:
     padding: tuple[object, ...] = ()
     # Classes of the function's results: `OwnClasses` in the main process, pickled in others.
     classes: OwnClasses | bytes | None = None
+
+    @property
+    def has_equal_batches(self) -> bool:
+        """True if all batches of a slot have the same number of rows, so that they are one array."""
+        return self.fixed is not None and self.fixed.capacity_rows is not None
 
     @functools.cached_property
     def rebuild(self) -> Callable[[Sequence[Any]], Any]:
@@ -334,10 +378,14 @@ class BatchForm:
         """
         if self.fixed is None:
             return int(anchor[_NUMBER_BYTES : 2 * _NUMBER_BYTES].view(np.int64)[0])
-        return self.fixed.offsets[-1] + self.fixed.row_bytes[-1] * rows
+        return self.fixed.offsets_of(rows)[-1] + self.fixed.row_bytes[-1] * rows
 
     def read(
-        self, anchor: npt.NDArray[np.uint8], rows: int, count: int
+        self,
+        anchor: npt.NDArray[np.uint8],
+        rows: int,
+        count: int,
+        batch_rows: Sequence[int] = (),
     ) -> Iterator[tuple[int, Sequence[Any]]]:
         """Yield the number of rows and the components of each batch in a slot.
 
@@ -347,12 +395,18 @@ class BatchForm:
             anchor: the slot's bytes.
             rows: number of rows of each batch. Varying slots describe themselves.
             count: number of batches in a fixed slot.
+            batch_rows: number of rows of each batch in a fixed slot, if they vary.
         """
         if self.fixed is None:
             return (
                 (own, self._components(blocks))
                 for own, blocks in read_varying(anchor, self.block_dtypes)
             )
+        if batch_rows:
+            arrays = self.fixed.arrays(anchor, 0, sum(batch_rows))
+            parts = list(itertools.starmap(slice, bounds_of(batch_rows)))
+            columns = [map(array.__getitem__, parts) for array in arrays]
+            return zip(batch_rows, zip(*columns, strict=True), strict=True)
         arrays = self.fixed.arrays(anchor, 0, rows * count)
         if count == 1:
             return iter([(rows, arrays)])
@@ -416,21 +470,19 @@ def batch_form(
         may_leave_rows_out: True for `on_error="skip"`.
         may_replace_rows: True for `on_error="replace"`. Then the next good row must be in the same
             ticket, so batches are not split.
-        rows_vary: True if batches other than the last may have fewer rows than `batch_size`.
+        rows_vary: True if any batch may have another number of rows.
         padding: fill values, as in `BatchForm`.
     """
     is_alike = _are_plain(spec) and all(pad is False for pad in padding)
     rows = batch_size or 1
-    if unit == "sample" and is_alike and not may_leave_rows_out and not rows_vary:
+    if unit == "sample" and is_alike and not may_leave_rows_out:
         row_shapes, dtypes = _row_layout(spec)
-        batch_bytes = max(1, rows * sum(FixedLayout(row_shapes, dtypes, rows).row_bytes))
-        few = min(CHUNK_BATCHES, _CHUNK_BYTES // batch_bytes)
-        many = min(_SMALL_CHUNK_BATCHES, _SMALL_CHUNK_BYTES // batch_bytes)
-        max_chunk = max(1, few, many)
-        fixed = FixedLayout(row_shapes, dtypes, rows * max_chunk)
-        return BatchForm(
-            spec, unit, rows, fixed, max_chunk, not may_replace_rows and rows > 1, fixed.slot_bytes
-        )
+        max_chunk = fixed_chunk(rows * sum(FixedLayout(row_shapes, dtypes, rows).row_bytes))
+        capacity = None if rows_vary else rows * max_chunk
+        fixed = FixedLayout(row_shapes, dtypes, capacity)
+        can_split = not may_replace_rows and (rows > 1 or rows_vary)
+        slot_bytes = fixed.bytes_of(rows * max_chunk)
+        return BatchForm(spec, unit, rows, fixed, max_chunk, can_split, slot_bytes)
     # A reserve of one half for batches larger than the one seen, and room for headers. A batch that
     # does not fit is sent in a file of its own.
     batch_bytes = aligned(

@@ -206,6 +206,10 @@ class Plan:
         start, stop = self._span(epoch, batch)
         return stop - start
 
+    def batch_rows(self, epoch: int, batch: int, count: int) -> tuple[int, ...]:
+        """Return the number of rows of each of `count` consecutive batches. Raises as `rows`."""
+        return tuple(self.rows(epoch, each) for each in range(batch, batch + count))
+
     def positions(self, epoch: int, batch: int, count: int = 1) -> npt.NDArray[np.int64]:
         """Return the positions of `count` consecutive batches, one batch after the other.
 
@@ -336,13 +340,21 @@ class Numbering:
 
     All epochs are whole, except that `epoch` starts at `rest` if `rest` is not 0. Its remaining
     batches (`Plan.after`) keep the numbers that they have in the whole epoch.
+
+    Attributes:
+        batches_per_epoch: Number of batches of an epoch.
+        lanes: Number of generators, as in `Plan`.
+        batch_size: Most rows of a batch.
+        usual_rows: Rows of a batch; the mean, if the rows vary.
     """
 
     def __init__(self, plan: Plan, epoch: int = 0, rest: Start = 0) -> None:
         self._plan, self._epoch, self._rest = plan, epoch, rest
         self._rest_plan = plan.after(rest) if rest else plan
         self.batches_per_epoch, self.lanes = plan.batches_per_epoch, plan.lanes
-        self.batch_size = plan.most_rows
+        self.batch_size = self.usual_rows = plan.most_rows
+        if plan.rows_vary and self.batches_per_epoch:
+            self.usual_rows = -(-plan.rows_per_epoch // self.batches_per_epoch)
         self._missing = self.batches_per_epoch - self._rest_plan.batches_per_epoch
 
     def locate(self, number: int) -> tuple[int, int, Start]:
@@ -370,9 +382,14 @@ class Numbering:
         epoch, batch, rest = self.locate(number)
         plan = self._rest_plan if rest else self._plan
         if plan.rows_vary:
-            return sum(plan.rows(epoch, each) for each in range(batch, batch + count))
+            return sum(plan.batch_rows(epoch, batch, count))
         has_last = batch + count == plan.batches_per_epoch
         return (count - 1) * plan.most_rows + (plan.last_rows if has_last else plan.most_rows)
+
+    def batch_rows(self, number: int, count: int) -> tuple[int, ...]:
+        """Return the number of rows of each of `count` batches from `number` on, of one epoch."""
+        epoch, batch, rest = self.locate(number)
+        return (self._rest_plan if rest else self._plan).batch_rows(epoch, batch, count)
 
 
 def bounds_of(rows: Sequence[int]) -> list[tuple[int, int]]:

@@ -61,7 +61,21 @@ class DrawnBatches(Plan):
     @property
     def rows_per_epoch(self) -> int:
         """Number of rows of all batches of this shard."""
-        return sum(self.rows(0, batch) for batch in range(self.batches_per_epoch))
+        return sum(self.batch_rows(0, 0, self.batches_per_epoch))
+
+    def batch_rows(self, epoch: int, batch: int, count: int) -> tuple[int, ...]:
+        stop = min(batch + count, self._full_batches)
+        first, last = (self.start + each * self.num_shards for each in (batch, stop))
+        sizes = np.diff(self.stops[first:last], prepend=self._before(first))
+        full = sizes[self.shard_index :: self.num_shards].tolist() if stop > batch else []
+        return (*full, *super().batch_rows(epoch, batch + len(full), count - len(full)))
+
+    def positions(self, epoch: int, batch: int, count: int = 1) -> npt.NDArray[np.int64]:
+        if self.num_shards > 1 or not 0 < count <= self.batches_per_epoch - batch:
+            return super().positions(epoch, batch, count)
+        # All batches of a single shard are consecutive.
+        first = self._span(epoch, batch)[0]
+        return np.arange(first, self._span(epoch, batch + count - 1)[1], dtype=np.int64)
 
     def drawn(self, table: npt.NDArray[Any], size: int, stops: npt.NDArray[np.int64]) -> Plan:
         """Return the plan of an epoch with these batches."""

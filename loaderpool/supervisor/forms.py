@@ -16,7 +16,7 @@ from loaderpool.memory.arena import HEADROOM_BYTES
 from loaderpool.memory.layout import BatchForm, FixedLayout, batch_form
 from loaderpool.plan.batches import Plan
 from loaderpool.supervisor.records import MOST_TICKETS, Layout
-from loaderpool.supervisor.slots import slots_of
+from loaderpool.supervisor.slots import LEAST_SLOTS, chunk_within, in_pages
 from loaderpool.system import capacity, ranks
 
 if TYPE_CHECKING:
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 # `_SHARE_OF_FREE` of the free memory, divided by the training's processes on this machine.
 _DEFAULT_BYTES = 2 << 30
 _SHARE_OF_FREE = 4
-# Tiny batches share slots only as far as this number of runs can have all their slots at the same
-# time.
-_RUNS = 4
-_LEAST_SLOTS = 2  # a worker fills one while the consumer has views of the other
 # Calls that each thread of a worker has queued. Smaller: threads idle while one call takes much
 # longer than others. Larger: more slots are needed.
 _CALLS_AHEAD = 8
@@ -48,14 +44,12 @@ def choose(probe: Probe, settings: LoaderSettings, workers: int) -> tuple[BatchF
     form = choose_form(probe, settings.given_spec, config, plan, settings.unit)
     free = max(0, capacity.available_memory_bytes() - HEADROOM_BYTES)
     limit = memory_limit(config)
-    wanted = slots_of(form.slot_bytes, form.max_chunk, workers, _room_of(form, settings))
-    most = form.max_chunk * limit // (form.slot_bytes * wanted * _RUNS)
-    most = 1 if plan.lanes else max(1, min(form.max_chunk, most))
-    form = with_batches(form, most)
+    most = chunk_within(limit, form.slot_bytes, form.max_chunk, workers, _room_of(form, settings))
+    form = with_batches(form, 1 if plan.lanes else most)
     layout = _layout_of(form, settings, limit)
-    least = layout.slot_bytes * _LEAST_SLOTS
+    least = layout.slot_bytes * LEAST_SLOTS
     large = (
-        f"one batch takes {layout.slot_bytes:,} bytes, and at least {_LEAST_SLOTS} batch buffers "
+        f"one batch takes {layout.slot_bytes:,} bytes, and at least {LEAST_SLOTS} batch buffers "
         "are needed"
     )
     if least > free and form.max_chunk == 1:
@@ -84,9 +78,10 @@ def known_layout(form: BatchForm, settings: LoaderSettings) -> Layout:
 
 
 def _layout_of(form: BatchForm, settings: LoaderSettings, limit: int) -> Layout:
-    pages = -(-form.slot_bytes // 4096) * 4096
     range_rows = settings.rows_together if form.can_split else 0
-    return Layout(pages, form.max_chunk, range_rows, limit, _room_of(form, settings))
+    rows = None if form.fixed is None or form.has_equal_batches else form.fixed
+    pages = in_pages(form.slot_bytes)
+    return Layout(pages, form.max_chunk, range_rows, limit, _room_of(form, settings), rows)
 
 
 def memory_limit(config: LoaderConfig) -> int:
@@ -116,8 +111,10 @@ def with_batches(form: BatchForm, most: int) -> BatchForm:
         return dataclasses.replace(
             form, max_chunk=most, slot_bytes=form.slot_bytes // form.max_chunk * most
         )
-    fixed = FixedLayout(form.fixed.row_shapes, form.fixed.dtypes, form.batch_rows * most)
-    return dataclasses.replace(form, max_chunk=most, fixed=fixed, slot_bytes=fixed.slot_bytes)
+    fixed, rows = form.fixed, form.batch_rows * most
+    if fixed.capacity_rows is not None:
+        fixed = FixedLayout(fixed.row_shapes, fixed.dtypes, rows)
+    return dataclasses.replace(form, max_chunk=most, fixed=fixed, slot_bytes=fixed.bytes_of(rows))
 
 
 def choose_form(
@@ -149,7 +146,7 @@ def choose_form(
     form = batch_form(
         spec,
         unit,
-        batch_size=most_rows,
+        batch_size=None if config.batch_size is None else usual_rows,
         batch_bytes_seen=probe.nbytes * usual_rows if unit == "sample" else probe.nbytes,
         may_leave_rows_out=config.on_error.action == "skip" or plan.lanes > 0,
         may_replace_rows=config.on_error.action == "replace",

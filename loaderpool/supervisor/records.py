@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
+from loaderpool.memory.layout import FixedLayout
 from loaderpool.plan.batches import Numbering
 from loaderpool.system.process import RestartLimit
 from loaderpool.transport.messages import Done, Message, Ticket
@@ -31,6 +32,9 @@ class Layout(NamedTuple):
     range_rows: int
     limit_bytes: int = 1 << 62  # limit of all slots of the loader's runs together
     room: int = MOST_TICKETS  # tickets that a worker may have; larger for workers with threads
+    # Layout of the rows, if the rows of batches vary. Each run then has slots of its own size.
+    rows: FixedLayout | None = None
+    most_rows: int = 1 << 62  # rows that fit a slot
 
 
 class ToMain(NamedTuple):
@@ -124,6 +128,7 @@ class RunRecord:
     making: dict[int, Filling] = dataclasses.field(default_factory=dict)
     # Ticket of each slot that the main process has, by offset. `Release` removes it.
     filled: dict[int, int] = dataclasses.field(default_factory=dict)
+    sized: Layout | None = None  # layout of its slots, if they have a size of their own
     slots: int = 0  # number of its slots, all of one size
     slots_wanted: int = 0  # number of slots that it would have if memory were unlimited
     may_lend: int = 0  # largest `may_lend` that was reported to the main process
@@ -139,6 +144,11 @@ class RunRecord:
     # are the number of batches, and the rows of the last one as in `last_rows`. None: batches are
     # made in order.
     demand: dict[int, tuple[int, int]] | None = None
+
+    @property
+    def layout(self) -> Layout | None:
+        """Layout of its slots; None until the first sample was made."""
+        return self.sized or self.loader.layout
 
     def total_rows(self, batch: int, count: int) -> int:
         """Return the number of rows of `count` batches from `batch` on."""
@@ -176,6 +186,7 @@ class Filling:
     may_lend: int  # number of slots that may have views, reported with `Filled`
     asked: int  # number of rows to make
     lane: Lane | None  # generator of the rows
+    batch_rows: tuple[int, ...] = ()  # rows of each batch, as in `Filled`
     rows: int = 0  # number of rows that were made
     answer: Done | None = None  # last answer
     file: int | None = None  # descriptor that came with the last answer

@@ -7,9 +7,11 @@ is then a range of its rows.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Iterator
 
-from loaderpool.memory.arena import Extent, ExtentMap
+from loaderpool.memory.arena import PAGE_BYTES, Extent, ExtentMap
+from loaderpool.memory.layout import fixed_chunk
 from loaderpool.supervisor.records import (
     MOST_TICKETS,
     Filling,
@@ -56,6 +58,14 @@ _LARGE_BYTES = 1 << 20
 # worker writes the other. Smaller: workers wait at the start. Larger: more slots have a slow first
 # use.
 _LARGE_SLOTS_AT_ONCE = 2
+# Tiny batches share slots only as far as this number of runs can have all their slots at the same
+# time.
+_RUNS = 4
+# If the rows of batches vary, a slot fits this times the mean batch, or the largest batch. Smaller:
+# more batches are sent in files of their own; of any order, at most one in four is larger. Larger:
+# slots take more memory, most of which is unused.
+_LARGER = 4
+LEAST_SLOTS = 2  # a worker fills one while the consumer has views of the other
 
 
 def slots_of(slot_bytes: int, most: int, workers: int, room: int) -> int:
@@ -72,6 +82,44 @@ def slots_of(slot_bytes: int, most: int, workers: int, room: int) -> int:
     """
     few = _MANY_BATCHES_BYTES if most > _MANY_BATCHES else _FEW_BYTES
     return max(room * workers + _AT_CONSUMER, min(max(32, 4 * workers), few // slot_bytes))
+
+
+def chunk_within(limit: int, slot_bytes: int, chunk: int, workers: int, room: int) -> int:
+    """Return how many tiny batches may share a slot within a limit of memory, at least 1.
+
+    Args:
+        limit: Limit of the memory for a loader's slots in bytes.
+        slot_bytes: Size of a slot for `chunk` batches.
+        chunk: Number of batches that would share a slot without a limit.
+        workers: Number of workers.
+        room: Number of tickets that a worker may have.
+    """
+    wanted = slots_of(slot_bytes, chunk, workers, room)
+    return max(1, min(chunk, chunk * limit // (slot_bytes * wanted * _RUNS)))
+
+
+def in_pages(nbytes: int) -> int:
+    """Return a number of bytes, rounded up to whole pages."""
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def size_slots(run: RunRecord, workers: int) -> None:
+    """Choose the size of a run's slots, if the rows of batches vary.
+
+    Another epoch may have larger batches, so each run has slots of its own size. A batch that does
+    not fit is sent in a file of its own.
+    """
+    layout = run.loader.layout
+    if layout is None or layout.rows is None or run.sized is not None:
+        return
+    rows, usual, limit = layout.rows, run.plan.usual_rows, layout.limit_bytes
+    batch_bytes = rows.bytes_of(usual)
+    chunk = fixed_chunk(batch_bytes)
+    chunk = chunk_within(limit, batch_bytes * chunk, chunk, workers, layout.room)
+    most_rows = max(usual * chunk, min(run.plan.batch_size, _LARGER * usual))
+    most_rows = min(most_rows, rows.rows_in(limit // LEAST_SLOTS - PAGE_BYTES))
+    size = in_pages(rows.bytes_of(most_rows))
+    run.sized = layout._replace(slot_bytes=size, max_chunk=chunk, most_rows=most_rows)
 
 
 def tickets_of_node(workers: int) -> int:
@@ -119,7 +167,8 @@ class Slots:
         run has no slot, it waits for an ended run whose slots are still written to. If there is
         none, the main process gets `Status`.
         """
-        layout = run.loader.layout
+        size_slots(run, workers)
+        layout = run.layout
         if layout is None or run.is_ended:
             return
         size, has_some = layout.slot_bytes, run.slots > 0
@@ -162,7 +211,7 @@ class Slots:
             run: The ended run.
             returns_pages: Return the pages to the system, too, because the loader was closed.
         """
-        unused, layout = [*run.free, *run.fresh], run.loader.layout
+        unused, layout = [*run.free, *run.fresh], run.layout
         size = 0 if layout is None else layout.slot_bytes
         for offset in unused:
             self._memory.give_back(Extent(offset, size))
@@ -187,7 +236,7 @@ def needs_large_fresh_slot(run: RunRecord) -> bool:
     This use takes long, so the slot is only for a worker without a ticket of this run. A run begins
     with few such slots, and uses another one only if a wait has shown that it is needed.
     """
-    layout = run.loader.layout
+    layout = run.layout
     if run.free or layout is None or layout.slot_bytes <= _LARGE_BYTES:
         return False
     # A worker with threads makes several batches at once, so it may be idle while it has tickets.
@@ -221,12 +270,12 @@ class Cutter:
             workers: Number of processes that make rows.
             worker: Number of the worker that gets the first job.
         """
-        loader, plan, layout, lane = run.loader, run.plan, run.loader.layout, None
+        loader, plan, layout, lane = run.loader, run.plan, run.layout, None
         assert layout is not None
         is_fresh = not run.free
         offset = _taken(run, layout, worker)
         batch_s, may_lend, count, ranges = (
-            loader.row_s * plan.batch_size,
+            loader.row_s * plan.usual_rows,
             lendable(run.slots, workers),
             1,
             1,
@@ -248,7 +297,11 @@ class Cutter:
             may_lend = 0
         run.may_lend = max(run.may_lend, may_lend)
         rows, part_rows = run.total_rows(batch, count), max(layout.range_rows, 1)
-        parts = -(-rows // part_rows)
+        parts, batch_rows = -(-rows // part_rows), tuple[int, ...]()
+        if layout.rows is not None and count > 1:
+            batch_rows = plan.batch_rows(batch, count)
+        if layout.rows is not None and count == 1:
+            batch_s = loader.row_s * rows * (rows <= layout.most_rows)  # a file has one writer
         if (
             batch_s > _RANGE_S
             and count == 1
@@ -257,7 +310,9 @@ class Cutter:
             and not self._of_nodes
         ):
             ranges = min(parts, round(batch_s / _RANGE_S))
-        slot = run.making[offset] = Filling(run, offset, batch, count, ranges, may_lend, rows, lane)
+        slot = run.making[offset] = Filling(
+            run, offset, batch, count, ranges, may_lend, rows, lane, batch_rows
+        )
         # If some workers have no lane, they make rows of items that others read.
         hands_over = (
             self._hands_over
@@ -289,16 +344,19 @@ class Cutter:
     def _batches_in_ticket(
         self, run: RunRecord, of_epoch: int, batch_s: float, workers: int
     ) -> int:
-        loader, plan = run.loader, run.plan
-        if batch_s > self._chunk_s / 2 or not loader.rows_measured or loader.layout is None:
+        loader, plan, layout = run.loader, run.plan, run.layout
+        if batch_s > self._chunk_s / 2 or not loader.rows_measured or layout is None:
             return 1
         left = run.alike(run.next)
         # `share` limits the ticket so that all workers have work near the end of an epoch, and so
         # that the first batches arrive soon.
         share = min(left, max(-(-left // (2 * workers)), _LEAST_AT_END), max(of_epoch, 1))
-        measured = _FASTER * max(loader.rows_measured // plan.batch_size, 1)
+        measured = _FASTER * max(loader.rows_measured // plan.usual_rows, 1)
         in_time = int(self._chunk_s / batch_s) if batch_s else 1 << 30
-        most = max(1, min(loader.layout.max_chunk, in_time, share, measured))
+        most = max(1, min(layout.max_chunk, in_time, share, measured))
+        if layout.rows is not None:
+            totals = itertools.accumulate(plan.batch_rows(run.next, most))
+            most = max(1, sum(total <= layout.most_rows for total in totals))
         if not run.had:
             return most
         return next((count for count in range(1, most) if run.next + count in run.had), most)

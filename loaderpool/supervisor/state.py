@@ -632,8 +632,9 @@ class State:
         assert answer is not None
         run.filled[slot.offset] = answer.ticket
         filled = Filled(
-            run.number, *place, *slots, is_last, answer.ticket, answer.oversize, answer.failures
-        )
+            run.number, *place, *slots, is_last, answer.ticket, answer.oversize, answer.failures,
+            batch_rows=slot.batch_rows,
+        )  # fmt: skip
         self._say(ToMain(filled, slot.file))
 
     def _drop(self, file: int | None) -> None:

@@ -77,7 +77,7 @@ class _Current:
         """Start with the batches of a new delivery. Called in a block of `InterruptsHeld`."""
         self.batches, self.assemble = self.convert(delivery)
         self.delivery, self.left = delivery, delivery.count
-        fixed = delivery.form.fixed
+        fixed = None if delivery.batch_rows else delivery.form.fixed
         self.batch_bytes = None if fixed is None else delivery.rows * sum(fixed.row_bytes)
 
     def reopen(self, delivery: Delivery) -> None:
@@ -231,7 +231,8 @@ class Pass:
     def take_joined(self, assemble: Callable[[Sequence[Any]], Any]) -> object:
         """Return all batches of the next delivery, each component as `dtype[count, rows, ...]`.
 
-        Only for fixed forms. Blocks and raises as `take`. A pass uses either this method or `take`.
+        Only if `form.has_equal_batches`. Blocks and raises as `take`. A pass uses either this
+        method or `take`.
         """
         with InterruptsHeld():
             delivery = self.next_delivery()

@@ -57,11 +57,11 @@ class IndexedItems:
             return self._reader.open(ticket, *self._looked_up(ticket))
         plan, epoch = self._plan.after(ticket.rest), ticket.epoch
         positions = plan.positions(epoch, ticket.batch, ticket.batches)
-        if ticket.batches == 1 and not plan.rows_vary:
-            positions = positions[ticket.start : ticket.stop]
         batch_rows: tuple[int, ...] = ()
-        if plan.rows_vary and ticket.batches > 1:
-            batch_rows = tuple(plan.rows(epoch, ticket.batch + at) for at in range(ticket.batches))
+        if plan.rows_vary:
+            batch_rows = plan.batch_rows(epoch, ticket.batch, ticket.batches)
+        if ticket.batches == 1 and ticket.stop >= 0:
+            positions = positions[ticket.start : ticket.stop]
         indices = plan.order.indices(epoch, positions)
         return self._reader.open(ticket, positions, indices, batch_rows)
 

@@ -16,7 +16,7 @@ from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import brief
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
-from loaderpool.memory.layout import Buffer, VaryingLayout
+from loaderpool.memory.layout import Buffer, OwnMemory, VaryingLayout
 from loaderpool.memory.recorder import CallKind
 from loaderpool.plan.batches import bounds_of
 from loaderpool.plan.generators import CapturedGenerators
@@ -63,9 +63,10 @@ class Opened:
     indices: list[int]  # source index of each position
     # Returns the item of a source index, even after later tickets were opened.
     read: Callable[[int], object]
-    batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, if they vary
+    batch_rows: tuple[int, ...] = ()  # rows of each batch, if they vary; also of a batch in part
     # the slot's arrays, if each row is written before the next one is made
     arrays: Sequence[npt.NDArray[Any]] | None = None
+    own: OwnMemory | None = None  # memory of `arrays`, if the rows do not fit the slot
     # buffer, first byte in it, number of bytes; the probe and `replay` have no slot
     slot: tuple[Buffer, int, int] = _NO_SLOT
     fetched: Fetched | None = None  # the items, if the source reads many rows with one call
@@ -76,7 +77,7 @@ class Opened:
 
     def bounds(self) -> list[tuple[int, int]]:
         """Return the first and the end row of each batch."""
-        if self.batch_rows:
+        if len(self.batch_rows) > 1:
             return bounds_of(self.batch_rows)
         size = len(self.indices) // self.ticket.batches  # a chunk has full batches only
         return [(start, start + size) for start in range(0, len(self.indices), size)]
@@ -88,7 +89,7 @@ class MadeRows(NamedTuple):
     rows: int
     row_failures: tuple[RowFailure, ...] = ()
     # batches that did not fit the slot; the caller writes them elsewhere
-    oversize: VaryingLayout | None = None
+    oversize: VaryingLayout | OwnMemory | None = None
     items: int = 0  # number of items that the rows were made of
     read: Frame | None = None  # the items themselves, because another worker makes the rows
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.board import Board
-from loaderpool.memory.layout import BatchForm, Block, Buffer, VaryingLayout
+from loaderpool.memory.layout import BatchForm, Block, Buffer, OwnMemory, VaryingLayout
 from loaderpool.plan.batches import Plan, kept
 from loaderpool.plan.drawn import read_order
 from loaderpool.sources.tables import Columns
@@ -322,10 +322,21 @@ class Work:
             assert self.form is not None
             fixed, rows = self.form.fixed, ticket.start + len(opened.indices)
             if fixed is not None:
-                opened.arrays = fixed.arrays(buffer, base, rows)
+                opened.arrays = self._arrays(opened, rows)
             else:
                 opened.arrays = self.form.row_arrays(buffer, base, rows, capacity)
         return opened
+
+    def _arrays(self, opened: Opened, rows: int) -> _Leaves:
+        """Return the first `rows` rows of a fixed slot; other memory if they do not fit the slot."""
+        assert self.form is not None and self.form.fixed is not None
+        (buffer, base, capacity), fixed = opened.slot, self.form.fixed
+        if fixed.capacity_rows is None:
+            rows = sum(opened.batch_rows)
+            if fixed.bytes_of(rows) > capacity:
+                opened.own = OwnMemory(fixed, rows)
+                return opened.own.arrays
+        return fixed.arrays(buffer, base, rows)
 
     def _fill(self, calls: Runner, opened: Opened) -> MadeRows:
         if opened.fetched is not None and calls is self.calls:
@@ -387,7 +398,7 @@ class Work:
                 # From now on each row is written before the next one is made.
                 block = self._block_rows = 1
                 progress.begin_blocks(0)
-        return MadeRows(rows, items=rows)
+        return MadeRows(rows, oversize=opened.own, items=rows)
 
     # ---- whole batches: any row may fail, or rows are padded, ragged or text ----
 
@@ -399,6 +410,7 @@ class Work:
         """
         assert self.form is not None, "a task before its layout"
         (buffer, base, capacity), fixed, count = opened.slot, self.form.fixed, len(opened.indices)
+        arrays = [] if fixed is None else self._arrays(opened, count)
         batches: list[tuple[int, list[Block]]] = []
         failures: list[RowFailure] = []
         for number, (start, stop) in enumerate(opened.bounds()):
@@ -410,13 +422,12 @@ class Work:
                 if fixed is None:
                     batches.append((len(rows), self._collated(rows, good)))
                 else:
-                    arrays = fixed.arrays(buffer, base, count)
                     for row, leaves in enumerate(rows, start):
                         for array, leaf in zip(arrays, leaves, strict=True):
                             array[row] = leaf
             failures += [each._replace(batch=number) for each in failed]
         if fixed is not None:
-            return MadeRows(count, tuple(failures), items=count)
+            return MadeRows(count, tuple(failures), opened.own, count)
         layout = VaryingLayout(batches)
         filled = MadeRows(sum(rows for rows, _ in batches), tuple(failures), items=count)
         if layout.nbytes > capacity:

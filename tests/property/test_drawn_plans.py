@@ -11,6 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loaderpool.plan.alias_table import alias_table
 from loaderpool.plan.batches import Numbering, Plan
 from loaderpool.plan.drawn import DrawnBatches, checksum_of, order_bytes, read_order, write_order
 from loaderpool.plan.order import DrawnOrder
@@ -31,7 +32,9 @@ def plans(draw: st.DrawFn) -> Plan:
         empty = DrawnBatches(DrawnOrder(7), **settings)
         return empty.drawn(indices, size, np.cumsum(rows))
     if draw(st.booleans()):
-        return Plan(WeightedOrder(7, seed=3), **settings).drawn(np.arange(1.0, 9), size, NONE)
+        return Plan(WeightedOrder(7, seed=3), **settings).drawn(
+            alias_table(np.arange(1.0, 9)), size, NONE
+        )
     return Plan(DrawnOrder(7), **settings).drawn(indices, size, NONE)
 
 
@@ -59,6 +62,9 @@ def test_shards_share_an_epoch_evenly(plan: Plan, count: int) -> None:
         assert all(1 <= len(batch) <= max(shard.most_rows, 1) for batch in batches)
         numbers = range(shard.batches_per_epoch)
         assert [shard.rows(5, batch) for batch in numbers] == [*map(len, batches)]
+        for batch in numbers:
+            count = min(3, len(batches) - batch)
+            assert [*shard.batch_rows(5, batch, count)] == [*map(len, batches[batch:][:count])]
         joined = shard.positions(5, 0, len(batches)).tolist()
         assert joined == [*chain.from_iterable(batches)]
 

@@ -38,6 +38,10 @@ class WalkedPlan:
     lengths: tuple[int, ...] = ()  # samples of each lane
 
     @property
+    def usual_rows(self) -> int:
+        return self.batch_size
+
+    @property
     def batches_per_epoch(self) -> int:
         return 1 << 40 if self.lanes else -(-self.size // self.batch_size)
 

@@ -19,6 +19,7 @@ class Endless:
     """A plan of batches of four items by index."""
 
     batch_size: int = 4
+    usual_rows: int = 4
     batches_per_epoch: int = 1 << 40
     lanes: int = 0
 

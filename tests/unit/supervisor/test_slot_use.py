@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 
+from loaderpool.memory.layout import FixedLayout
 from loaderpool.supervisor import slots
 from loaderpool.supervisor.records import Layout, ToWorker
 from loaderpool.transport.messages import Filled, Found
@@ -219,3 +223,59 @@ def test_ended_run_gives_back_slots_without_a_batch() -> None:
     assert RUN not in pool.state.runs
     assert pool.state.slots._memory.largest == free
     assert pool.state.slots.kept_bytes == 2 * LARGE
+
+
+# ---- batches whose rows vary
+
+
+@dataclasses.dataclass
+class Varying(Endless):
+    """A plan of batches of 1 to 9 rows, 5 in the mean, of which batch 11 has 90."""
+
+    batch_size: int = 90
+    usual_rows: int = 5
+
+    def batch_rows(self, number: int, count: int) -> tuple[int, ...]:
+        return tuple(90 if each == 11 else 1 + each % 9 for each in range(number, number + count))
+
+    def total_rows(self, number: int, count: int) -> int:
+        return sum(self.batch_rows(number, count))
+
+
+def with_varying_rows(row_bytes: int, limit_bytes: int = 1 << 30) -> Pool:
+    pool = Pool(2)
+    pool.state.load(LOADER, Varying())
+    rows = FixedLayout(((row_bytes,),), (np.dtype(np.uint8),), None)
+    layout = Layout(4096, 1, 1, limit_bytes, rows=rows)
+    pool.state.lay_out(LOADER, layout, 1e-7)
+    begin(pool.state, RUN, LOADER, 0, 200)
+    pool.turn()
+    return pool
+
+
+@pytest.mark.parametrize("row_bytes", [8, 1 << 12, 1 << 16, 1 << 20])
+def test_tickets_have_no_more_rows_than_a_slot(row_bytes: int) -> None:
+    pool = with_varying_rows(row_bytes)
+    room = pool.state.runs[RUN].layout.slot_bytes
+    assert 20 * row_bytes <= room <= max(21 * row_bytes, 1 << 21)
+    plan, seen, most = Varying(), 0, 0
+    while busy := pool.busy():
+        for worker in busy:
+            pool.answer(worker, row_s=1e-7)
+        for filled in pool.of(Filled)[seen:]:
+            rows = plan.batch_rows(filled.batch, filled.batches)
+            assert (filled.rows, filled.batch_rows) == (sum(rows), rows * (len(rows) > 1))
+            assert len(rows) == 1 or filled.rows * row_bytes <= room
+            most = max(most, filled.batches)
+            seen += 1
+            release(pool.state, RUN, filled.offset)
+        pool.turn()
+    assert sum(filled.batches for filled in pool.of(Filled)) == 200
+    assert (most > 1) == (row_bytes < 1 << 20)
+
+
+def test_slots_of_large_batches_stay_within_the_limit() -> None:
+    pool = with_varying_rows(1 << 20, limit_bytes=16 << 20)
+    run = pool.state.runs[RUN]
+    assert run.slots == 2
+    assert 5 << 20 <= run.layout.slot_bytes <= 8 << 20
