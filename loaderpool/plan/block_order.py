@@ -11,11 +11,13 @@ consecutive blocks:
 ```
 
 A process that keeps the latest `window` blocks decodes each block once. Both shuffles depend only
-on seed and epoch. A process keeps the order of the blocks: 16 bytes per block.
+on seed and epoch. A process keeps the order of the blocks, 16 bytes per block, and the orders of a
+few small windows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -25,19 +27,29 @@ import numpy.typing as npt
 
 from loaderpool.plan.batches import kept
 from loaderpool.plan.order import Order
-from loaderpool.plan.permutation import Permutation, stream_key
+from loaderpool.plan.permutation import TABLE_SIZE, Permutation, random_bits, stream_key
 
 _Integers = npt.NDArray[np.int64]
 # Number of windows whose permutations are kept. Smaller: batches of two windows, read in turn by
 # two passes, make the permutations again.
 _KEPT_WINDOWS = 8
+_PLACE = np.uint64(TABLE_SIZE * 2 - 1)  # bits of a place in a small window
 
 
 class _Epoch(NamedTuple):
     """Shuffled blocks of one epoch."""
 
-    starts: _Integers  # first index of each block
     ends: _Integers  # position after the last row of each block
+    shifts: _Integers  # source index of each block's first row, minus its position
+    windows: _Integers  # position after the last row of each window
+
+
+class _Window(NamedTuple):
+    """Shuffled rows of one window."""
+
+    first: int  # first position
+    indices: _Integers | None  # source index of each position, if the window is small
+    shuffle: Permutation | None  # shuffle of the rows, if the window is large
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,32 +63,54 @@ class BlockOrder(Order):
 
     def indices(self, epoch: int, positions: _Integers) -> list[int]:
         """Return the source indices at positions of an epoch."""
-        table = self._epoch(epoch)
-        ends, window = table.ends, self.window
-        windows = ends.searchsorted(positions, side="right") // window
-        places = np.empty_like(positions)
-        for number in np.unique(windows).tolist():
-            rows = windows == number
-            first, shuffle = self._window(epoch, number)
-            places[rows] = first + shuffle.take(positions[rows] - first)
-        blocks = ends.searchsorted(places, side="right")
-        before = np.where(blocks > 0, ends[blocks - 1], 0)
-        indices: list[int] = (table.starts[blocks] + places - before).tolist()
+        found = [*self._parts(epoch, positions)]
+        indices: list[int] = (found[0] if len(found) == 1 else np.concatenate(found)).tolist()
         return indices
 
-    def _window(self, epoch: int, number: int) -> tuple[int, Permutation]:
-        """Return the first position of a window, and the shuffle of its rows."""
-        ends = self._epoch(epoch).ends
-        before = number * self.window
-        first = int(ends[before - 1]) if before else 0
-        rows = int(ends[min(before + self.window, len(ends)) - 1]) - first
-        key = stream_key(f"window-{number}", self.seed, epoch)
-        return first, kept(
-            self._shuffles, (epoch, number), lambda: Permutation(rows, key), _KEPT_WINDOWS
+    def _parts(self, epoch: int, positions: _Integers) -> Iterator[_Integers]:
+        """Yield the source indices of parts of the positions. Each part is of one window."""
+        windows, start, size = self._epoch(epoch).windows, 0, len(positions)
+        numbers = windows.searchsorted(positions, side="right")
+        changes = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
+        for stop in (*changes, size):
+            if start < stop:
+                yield self._of_window(epoch, int(numbers[start]), positions[start:stop])
+            start = stop
+        if not size:
+            yield positions
+
+    def _of_window(self, epoch: int, number: int, positions: _Integers) -> _Integers:
+        first, indices, shuffle = kept(
+            self._windows, (epoch, number), lambda: self._window(epoch, number), _KEPT_WINDOWS
         )
+        if indices is not None:
+            return indices[positions - first]
+        assert shuffle is not None
+        return self._in_source(epoch, number, shuffle.take(positions - first) + first)
+
+    def _in_source(self, epoch: int, number: int, places: _Integers) -> _Integers:
+        """Return the source indices of places in a window, before its rows are shuffled."""
+        table, start = self._epoch(epoch), number * self.window
+        blocks = slice(start, start + self.window)
+        found = table.ends[blocks].searchsorted(places, side="right")
+        return table.shifts[blocks][found] + places
+
+    def _window(self, epoch: int, number: int) -> _Window:
+        windows = self._epoch(epoch).windows
+        first = int(windows[number - 1]) if number else 0
+        rows = int(windows[number]) - first
+        key = stream_key(f"window-{number}", self.seed, epoch)
+        if rows > TABLE_SIZE:
+            return _Window(first, None, Permutation(rows, key))
+        places = np.arange(rows)
+        # The low bits make all numbers different, so each way to sort gives the same order.
+        bits = random_bits(key, places) & ~_PLACE | places.astype(np.uint64)
+        bits.sort()
+        places = (bits & _PLACE).astype(np.int64)
+        return _Window(first, self._in_source(epoch, number, places + first), None)
 
     @cached_property
-    def _shuffles(self) -> dict[tuple[int, int], Permutation]:
+    def _windows(self) -> dict[tuple[int, int], _Window]:
         return {}
 
     @cached_property
@@ -89,5 +123,7 @@ class BlockOrder(Order):
     def _shuffled(self, epoch: int) -> _Epoch:
         blocks = len(self.starts)
         order = Permutation(blocks, stream_key("blocks", self.seed, epoch)).take(np.arange(blocks))
-        rows = np.diff(self.starts, append=self.size)
-        return _Epoch(self.starts[order], rows[order].cumsum())
+        rows = np.diff(self.starts, append=self.size)[order]
+        ends = rows.cumsum()
+        windows = np.append(ends[self.window - 1 :: self.window], ends[-1:])
+        return _Epoch(ends, self.starts[order] - ends + rows, windows)

@@ -1,14 +1,7 @@
 """`WeightedOrder`: items drawn at random with replacement, each with a probability by its weight.
 
-Position p of an epoch has a random number u(p), uniform from 0 to below 1. Its item is the first
-whose cumulative weight exceeds u(p) times the sum of all weights:
-
-```
-    weights      2      1         3           u(p) * 6 = 2.4 is in the range of item 1
-    cumulative   2      3         6
-                 ├──────┼──┬──────┼───────────────┤
-    item            0     1               2
-```
+Position p of an epoch has a random number of 64 bits. It chooses an entry of an alias table
+(`alias_table`), which says which item that is.
 
 A random number depends only on seed, epoch and position, so no order is stored. An epoch of any
 length starts at once, and any process can look up any position.
@@ -22,28 +15,25 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.plan.alias_table import chosen
 from loaderpool.plan.order import DrawnOrder
-from loaderpool.plan.permutation import stream_key
-
-# 64-bit numbers that Philox makes in one step of its counter.
-_STEP = 4
+from loaderpool.plan.permutation import random_bits, stream_key
 
 
 @dataclass(frozen=True, eq=False)
 class WeightedOrder(DrawnOrder):
     """Order whose items are drawn by their weights, with replacement.
 
-    Its `table` has the sum of the weights up to and with each item: float64[items], ascending, the
-    last above 0.
+    Its `table` is the alias table of the weights: uint64[items].
     """
 
-    dtype: ClassVar[type[Any]] = np.float64
+    dtype: ClassVar[type[Any]] = np.uint64
 
     def indices(self, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
         """Return the source indices at positions of an epoch."""
         assert self.table is not None, "an order that was not drawn"
-        drawn = uniform(self.seed, epoch, positions) * self.table[-1]
-        indices: list[int] = self.table.searchsorted(drawn, side="right").tolist()
+        bits = random_bits(stream_key("weights", self.seed, epoch), positions)
+        indices: list[int] = chosen(self.table, bits).tolist()
         return indices
 
 
@@ -58,29 +48,16 @@ def without_replacement(
     """
     items = np.flatnonzero(weights)
     # The smallest of exponential random numbers belongs to each item with the probability wanted.
-    numbers = -np.log1p(-uniform(seed, epoch, np.arange(len(weights)))[items]) / weights[items]
+    numbers = -np.log1p(-uniform(seed, epoch, len(weights))[items]) / weights[items]
     order: npt.NDArray[np.int64] = items[numbers.argsort(kind="stable")]
     return order
 
 
-def uniform(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return the random number of each position, float64 from 0 to below 1.
+def uniform(seed: int, epoch: int, count: int) -> npt.NDArray[np.float64]:
+    """Return `count` random numbers, float64 from 0 to below 1, one for each item.
 
     They have 53 random bits, and are the same on every machine and NumPy version.
-
-    Args:
-        seed: seed of the order.
-        epoch: number of the epoch.
-        positions: int64[n], of any order; consecutive positions are faster.
     """
-    found = np.empty(len(positions), np.uint64)
-    ends = [*(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
-    key, start = stream_key("weights", seed, epoch), 0
-    for end in ends:
-        if end > start:
-            steps, skipped = divmod(int(positions[start]), _STEP)
-            bits = np.random.Philox(key=key).advance(steps)
-            found[start:end] = bits.random_raw(skipped + end - start)[skipped:]
-        start = end
+    found = random_bits(stream_key("weights", seed, epoch), np.arange(count))
     numbers: npt.NDArray[np.float64] = (found >> np.uint64(11)) * 2.0**-53
     return numbers

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig, Weighted, is_array_of_indices, is_function_of_epoch
 from loaderpool.errors import ArgumentError, StateError, brief
+from loaderpool.plan.alias_table import alias_table
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.drawn import NO_STOPS, DrawnBatches, checksum_of
 from loaderpool.plan.generators import PASS, CapturedGenerators, global_generators
@@ -34,6 +35,8 @@ from loaderpool.transport.payload.generators import Registry
 # Values of the user's object that are searched for random generators. Smaller: a generator deep
 # inside a sampler is not seeded. Larger: a sampler that holds its data takes longer to search.
 _MOST_ENTERED = 20_000
+_CHUNK = 1 << 15  # weights that are checked or compared at once, so that they stay in the CPU cache
+_WORD = 8
 
 
 class Drawn(NamedTuple):
@@ -221,27 +224,30 @@ class _Weights:
 
     def __init__(self, order: Weighted, items: int, seed: int) -> None:
         self._order, self._items, self._seed = order, items, seed
-        self._latest: npt.NDArray[Any] = np.empty(0)
+        # Weights of the latest epoch, and their table. Most trainings never change them.
+        self._latest: tuple[npt.NDArray[Any], npt.NDArray[np.uint64]] | None = None
 
     def read(self, epoch: int) -> Drawn:
         order = self._order
-        weights = order.weights(epoch) if callable(order.weights) else order.weights
-        weights = _weights(weights, epoch, self._items)
+        given = order.weights(epoch) if callable(order.weights) else order.weights
         size = self.count()
+        weights = _weights(given, epoch, self._items)
         if not order.replacement:
+            _check_weights(weights, epoch)
             most = np.count_nonzero(weights)
             if size > most:
                 raise ArgumentError(
                     f"order=Weighted(replacement=False) can draw {most:,} items in epoch {epoch}, "
                     f"because the others have the weight 0. Set num_samples={most}"
                 )
+            weights = weights.astype(np.float64)
             return Drawn(without_replacement(self._seed, epoch, weights)[:size], size)
-        table = weights.cumsum()
-        # Equal arrays need not be copied into shared memory again.
-        if np.array_equal(table, self._latest):
-            table = self._latest
-        self._latest = table
-        return Drawn(table, size)
+        if self._latest is None or not _are_equal(weights, self._latest[0]):
+            self._latest = None  # its memory may be needed
+            weights = weights.copy()  # before the check, because another thread may change them
+            _check_weights(weights, epoch)
+            self._latest = weights, alias_table(weights)
+        return Drawn(self._latest[1], size)
 
     def count(self) -> int:
         return self._order.num_samples or self._items
@@ -274,26 +280,44 @@ def _indices(given: Any, epoch: int, items: int) -> npt.NDArray[np.int64]:
     return found.astype(np.int64)
 
 
-def _weights(given: Any, epoch: int, items: int) -> npt.NDArray[np.float64]:
-    """Return weights as a new array.
+def _weights(given: Any, epoch: int, items: int) -> npt.NDArray[Any]:
+    """Return weights as an array of real numbers, which may share the memory of the user's array.
 
     Raises:
-        ArgumentError: They are not one finite number from 0 for each item, or all are 0.
+        ArgumentError: They are not one number for each item.
     """
     of = f"Weighted.weights must have a number from 0 for each of the {items:,} items of source"
     try:
-        found = np.array(given, np.float64)
+        found = np.asarray(given)
+        if found.dtype.kind not in "biuf" or found.dtype.itemsize > _WORD:
+            found = found.astype(np.float64)
     except (TypeError, ValueError):
         raise ArgumentError(f"{of}, got {brief(given)} in epoch {epoch}") from None
     if found.shape != (items,):
         raise ArgumentError(f"{of}, got the shape {list(found.shape)} in epoch {epoch}")
-    wrong = ~((found >= 0) & np.isfinite(found))
-    if wrong.any():
-        at = int(wrong.argmax())
-        raise ArgumentError(f"{of}, got {found[at]} for item {at:,} in epoch {epoch}")
-    if not found.any():
-        raise ArgumentError(f"{of}, and one above 0, got only zeros in epoch {epoch}")
     return found
+
+
+def _check_weights(weights: npt.NDArray[Any], epoch: int) -> None:
+    """Raise `ArgumentError` if a weight is negative or not finite, or if all are 0."""
+    of, largest = "Weighted.weights must have finite numbers from 0", 0.0
+    for start in range(0, len(weights), _CHUNK):
+        part = weights[start : start + _CHUNK]
+        if not (part.min() >= 0 and part.max() < np.inf):  # NaN is neither
+            at = int((~((part >= 0) & np.isfinite(part))).argmax())
+            got = float(part[at])
+            raise ArgumentError(f"{of}, got {got} for item {start + at:,} in epoch {epoch}")
+        largest = max(largest, float(part.max()))
+    if not largest:
+        raise ArgumentError(f"{of}, and one above 0, got only zeros in epoch {epoch}")
+
+
+def _are_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Return True if two arrays have the same numbers. Takes no memory for large arrays."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    parts = (slice(at, at + _CHUNK) for at in range(0, len(one), _CHUNK))
+    return all((one[part] == other[part]).all() for part in parts)
 
 
 def _set_epoch(order: Any, epoch: int) -> None:

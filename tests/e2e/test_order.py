@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import textwrap
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -248,6 +250,82 @@ def test_orders_leave_the_arena_when_their_passes_are_over() -> None:
             next(iter(there))
             read(there)
         wait_until(lambda: there.statistics() and extents.taken_bytes <= taken + 4096)
+
+
+# ---- batches of any size
+
+
+class Growing:
+    """Batches of 1 to 9 rows and one of 200. In each epoch, they are three times as large."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def sizes(self) -> list[int]:
+        rows = [1 + (5 * number) % 9 for number in range(60)]
+        rows[17] = 200
+        return [each * 3**self.epoch for each in rows]
+
+    def __len__(self) -> int:
+        return 60
+
+    def __iter__(self) -> Iterator[Any]:
+        last = 0
+        for rows in self.sizes():
+            yield np.arange(last, last + rows) % ITEMS
+            last += rows
+
+
+def mixed(item: int, rng: np.random.Generator) -> Any:
+    """Components whose rows have 3, 8 and 8000 bytes."""
+    small = np.full(3, item, np.uint8)
+    return {"small": small, "number": item, "large": rng.random(2000, np.float32)}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"on_error": "replace"}, {"threads": 3}, {"limits": lp.Limits(memory=1 << 22)}],
+    ids=["plain", "replace", "threads", "memory"],
+)
+def test_sizes_of_batches_may_differ_and_grow(settings: dict[str, Any]) -> None:
+    with lp.Loader(range(ITEMS), mixed, order=Growing(), workers=0) as here:
+        expected = read(here, passes=3)
+    with lp.Loader(range(ITEMS), mixed, order=Growing(), workers=2, **settings) as there:
+        assert_same(read(there, passes=3), expected)
+        memory = there.statistics().memory
+    assert memory.batches_oversize == 3
+    if "limits" in settings:
+        assert memory.buffers * memory.buffer_bytes <= 1 << 22
+
+
+def test_batches_of_any_size_may_come_in_any_order() -> None:
+    with lp.Loader(range(ITEMS), mixed, order=Growing(), workers=0) as here:
+        expected = {batch["large"].tobytes() for batch in read(here)}
+    settings: dict[str, Any] = {"deterministic": False, "workers": 3}
+    with lp.Loader(range(ITEMS), mixed, order=Growing(), **settings) as there:
+        iterator = iter(there)
+        found = [batch["large"].tobytes() for batch in itertools.islice(iterator, 20)]
+        with lp.Loader(range(ITEMS), mixed, order=Growing(), **settings) as other:
+            other.load_state_dict(iterator.state_dict())
+            found += [batch["large"].tobytes() for batch in other]
+        iterator.close()
+    assert len(found) == 60
+    assert set(found) == expected
+
+
+def test_a_large_slow_batch_is_made_by_all_workers() -> None:
+    def slow(item: int) -> tuple[int, int]:
+        time.sleep(0.002)
+        return item, os.getpid()
+
+    order = [list(range(10)), list(range(ITEMS)) * 10, list(range(ITEMS)) * 10]
+    with lp.Loader(range(ITEMS), slow, order=order, workers=2) as there:
+        batches = read(there)
+    assert [items.tolist() for items, _ in batches] == order
+    assert len(set(batches[2][1].tolist())) == 2
 
 
 # ---- when an order is read

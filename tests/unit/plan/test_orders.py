@@ -5,16 +5,32 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from loaderpool.plan.alias_table import alias_table
 from loaderpool.plan.block_order import BlockOrder
 from loaderpool.plan.order import Order
+from loaderpool.plan.permutation import random_bits, stream_key
 from loaderpool.plan.weighted_order import WeightedOrder, uniform
 
 # Random numbers at positions 0, 5 and 2**60, as they were when they were defined.
-RECORDED = ["0x1.73fe82eee443dp-1", "0x1.62c54cca11666p-1", "0x1.280819f90d075p-1"]
+RECORDED = [0x94E63B3F3CC78E7A, 0xC480299576458C28, 0xCF780E348AD26F8]
+# Items at positions 0 to 9, as they were when these orders were defined.
+RECORDED_WEIGHTED = [2, 1, 1, 3, 1, 2, 3, 1, 1, 3]
+RECORDED_BLOCKS = [[19, 6, 18, 7, 12], [3351, 6362, 732, 3823, 5873]]
+WEIGHTS = {
+    "random": lambda rng, items: rng.random(items),
+    "few values": lambda rng, items: rng.integers(0, 4, items),
+    "wide": lambda rng, items: rng.lognormal(0, 4, items),
+    "equal": lambda rng, items: np.full(items, 0.1),
+    "one": lambda rng, items: np.eye(1, items)[0],
+    "tiny": lambda rng, items: rng.random(items) * 1e-310,
+    "large": lambda rng, items: rng.random(items) * 1e308,
+    "float32": lambda rng, items: rng.random(items, np.float32),
+    "bool": lambda rng, items: rng.random(items) < 0.5,
+}
 
 
 def weighted(weights, size=10_000, seed=3):
-    return WeightedOrder(size, seed=seed, table=np.cumsum(weights, dtype=np.float64))
+    return WeightedOrder(size, seed=seed, table=alias_table(np.array(weights)))
 
 
 def blocks(starts, size, window, seed=3):
@@ -56,12 +72,44 @@ def test_epochs_and_seeds_have_unrelated_draws():
             assert 0.45 < same < 0.55
 
 
-def test_random_numbers_are_uniform_and_never_change():
-    numbers = uniform(1, 2, np.arange(1 << 16))
+def levels_of(table):
+    """Levels of each item in all cells, and in a cell."""
+    shift, levels = (len(table) - 1).bit_length(), 2**62 // len(table)
+    entries = table.tolist()
+    found = [entry >> shift for entry in entries]
+    for entry in entries:
+        found[entry & (1 << shift) - 1] += levels - (entry >> shift)
+    return found, levels
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_an_alias_table_has_the_probabilities_of_the_weights(kind):
+    rng = np.random.default_rng(0)
+    for items in (1, 2, 3, 8, 57, 64, 1000):
+        weights = WEIGHTS[kind](rng, items)
+        weights[rng.integers(items)] = weights.max() or 1
+        table = alias_table(weights)
+        found, levels = levels_of(table)
+        assert sum(found) == items * levels
+        scaled = weights.astype(np.longdouble) / weights.max()
+        expected = scaled / scaled.sum()
+        assert abs(np.array(found, np.longdouble) / (items * levels) - expected).max() < 1e-14
+        assert not np.array(found, object)[weights == 0].any()
+        for chunk in (1, 2, 7, 100):
+            assert alias_table(weights, chunk).tolist() == table.tolist()
+
+
+def test_draws_of_a_table_never_change():
+    assert weighted([1, 2, 3, 4.5, 0, 0.25]).indices(1, np.arange(10)) == RECORDED_WEIGHTED
+    key = stream_key("weights", 1, 2)
+    assert random_bits(key, np.array([0, 5, 1 << 60])).tolist() == RECORDED
+
+
+def test_random_numbers_are_uniform():
+    numbers = uniform(1, 2, 1 << 16)
     assert numbers.min() >= 0
     assert numbers.max() < 1
     assert abs(np.histogram(numbers, 64, (0, 1))[0] - 1024).max() < 6 * 32
-    assert [each.hex() for each in uniform(1, 2, np.array([0, 5, 1 << 60])).tolist()] == RECORDED
 
 
 # ---- blocks ----
@@ -99,3 +147,9 @@ def test_any_part_of_a_shuffle_in_blocks_is_that_of_the_whole():
     everything = whole(order, 7)
     chosen = np.random.default_rng(0).permutation(1000)[:300]
     assert order.indices(7, chosen) == [everything[at] for at in chosen]
+
+
+def test_shuffles_in_blocks_never_change():
+    small, large = blocks([0, 7, 20], 31, window=2), blocks([0, 5000, 9000], 15_000, window=2)
+    found = [order.indices(4, np.arange(5)) for order in (small, large)]
+    assert found == RECORDED_BLOCKS
