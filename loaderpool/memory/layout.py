@@ -63,6 +63,12 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
+@functools.lru_cache(maxsize=256)
+def _ends(row_bytes: tuple[int, ...], rows: int) -> tuple[int, ...]:
+    """Return 0, and the end of each component in a slot with this many rows."""
+    return tuple(itertools.accumulate((aligned(size * rows) for size in row_bytes), initial=0))
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class FixedLayout:
     """Layout of components with one known shape per row."""
@@ -81,20 +87,17 @@ class FixedLayout:
 
     def offsets_of(self, rows: int) -> tuple[int, ...]:
         """Return the offsets of the components from the start of a slot with this many rows."""
-        return self._offsets(rows) if self.capacity_rows is None else self._same_offsets
-
-    @functools.cached_property
-    def _same_offsets(self) -> tuple[int, ...]:
-        assert self.capacity_rows is not None
-        return self._offsets(self.capacity_rows)
-
-    def _offsets(self, rows: int) -> tuple[int, ...]:
-        sizes = (aligned(row_bytes * rows) for row_bytes in self.row_bytes[:-1])
-        return tuple(itertools.accumulate(sizes, initial=0))
+        return _ends(self.row_bytes, self.capacity_rows or rows)[:-1]
 
     def bytes_of(self, rows: int) -> int:
         """Return the size of a slot for this many rows in bytes."""
-        return max(ALIGNMENT_BYTES, sum(aligned(size * rows) for size in self.row_bytes))
+        return max(ALIGNMENT_BYTES, _ends(self.row_bytes, rows)[-1])
+
+    @functools.cached_property
+    def _same_places(self) -> tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...]:
+        """Shape, dtype and offset of each component, if they are the same in each slot."""
+        offsets = self.offsets_of(0) if self.capacity_rows is not None else ()
+        return tuple(zip(self.row_shapes, self.dtypes, offsets, strict=False))
 
     def rows_in(self, nbytes: int) -> int:
         """Return a number of rows that fit this many bytes, at least 1."""
@@ -110,7 +113,7 @@ class FixedLayout:
             rows: number of rows; all rows of the slot, if the rows of batches vary.
         """
         arrays = []  # a loop, because a list comprehension costs a call before Python 3.12
-        for shape, dtype, offset in zip(
+        for shape, dtype, offset in self._same_places or zip(
             self.row_shapes, self.dtypes, self.offsets_of(rows), strict=True
         ):
             arrays.append(np.ndarray((rows, *shape), dtype, buffer, base + offset))

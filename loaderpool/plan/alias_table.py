@@ -33,6 +33,7 @@ _Integers = npt.NDArray[np.int64]
 _LEVELS_BITS = 62
 # Items of a chunk. Smaller: more calls of NumPy. Larger: arrays of a chunk leave the CPU cache.
 _CHUNK = 1 << 14
+_COLUMNS = 1 << 12  # numbers that are added at once; another number changes tables
 # Weights with a larger exponent are scaled first, so that no sum and no factor overflows.
 _MOST_EXPONENT = 400
 
@@ -143,20 +144,26 @@ class _Shares:
     def __init__(self, weights: npt.NDArray[Any], levels: int, chunk: int) -> None:
         self._weights, self._levels, self._chunk = weights, levels, chunk
         # Without these buffers, most of the time would be the first use of new pages.
-        self._numbers, self._shares = np.empty(chunk), np.empty(chunk, np.int64)
+        self._numbers, self._shares = np.empty(max(chunk, _COLUMNS)), np.empty(chunk, np.int64)
         self.largest = int(weights.argmax())
         self._exponent = math.frexp(float(weights[self.largest]))[1]
         self._factor = 1.0
-        total = 0.0
-        for start in range(0, len(weights), chunk):
-            numbers = self._part(start)
-            # NumPy adds pairs in an order that depends on the machine, but accumulates in order.
-            numbers[0] += total
-            total = float(np.add.accumulate(numbers, out=numbers)[-1])
-        self._factor = len(weights) * levels / total
+        self._factor = len(weights) * levels / self._total()
 
-    def _part(self, start: int) -> npt.NDArray[np.float64]:
-        part = self._weights[start : start + self._chunk]
+    def _total(self) -> float:
+        """Return the sum of all weights, which is the same on every machine.
+
+        NumPy adds all numbers of an array in an order that may depend on the machine. So it adds
+        rows of numbers, and accumulates the last row.
+        """
+        sums = np.zeros(_COLUMNS)
+        for start in range(0, len(self._weights), _COLUMNS):
+            part = self._part(slice(start, start + _COLUMNS))
+            sums[: len(part)] += part
+        return float(np.add.accumulate(sums)[-1])
+
+    def _part(self, items: slice) -> npt.NDArray[np.float64]:
+        part = self._weights[items]
         numbers = self._numbers[: len(part)]
         if abs(self._exponent) > _MOST_EXPONENT:
             part = np.ldexp(part.astype(np.float64), -self._exponent)
@@ -169,7 +176,7 @@ class _Shares:
         Heavy items have at least the levels of a cell.
         """
         for start in range(0, len(self._weights), self._chunk):
-            numbers = self._part(start)
+            numbers = self._part(slice(start, start + self._chunk))
             shares = self._shares[: len(numbers)]
             shares[:] = numbers
             found = np.flatnonzero((shares >= self._levels) == is_heavy)

@@ -64,6 +64,8 @@ class DrawnBatches(Plan):
         return sum(self.batch_rows(0, 0, self.batches_per_epoch))
 
     def batch_rows(self, epoch: int, batch: int, count: int) -> tuple[int, ...]:
+        if count == 1:
+            return super().batch_rows(epoch, batch, 1)
         stop = min(batch + count, self._full_batches)
         first, last = (self.start + each * self.num_shards for each in (batch, stop))
         sizes = np.diff(self.stops[first:last], prepend=self._before(first))

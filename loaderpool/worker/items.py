@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from loaderpool.plan.taken import Start
 
 _Positions = npt.NDArray[np.int64]
+# Positions and indices of consecutive batches, and the rows of each batch if they vary.
+_Block = tuple[_Positions, list[int], tuple[int, ...]]
 # Rows that are looked up at once in the main process, because a look-up for each tiny batch would
 # be slow. Smaller: more look-ups. Larger: the first batch of a shuffled epoch waits longer for
 # them.
@@ -31,19 +33,19 @@ class IndexedItems:
     Args:
         plan: Order of the items.
         reader: Reads an item.
-        looks_ahead: Positions and indices of several batches are computed at once, if all batches
-            have the same rows.
+        looks_ahead: Positions and indices of several batches are computed at once.
     """
 
     def __init__(self, plan: Plan, reader: ItemReader, looks_ahead: bool) -> None:
-        self._plan, self._reader = plan, reader
-        self._at_once = max(1, _ROWS // plan.most_rows) if looks_ahead and not plan.rows_vary else 0
-        self._latest: dict[tuple[int, int, Start], tuple[_Positions, list[int]]] = {}
+        self._plan, self._reader, self._looks_ahead = plan, reader, looks_ahead
+        self._at_once = max(1, _ROWS // plan.most_rows)
+        self._latest: dict[tuple[int, int, Start], _Block] = {}
 
     def follow(self, plan: Plan) -> None:
         """Use the order that was drawn for an epoch, from the next ticket on."""
         if plan.order is not self._plan.order:
             self._latest.clear()
+            self._at_once = max(1, _ROWS // plan.most_rows)
         self._plan = plan
 
     @property
@@ -53,7 +55,7 @@ class IndexedItems:
 
     def open(self, ticket: Ticket) -> Opened:
         """Return the rows of a ticket."""
-        if self._at_once and ticket.stop < 0:
+        if self._looks_ahead and ticket.stop < 0:
             return self._reader.open(ticket, *self._looked_up(ticket))
         plan, epoch = self._plan.after(ticket.rest), ticket.epoch
         positions = plan.positions(epoch, ticket.batch, ticket.batches)
@@ -65,23 +67,29 @@ class IndexedItems:
         indices = plan.order.indices(epoch, positions)
         return self._reader.open(ticket, positions, indices, batch_rows)
 
-    def _looked_up(self, ticket: Ticket) -> tuple[_Positions, list[int]]:
-        """Return the positions and indices of a whole batch.
+    def _looked_up(self, ticket: Ticket) -> tuple[_Positions, list[int], tuple[int, ...]]:
+        """Return the positions and indices of a whole batch, and its rows if they vary.
 
         They are computed for a block of batches at once.
         """
         block, at = divmod(ticket.batch, self._at_once)
         key = ticket.epoch, block, ticket.rest
-        positions, indices = self._latest.get(key) or kept(
+        positions, indices, batch_rows = self._latest.get(key) or kept(
             self._latest, key, lambda: self._block(*key), _PASSES
         )
+        if batch_rows:
+            start, rows = sum(batch_rows[:at]), batch_rows[at : at + 1]
+            stop = start + rows[0]
+            return positions[start:stop], indices[start:stop], rows
         start, stop = at * self._plan.most_rows, (at + 1) * self._plan.most_rows
-        return positions[start:stop], indices[start:stop]
+        return positions[start:stop], indices[start:stop], ()
 
-    def _block(self, epoch: int, block: int, rest: Start) -> tuple[_Positions, list[int]]:
+    def _block(self, epoch: int, block: int, rest: Start) -> _Block:
         plan, batch = self._plan.after(rest), block * self._at_once
-        positions = plan.positions(epoch, batch, min(self._at_once, plan.batches_per_epoch - batch))
-        return positions, plan.order.indices(epoch, positions)
+        count = min(self._at_once, plan.batches_per_epoch - batch)
+        positions = plan.positions(epoch, batch, count)
+        batch_rows = plan.batch_rows(epoch, batch, count) if plan.rows_vary else ()
+        return positions, plan.order.indices(epoch, positions), batch_rows
 
     def put(self, positions: Sequence[int], items: Sequence[object]) -> None:
         """Do nothing, because each worker reads items itself."""

@@ -321,7 +321,9 @@ class Work:
         if self._writes_rows:
             assert self.form is not None
             fixed, rows = self.form.fixed, ticket.start + len(opened.indices)
-            if fixed is not None:
+            if fixed is not None and fixed.capacity_rows is not None:
+                opened.arrays = fixed.arrays(buffer, base, rows)
+            elif fixed is not None:
                 opened.arrays = self._arrays(opened, rows)
             else:
                 opened.arrays = self.form.row_arrays(buffer, base, rows, capacity)
