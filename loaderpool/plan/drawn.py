@@ -19,6 +19,7 @@ supervisor and the workers find them (`read_order`).
 from __future__ import annotations
 
 import itertools
+import operator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -61,16 +62,16 @@ class DrawnBatches(Plan):
     @property
     def rows_per_epoch(self) -> int:
         """Number of rows of all batches of this shard."""
-        return sum(self.batch_rows(0, 0, self.batches_per_epoch))
+        sizes = np.diff(self.stops[: self._tail], prepend=0)[self.start :]
+        full = int(sizes[self.shard_index :: self.num_shards].sum())
+        return full + self._share(self._stock[0][2])[1]
 
     def batch_rows(self, epoch: int, batch: int, count: int) -> tuple[int, ...]:
-        if count == 1:
-            return super().batch_rows(epoch, batch, 1)
-        stop = min(batch + count, self._full_batches)
-        first, last = (self.start + each * self.num_shards for each in (batch, stop))
-        sizes = np.diff(self.stops[first:last], prepend=self._before(first))
-        full = sizes[self.shard_index :: self.num_shards].tolist() if stop > batch else []
-        return (*full, *super().batch_rows(epoch, batch + len(full), count - len(full)))
+        if self.num_shards > 1 or not 0 < count <= self.batches_per_epoch - batch:
+            return super().batch_rows(epoch, batch, count)
+        first = self.start + batch
+        stops = self.stops[first : first + count].tolist()
+        return tuple(map(operator.sub, stops, [self._before(first), *stops]))
 
     def positions(self, epoch: int, batch: int, count: int = 1) -> npt.NDArray[np.int64]:
         if self.num_shards > 1 or not 0 < count <= self.batches_per_epoch - batch:

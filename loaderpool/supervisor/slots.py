@@ -296,12 +296,12 @@ class Cutter:
             # this one and return its slot.
             may_lend = 0
         run.may_lend = max(run.may_lend, may_lend)
-        rows, part_rows = run.total_rows(batch, count), max(layout.range_rows, 1)
-        parts, batch_rows = -(-rows // part_rows), tuple[int, ...]()
-        if layout.rows is not None and count > 1:
-            batch_rows = plan.batch_rows(batch, count)
-        if layout.rows is not None and count == 1:
+        batch_rows = () if layout.rows is None else plan.batch_rows(batch, count)
+        rows, part_rows = sum(batch_rows) or run.total_rows(batch, count), max(layout.range_rows, 1)
+        parts = -(-rows // part_rows)
+        if count == 1 and batch_rows:
             batch_s = loader.row_s * rows * (rows <= layout.most_rows)  # a file has one writer
+            batch_rows = ()
         if (
             batch_s > _RANGE_S
             and count == 1

@@ -202,12 +202,18 @@ class _Given:
         if not self.has_batches:
             table = _indices(given, epoch, self._items)
             return Drawn(table, len(table))
-        batches = [np.asarray(batch) for batch in given]
-        rows = [batch.size for batch in batches]
+        batches: list[Any] = [*given]
+        # Numbers of lists are converted all at once.
+        if are_lists := {*map(type, batches)} <= {list, tuple}:
+            rows = [*map(len, batches)]
+        else:
+            batches = [*map(np.asarray, batches)]
+            rows = [batch.size for batch in batches]
         if 0 in rows:
             at = rows.index(0)
             raise ArgumentError(f"order must give no empty batch, got batch {at} of epoch {epoch}")
-        table = _indices(np.concatenate(batches) if batches else [], epoch, self._items)
+        joined = [*itertools.chain.from_iterable(batches)] if are_lists else np.concatenate(batches)
+        table = _indices(joined, epoch, self._items)
         return Drawn(table, len(table), np.cumsum(rows, dtype=np.int64))
 
     def count(self) -> int | None:

@@ -110,6 +110,13 @@ _FIRST, _GAP = (
 _WAITING = ("torch", "keras", "spdl", "joblib")
 _LOCAL = {32: 2.5, 128: 2.5, 8: 2.5, 1: 5.0}  # of the loop's time, by batch size
 
+_ORDERS = {
+    "array": "an array of indices",
+    "weights": "`lp.Weighted`",
+    "blocks": "`lp.Blocks`, 16 blocks of 256",
+    "lists": "lists of 32 to 96 indices",
+}
+
 ROWS = (
     _rate("cpu", "own", ("bare",), _at_least(0.99, "bare"), peers=PEERS, seconds=2.5, is_checked=True),
     _rate("cpu", "tf", ("bare",), _at_least(0.99, "bare"), peers=PEERS, seconds=2.5),
@@ -166,6 +173,15 @@ ROWS = (
             goals=(_at_most(most, "loop"),), view=str(size),
         )
         for size, most in _LOCAL.items()
+    ),
+    *(
+        Row(
+            f"order/{kind}/{workers}", f"256 floats a sample, batch 64, `order=` {what}, {workers} workers",
+            "orders:beside_shuffle", "us", ("loaderpool",), goals=(_at_most(1.05, "shuffle"),),
+            view=f"{kind}/{workers}",
+        )
+        for kind, what in _ORDERS.items()
+        for workers in (0, 2)
     ),
     Row(
         "first/own", _FIRST, "measures:first", contestants=("loaderpool", "interpreter"), peers=PEERS,
