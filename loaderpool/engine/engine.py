@@ -165,6 +165,8 @@ class PoolEngine:
         else:
             return
         self.orders.store(plan)
+        # No worker reads the orders of passes that have failed.
+        self.orders.free(self.runs.orders)
         version.look()
 
     def _is_decided(self) -> bool:

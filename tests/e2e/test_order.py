@@ -252,6 +252,22 @@ def test_orders_leave_the_arena_when_their_passes_are_over() -> None:
         wait_until(lambda: there.statistics() and extents.taken_bytes <= taken + 4096)
 
 
+def test_orders_of_failed_passes_leave_the_arena() -> None:
+    def fails(item: int) -> int:
+        raise ValueError(item)
+
+    def order(epoch: int) -> Any:
+        return np.zeros(100_000, np.int64)
+
+    with lp.Loader(range(ITEMS), fails, batch_size=4, order=order, workers=1) as there:
+        extents = there._core.engine.pool.arena.extents  # type: ignore[union-attr]
+        before = extents.taken_bytes
+        for _ in range(4):
+            with pytest.raises(lp.SampleError):
+                next(iter(there))
+        assert extents.taken_bytes <= before + 900_000
+
+
 # ---- batches of any size
 
 
