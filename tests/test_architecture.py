@@ -49,9 +49,9 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 259_300,
-    "scripts": 52_600,
-    "tests": 382_500,
+    "loaderpool": 262_700,
+    "scripts": 53_400,
+    "tests": 385_000,
 }
 MOST_NAMES = 18  # beside `__init__.py` and `py.typed`, directly in the package
 
