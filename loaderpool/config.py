@@ -115,7 +115,7 @@ class Weighted:
         >>> order = lp.Weighted([0, 1, 0, 3], num_samples=8)
         >>> with lp.Loader(range(4), batch_size=8, order=order, workers=0) as loader:
         ...     print(*loader)
-        [3 3 1 1 1 3 1 3]
+        [3 1 3 3 3 1 3 3]
     """
 
     weights: npt.ArrayLike | Callable[[int], npt.ArrayLike]
