@@ -110,7 +110,7 @@ class Delivery:
     def counts(self) -> Sequence[BatchCounts]:
         """Return the number of rows of each batch to deliver, and the amount of padding in it."""
         if self.batch_rows:
-            return [BatchCounts(self.batch_rows[at], 0, 0) for at in self._numbers()]
+            return [BatchCounts(self.batch_rows[at], 0, 0) for at in self.stored_numbers()]
         if self.form.fixed is not None:
             return [BatchCounts(self.rows, 0, 0)] * self.count
         counts = varying_counts(self.anchor)
