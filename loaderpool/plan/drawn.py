@@ -62,15 +62,15 @@ class DrawnBatches(Plan):
     @property
     def rows_per_epoch(self) -> int:
         """Number of rows of all batches of this shard."""
-        sizes = np.diff(self.stops[: self._tail], prepend=0)[self.start :]
+        sizes = np.diff(self._bounds[: self._tail], prepend=0)[self._first :]
         full = int(sizes[self.shard_index :: self.num_shards].sum())
         return full + self._share(self._stock[0][2])[1]
 
     def batch_rows(self, epoch: int, batch: int, count: int) -> tuple[int, ...]:
         if self.num_shards > 1 or not 0 < count <= self.batches_per_epoch - batch:
             return super().batch_rows(epoch, batch, count)
-        first = self.start + batch
-        stops = self.stops[first : first + count].tolist()
+        first = self._first + batch
+        stops = self._bounds[first : first + count].tolist()
         return tuple(map(operator.sub, stops, [self._before(first), *stops]))
 
     def positions(self, epoch: int, batch: int, count: int = 1) -> npt.NDArray[np.int64]:
@@ -78,7 +78,8 @@ class DrawnBatches(Plan):
             return super().positions(epoch, batch, count)
         # All batches of a single shard are consecutive.
         first = self._span(epoch, batch)[0]
-        return np.arange(first, self._span(epoch, batch + count - 1)[1], dtype=np.int64)
+        rows = np.arange(first, self._span(epoch, batch + count - 1)[1], dtype=np.int64)
+        return self._located(epoch, rows)
 
     def drawn(self, table: npt.NDArray[Any], size: int, stops: npt.NDArray[np.int64]) -> Plan:
         """Return the plan of an epoch with these batches."""
