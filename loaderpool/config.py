@@ -137,11 +137,12 @@ class Blocks:
     """Shuffle for sources that store rows in blocks, such as chunks of HDF5 or zarr.
 
     Blocks are shuffled, and then the rows of each window of consecutive blocks. So rows that are
-    stored together are read at about the same time.
+    stored together are read at about the same time. Each worker keeps the decoded blocks of a
+    window, up to half of the free memory divided by the number of CPUs.
 
     Args:
-        rows: Rows of a block, at least 1. Default: from the source, if it is an HDF5 dataset, a
-            zarr array, `HDF5` or `ParquetRows`.
+        rows: Rows of a block, at least 1. Blocks begin again in each file. Default: from the
+            source, if it is `HDF5`, `ParquetRows`, or an array in chunks, such as one of zarr.
         window: Number of blocks whose rows are shuffled together, at least 1. Default: 16.
     """
 

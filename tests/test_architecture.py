@@ -49,9 +49,9 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 262_700,
+    "loaderpool": 262_800,
     "scripts": 53_400,
-    "tests": 385_000,
+    "tests": 388_500,
 }
 MOST_NAMES = 18  # beside `__init__.py` and `py.typed`, directly in the package
 

@@ -61,6 +61,11 @@ class BlockOrder(Order):
     window: int = field(kw_only=True)
     """Number of blocks whose rows are shuffled together, at least 1."""
 
+    @cached_property
+    def most_rows(self) -> int:
+        """Rows of the largest block."""
+        return int(np.diff(self.starts, append=self.size).max(initial=1))
+
     def indices(self, epoch: int, positions: _Integers) -> list[int]:
         """Return the source indices at positions of an epoch."""
         found = [*self._parts(epoch, positions)]

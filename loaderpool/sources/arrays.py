@@ -13,6 +13,8 @@ from loaderpool.sources.indexing import Indexed
 
 # Libraries whose rows are lazy objects, which `ArrayRows` reads into NumPy arrays.
 _LAZY = ("dask", "tensorstore", "xarray")
+# Libraries whose arrays may be stored in chunks, which `decoded.ChunkedRows` reads.
+_CHUNKED = (*_LAZY, "h5py", "zarr")
 
 
 def is_of(obj: object, package: str, *names: str) -> TypeGuard[Any]:
@@ -47,8 +49,13 @@ class ArrayRows:
         return int(self.items.shape[0])
 
     def __getitem__(self, index: int) -> object:
-        row = self.items[index]
-        return _read(row) if self._is_lazy else row
+        return self._in_memory(self.items[index])
+
+    def _in_memory(self, rows: Any) -> Any:
+        return _read(rows) if self._is_lazy else rows
+
+    def forget_blocks(self) -> None:
+        """Drop the decoded blocks: there are none."""
 
     def user_parts(self) -> list[tuple[str, Any]]:
         """Return the user's array, for messages (`walk.parts_of`)."""
@@ -136,6 +143,12 @@ def read_rows(array: Array) -> Indexed:
         f"source is a {type(array).__name__} of shape {array.shape}, whose length is unknown: "
         f"{cure}"
     )
+
+
+def is_chunked(value: Array) -> bool:
+    """Return True if `decoded.ChunkedRows` reads the rows of an array."""
+    library = type(value).__module__.partition(".")[0]
+    return library in _CHUNKED and isinstance(value.shape[0], numbers.Integral)
 
 
 def _is_lazy(value: object) -> bool:

@@ -408,6 +408,39 @@ class FileSource:
             ) from error
 
 
+class BlockFileSource(FileSource):
+    """Base of sources over files that are decoded in blocks of rows (`decoded.KeptBlocks`)."""
+
+    def blocks_of(self, path: str) -> npt.ArrayLike:
+        """Return the first row of each block of a file."""
+        raise NotImplementedError
+
+    def rows_of(self, handle: Any, path: str, rows: list[int]) -> Sequence[Any]:
+        """Return the items of several rows of one file.
+
+        Args:
+            handle: Result of `open`.
+            path: Path of the file.
+            rows: Numbers of the rows in the file.
+        """
+        raise NotImplementedError
+
+    def read_rows(self, indices: Sequence[int]) -> list[Any]:
+        """Return the items of these indices. Each block that has some of them is decoded once."""
+        if len(indices) == 1:  # its errors name the row
+            return [self[indices[0]]]
+        files = np.searchsorted(self._first_records, indices, side="right") - 1
+        found: list[Any] = [None] * len(indices)
+        for file in np.unique(files).tolist():
+            places = np.flatnonzero(files == file).tolist()
+            first = self._first_records[file]
+            rows = [indices[place] - first for place in places]
+            items = self.rows_of(self._handle(file), self.paths[file], rows)
+            for place, item in zip(places, items, strict=True):
+                found[place] = item
+        return found
+
+
 class _ReadInOrder:
     """Generator function of a loader: reads one file of a source from front to back."""
 

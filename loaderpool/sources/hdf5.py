@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loaderpool.element.structure import Structure, listed
 from loaderpool.errors import ArgumentError, brief
 from loaderpool.hints import known_names_only
-from loaderpool.sources.files import FileSource, Paths, Record
+from loaderpool.sources.decoded import ChunkedRows, KeptBlocks, chunk_rows, row_bytes
+from loaderpool.sources.files import BlockFileSource, Paths, Record
 from loaderpool.sources.tables import unequal
 
 if TYPE_CHECKING:
     import h5py
     import numpy.typing as npt
 
-_LEAST_CACHE_BYTES = 1 << 20
-"""Smallest size of a dataset's chunk cache: HDF5's own default."""
-_MOST_CACHE_BYTES = 64 << 20
-"""Largest size of a dataset's chunk cache. Smaller: larger chunks are decompressed again for each
-of their rows. Larger: more memory, because each worker has a cache for each dataset."""
 
-
-class HDF5(FileSource):
+class HDF5(BlockFileSource):
     """Source of rows of datasets in HDF5 files, as `h5py` returns them. Needs the extra `files`.
 
-    Shuffled reads are slow if compressed chunks have many rows: write one row per chunk.
+    HDF5 decompresses whole chunks. `shuffle=True` decompresses one for almost each row; use
+    `order=Blocks()` instead, or write one row per chunk (docs/guide/data/hdf5.md).
 
     Args:
         paths: As in `FileSource`.
@@ -46,7 +43,7 @@ class HDF5(FileSource):
     @known_names_only
     def __init__(self, paths: Paths, keys: object) -> None:
         self._structure, self._names = _checked_keys(keys)
-        self._cache_bytes = _LEAST_CACHE_BYTES
+        self._kept = [KeptBlocks() for _ in self._names]
         super().__init__(paths, makes=self._names)
 
     def index(self, path: str) -> int:
@@ -57,16 +54,6 @@ class HDF5(FileSource):
         with h5py.File(path, "r") as file:
             datasets = [_dataset(file, name, path) for name in names]
             rows = [len(dataset) for dataset in datasets]
-            chunks = [
-                math.prod(each.chunks) * each.dtype.itemsize
-                for each in datasets
-                if each.chunks is not None
-            ]
-        # The cache has room for two chunks: several workers may read parts of one chunk, and then
-        # the rows of one worker cross into the next chunk.
-        self._cache_bytes = max(
-            self._cache_bytes, min(2 * max(chunks, default=0), _MOST_CACHE_BYTES)
-        )
         if has := unequal((brief(name, 60) for name in names), rows):
             raise ArgumentError(
                 f"keys: the datasets in {path} must have the same number of rows, but {has}"
@@ -74,17 +61,18 @@ class HDF5(FileSource):
         return rows[0]
 
     def blocks_of(self, path: str) -> npt.NDArray[np.int64]:
-        """Return the first row of each chunk of the first dataset with chunks, or 0 if none has."""
+        """Return the first row of each chunk of the dataset that has the largest chunks."""
         import h5py
 
         with h5py.File(path, "r") as file:
             datasets = [_dataset(file, name, path) for name in self._names]
-            rows = [each.chunks[0] for each in datasets if each.chunks is not None]
-            size = len(datasets[0])
-        return np.arange(0, size, rows[0] if rows else max(1, size), dtype=np.int64)
+            largest = max(datasets, key=lambda each: chunk_rows(each) * row_bytes(each))
+            size = len(largest)
+            rows = chunk_rows(largest) or max(1, size)
+        return np.arange(0, size, rows, dtype=np.int64)
 
-    def open(self, path: str) -> tuple[h5py.File, list[h5py.Dataset]]:
-        """Open a file in this process; return the file and its datasets.
+    def open(self, path: str) -> tuple[h5py.File, list[ChunkedRows]]:
+        """Open a file in this process; return the file and the rows of its datasets.
 
         The last reference closes the file. A forked process closes its inherited files before it
         opens any (`_forget_inherited`). Otherwise HDF5 would return the inherited file, because it
@@ -92,12 +80,21 @@ class HDF5(FileSource):
         """
         import h5py
 
-        file = h5py.File(path, "r", rdcc_nbytes=self._cache_bytes)
-        return file, [file[name] for name in self._names]
+        file = h5py.File(path, "r")
+        check = functools.partial(self._stamps[self.paths.index(path)].check, path)
+        columns = zip(self._names, self._kept, strict=True)
+        return file, [ChunkedRows(file[name], kept, path, check) for name, kept in columns]
 
-    def read(self, handle: tuple[h5py.File, list[h5py.Dataset]], record: Record) -> object:
+    def read(self, handle: tuple[h5py.File, list[ChunkedRows]], record: Record) -> object:
         """Return one row of each dataset."""
-        return self._structure.unflatten([dataset[record.number] for dataset in handle[1]])
+        return self._structure.unflatten([column[record.number] for column in handle[1]])
+
+    def rows_of(
+        self, handle: tuple[h5py.File, list[ChunkedRows]], path: str, rows: list[int]
+    ) -> Sequence[Any]:
+        """Return several rows of each dataset."""
+        columns = [column.read_rows(rows) for column in handle[1]]
+        return [self._structure.unflatten(list(leaves)) for leaves in zip(*columns, strict=True)]
 
 
 def _checked_keys(keys: object) -> tuple[Structure, tuple[str, ...]]:

@@ -1,14 +1,17 @@
-"""Sources that read many rows with one call, by PyTorch's protocol `__getitems__`."""
+"""Sources that read many rows with one call, by PyTorch's protocol `__getitems__`, or by blocks."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from loaderpool.errors import SourceError, counted
 from loaderpool.sources.arrays import is_of
 from loaderpool.sources.indexing import Sized
-from loaderpool.sources.tables import is_array
+from loaderpool.sources.tables import Columns, PiecesColumn, is_array
 
 # Most rows of one call. A larger batch is read by several calls, which always begin at multiples
 # of this number, for any number of workers. Smaller: a call's fixed cost, up to a few
@@ -53,6 +56,32 @@ def _saves_calls(source: Any) -> bool:
 
 def _parts(datasets: Any) -> Iterator[object]:
     return iter(datasets.values() if isinstance(datasets, Mapping) else datasets)
+
+
+def blocks_reader_of(source: Any) -> GetItems | None:
+    """Return a function that reads many rows of a source, and decodes each block of them once.
+
+    It returns the same items as `source[index]` does, and uses no random generator. None if the
+    source is not read in blocks, or if it has parts of the user that may be random.
+    """
+    if isinstance(source, Sized):
+        source = source.items
+    if isinstance(source, Columns):
+        columns = [column for _, column in source.user_parts()]
+        readers = [blocks_reader_of(column) for column in columns]
+        are_known = all(
+            reader is not None or isinstance(column, _PLAIN)
+            for reader, column in zip(readers, columns, strict=True)
+        )
+        return functools.partial(source.join, readers) if any(readers) and are_known else None
+    reader: GetItems | None = None
+    if type(source).__module__.startswith("loaderpool."):  # a user's subclass may read otherwise
+        reader = getattr(source, "read_rows", None)
+    return reader
+
+
+# Types of columns whose rows are read without code of the user.
+_PLAIN = (list, np.ndarray, PiecesColumn)
 
 
 def checked_rows(rows: object, count: int) -> list[object]:

@@ -18,7 +18,16 @@ import numpy as np
 
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief, counted, warn
-from loaderpool.sources.arrays import ArrayRows, SparseRows, has_rows, is_of, is_sparse, read_rows
+from loaderpool.sources.arrays import (
+    Array,
+    ArrayRows,
+    SparseRows,
+    has_rows,
+    is_chunked,
+    is_of,
+    is_sparse,
+    read_rows,
+)
 from loaderpool.sources.indexing import Indexed, Sized
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import (
@@ -42,8 +51,13 @@ from loaderpool.system.interrupts import FailuresIgnored, is_of_a_handler
 
 # Types that need no `Sized`, because their length is cheap and does not change. `BatchSequence` is
 # here because hooks find the user's object through it.
-_READY = (list, range, Columns, BatchSequence, ArrayRows, SparseRows)
-_ALSO_READY = (tuple, np.ndarray, VaryingSource)  # types that need no `Sized`, with subclasses
+_READY = (list, range, Columns, BatchSequence, SparseRows)
+_ALSO_READY = (
+    tuple,
+    np.ndarray,
+    ArrayRows,
+    VaryingSource,
+)  # types that need no `Sized`, with subclasses
 
 
 def as_source(obj: object) -> Indexed | StreamSource | ReplicatedSource:
@@ -83,7 +97,7 @@ def as_source(obj: object) -> Indexed | StreamSource | ReplicatedSource:
     elif isinstance(obj, tuple) and obj and _are_columns(obj):
         source = _zipped(obj)
     elif has_rows(obj):
-        source = read_rows(obj)
+        source = _rows_of(obj)
     else:
         assert _is_indexed(obj)  # otherwise there is a reason for refusing it
         source = obj
@@ -212,7 +226,17 @@ def _column(leaf: object, path: str) -> Indexed:
             "columns: an item is one row of each array or list (zip_sources takes sources of any "
             "kind). To read its entries one by one, pass list(source.items())."
         )
-    return read_rows(leaf)
+    return _rows_of(leaf)
+
+
+def _rows_of(array: Array) -> Indexed:
+    """Return an array as a sequence of its rows."""
+    if is_chunked(array):
+        # Imported here, because few sources need it.
+        from loaderpool.sources.decoded import ChunkedRows
+
+        return ChunkedRows(array)
+    return read_rows(array)
 
 
 # ---- objects that cannot be read by index ----

@@ -55,6 +55,16 @@ class Columns:
     def __getitem__(self, index: int) -> object:
         return self._unflatten([get(index) for get in self._getters])
 
+    def join(
+        self, readers: Sequence[Callable[[list[int]], Any] | None], rows: list[int]
+    ) -> list[object]:
+        """Return several rows. `readers` return rows of each column; None: read it row by row."""
+        columns = [
+            map(get, rows) if read is None else read(rows)
+            for get, read in zip(self._getters, readers, strict=True)
+        ]
+        return [self._unflatten(list(leaves)) for leaves in zip(*columns, strict=True)]
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._structure, self._columns, self._size)
 

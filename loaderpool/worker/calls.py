@@ -191,7 +191,7 @@ class Calls:
         """
         seeding = self.seeding
         is_random = seeding.seeds_globals or seeding.captured is not None
-        return not (is_random and self.reader.reads_many and self.chain.batch_fn is None)
+        return not (is_random and self.reader.seeds_reads and self.chain.batch_fn is None)
 
     # ---- calls ----
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import inspect
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from loaderpool.cache.setting import Count
 from loaderpool.errors import CacheError, SourceError
+from loaderpool.sources.blocks import forget_blocks
 from loaderpool.sources.many_rows import checked_rows, getitems_of
 from loaderpool.sources.varying import VaryingSource, varying
 from loaderpool.system.interrupts import is_of_a_handler
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache, Store
     from loaderpool.sources.indexing import Indexed
 
+# Latest runs that are remembered. Smaller: concurrent passes decode blocks again. Larger: nothing.
+_RUNS = 8
+
 
 class ItemReader:
     """Reads items by source index, or results of `fn` from a cache, for the first function to call.
@@ -44,6 +49,7 @@ class ItemReader:
         are_indices: True for `range(n)`: looking up each item would take a tenth of the time of a
             batch of tiny samples.
         reads_many: True if the source reads many rows with one call.
+        seeds_reads: True if these calls are seeded, because they may draw random numbers.
         progress: notes the reads of many rows. None: this is the main process.
         stops_at_errors, through_cache: see `fetching.RowsReader`.
         refusal: the error of a source that breaks the protocol of these reads, once it is known. It
@@ -54,8 +60,14 @@ class ItemReader:
         source = self._source = payload.source
         epochs = varying(source)  # None: all epochs have the same items
         self._seeding, self._unit = seeding, payload.unit
-        self._getitems = getitems_of(source) if payload.reads_many else None
-        self.reads_many = self._getitems is not None
+        self._getitems = getitems_of(source) if payload.has_getitems else payload.blocks_reader
+        self.reads_many, self.seeds_reads = self._getitems is not None, payload.has_getitems
+        self._runs: collections.deque[int] = collections.deque(maxlen=_RUNS)
+        if hasattr(payload.plan.order, "window"):
+            # Imported here, because few loaders need it.
+            from loaderpool.sources.decoded import reserve
+
+            reserve(self, payload.plan.order)
         self.stops_at_errors = self._unit == "batch" or payload.config.on_error.action == "raise"
         self.progress: Progress | None = None
         self.refusal: Exception | None = None
@@ -78,8 +90,9 @@ class ItemReader:
         """Read items by the current method of the source's class. Called in the main process."""
         if self.cached is None:
             self._read = self._source.__getitem__
-        if self.reads_many:
+        if self.seeds_reads:
             self._getitems = getitems_of(self._source) or self._getitems
+        forget_blocks(self._source)
 
     def open(
         self,
@@ -96,6 +109,9 @@ class ItemReader:
             indices: source index of each row.
             batch_rows: rows of each batch, if they vary.
         """
+        if ticket.run not in self._runs:
+            self._runs.append(ticket.run)
+            forget_blocks(self._source)
         read = self._read
         if self._of_epoch is not None:
             read = functools.partial(self._of_epoch, ticket.epoch)
@@ -123,7 +139,7 @@ class ItemReader:
 
     def begin_rows(self, epoch: int, position: int) -> None:
         # The results of `fn` in a cache are not random, and a `batch_fn` was seeded before.
-        if self._unit == "sample" and self.cached is None:
+        if self.seeds_reads and self._unit == "sample" and self.cached is None:
             self._seeding.begin(epoch, position, True)
 
     def noting_read(self, index: int, rows: int) -> contextlib.AbstractContextManager[None]:

@@ -199,6 +199,8 @@ class Work:
         """
         self.calls.kept.keep_only(epoch)
         opened = self.calls.reader.open(Ticket(epoch=epoch), np.array(positions), indices)
+        if not self.calls.reader.seeds_reads:  # the error of another row does not matter
+            opened.fetched = None
         fixed = None if self.form is None else self.form.fixed
         if self.calls.chain.takes_out and fixed is not None:
             shapes = zip(fixed.row_shapes, fixed.dtypes, strict=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loaderpool.cache.setting import CachedOf
 from loaderpool.checks import is_async
 from loaderpool.config import unit_of
-from loaderpool.sources.many_rows import MOST_ROWS, getitems_of
+from loaderpool.sources.many_rows import MOST_ROWS, GetItems, blocks_reader_of, getitems_of
 
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
@@ -102,9 +102,25 @@ class WorkerPayload:
         return any(map(is_async, (self.fn, self.augment, self.batch_fn)))
 
     @property
-    def reads_many(self) -> bool:
-        """True if one call of the source reads many rows of a batch."""
+    def has_getitems(self) -> bool:
+        """True if the user's source reads many rows of a batch with one call."""
         return self.unit != "element" and getitems_of(self.source) is not None
+
+    @property
+    def blocks_reader(self) -> GetItems | None:
+        """The function that reads many rows of a source in blocks.
+
+        None if rows are read one by one, because each has a time limit, or because several threads
+        read at the same time.
+        """
+        if self.unit == "element" or self.config.threads > 1 or self.config.limits.timeout_s:
+            return None
+        return blocks_reader_of(self.source)
+
+    @property
+    def reads_many(self) -> bool:
+        """True if many rows of a batch are read together."""
+        return self.has_getitems or self.blocks_reader is not None
 
     @property
     def settings(self) -> LoaderSettings:
@@ -117,7 +133,8 @@ class WorkerPayload:
             self.unit,
             self.loader,
             runs_coroutines,
-            MOST_ROWS if self.reads_many else 1,
+            # Reads in blocks may be split anywhere, because no code of the user sees them.
+            MOST_ROWS if self.has_getitems else 1,
         )
 
 

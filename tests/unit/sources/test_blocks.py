@@ -49,3 +49,27 @@ def test_zarr_arrays_have_their_chunks(tmp_path: Path) -> None:
     array[:] = 1
     expected = [0, 9, 18, 27, 36, 45]
     assert starts_of(array) == starts_of((array, np.arange(50))) == expected
+
+
+def test_given_rows_begin_again_in_each_file(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "c.txt"]
+    for path, lines in zip(paths, (5, 0, 3), strict=True):
+        path.write_text("line\n" * lines)
+    lines = lp.TextLines(paths)
+    assert starts_of(lines, 2) == [0, 2, 4, 5, 7]
+    assert starts_of(lp.zip_sources(lines, range(6), strict=False), 2) == [0, 2, 4, 5]
+
+
+def test_the_largest_chunks_are_the_blocks(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    h5py = pytest.importorskip("h5py")
+    data = np.zeros((40, 8))
+    wide = zarr.create_array(tmp_path / "wide", data=data, chunks=(10, 4))
+    label = zarr.create_array(tmp_path / "label", data=data[:, 0], chunks=(20,))
+    assert starts_of((label, wide)) == [0, 10, 20, 30]
+    shards = zarr.create_array(tmp_path / "shards", data=data, chunks=(5, 8), shards=(20, 8))
+    assert starts_of(shards) == [*range(0, 40, 5)]
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("label", data=data[:, 0], chunks=(20,))
+        file.create_dataset("wide", data=data, chunks=(10, 4))
+    assert starts_of(lp.HDF5(tmp_path / "x.h5", ("label", "wide"))) == [0, 10, 20, 30]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +51,6 @@ def test_rows_are_those_of_h5py(tmp_path: Path) -> None:
         assert item["rest"] == expected[at]["rest"] and item["rest"][0].dtype == np.int16
     single = lp.HDF5(paths[2], "images")
     assert_same(np.array(single), np.array([item["image"] for item in expected[6:]]))
-
-
-def test_rows_of_a_chunk_larger_than_the_usual_cache_are_not_unpacked_again_and_again(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "x.h5"
-    with h5py.File(path, "w") as file:
-        file.create_dataset(
-            "x", data=np.zeros((64, 1 << 16), np.uint8), chunks=(64, 1 << 16), compression="gzip"
-        )
-    source = lp.HDF5(path, "x")
-    assert source._cache_bytes == 2 * 64 * (1 << 16)
-    assert list(pickle.loads(pickle.dumps(source))[3]) == [0] * (1 << 16)
 
 
 def test_a_fork_opens_files_of_its_own() -> None:

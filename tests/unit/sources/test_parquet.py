@@ -13,7 +13,6 @@ import pytest
 from hypothesis import strategies as st
 
 import loaderpool as lp
-from loaderpool.sources import parquet
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -127,14 +126,13 @@ def test_times_are_numpy_scalars_and_days_are_dates(kinds: Any) -> None:
 @hypothesis.given(
     counts=st.lists(st.integers(0, 9), min_size=1, max_size=4),
     group=st.integers(1, 5),
-    kept=st.integers(1, 3),
     data=st.data(),
 )
 @hypothesis.settings(
     max_examples=30, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
 def test_any_row_in_any_order(
-    tmp_path: Path, counts: list[int], group: int, kept: int, data: st.DataObject
+    tmp_path: Path, counts: list[int], group: int, data: st.DataObject
 ) -> None:
     paths, total = [], 0
     for number, count in enumerate(counts):
@@ -146,28 +144,12 @@ def test_any_row_in_any_order(
         with pytest.raises(lp.ArgumentError, match="found no rows in"):
             lp.ParquetRows(paths)
         return
-    order = data.draw(st.permutations(range(total)))
-    assert ids(lp.ParquetRows(paths, ["id"], kept), order) == list(order)
-
-
-def test_row_groups_are_unpacked_once_while_they_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unpacked: list[int] = []
-
-    def counted(path: str, stamp: Any, number: int, columns: tuple[str, ...]) -> Any:
-        unpacked.append(number)
-        return unpack(path, stamp, number, columns)
-
-    unpack = parquet._row_group
-    monkeypatch.setattr(parquet, "_row_group", counted)
-    source = lp.ParquetRows(
-        write(tmp_path / "x.parquet", table_of(40), row_group_size=10), row_groups_kept=2
-    )
-    ids(source, range(40))
-    assert unpacked == [0, 1, 2, 3]
-    ids(source, [39, 20, 38, 21, 0, 22, 1])
-    assert unpacked == [0, 1, 2, 3, 0]
+    order = data.draw(st.lists(st.integers(0, total - 1)))
+    source = lp.ParquetRows(paths, ["id"])
+    assert ids(source, order) == order
+    rows = source.read_rows(order) if order else []
+    assert [int(row["id"]) for row in rows] == order
+    assert len(set(map(id, rows))) == len(order)
 
 
 # ---- damage ----
@@ -220,8 +202,6 @@ def test_a_file_that_is_cut_is_refused(checked: Path, cut: float) -> None:
     [
         ((["id", "nome"],), r"x\.parquet lacks 'nome'; it has 'id', 'score', 'text', 'is_odd'"),
         (("id",), "columns must be a list of names, got 'id'"),
-        ((None, 0), "row_groups_kept must be at least 1, got 0"),
-        ((None, 1.5), "row_groups_kept must be an integer, got 1.5"),
     ],
 )
 def test_wrong_arguments_are_named(tmp_path: Path, arguments: Any, message: str) -> None:
