@@ -1,6 +1,7 @@
 """Train PyTorch on a zarr store, by shuffled rows or by whole chunks, and resume in the middle of an epoch.
 
-The arrays of a store are columns of the source. A row decompresses its whole chunk, so a generator of chunks is faster.
+The arrays of a store are columns of the source. With `shuffle=True`, a row decompresses its whole chunk. A generator of
+chunks is faster.
 Install, in a clone: pip install . "zarr>=3" xarray torch
 """
 
