@@ -47,6 +47,12 @@ MAX_THREADS = 256
 # shapes.
 _MOST_BOUNDARIES = (1 << 16) - 1
 _MAX_LENGTH = 2**63 - 1
+# Samples of one item. Each has a number in the head of the item's entry, which is read for each
+# sample. Larger: these reads take longer than a small sample.
+_MOST_SAMPLES = 1 << 16
+# Default of `Blocks`, and of a shuffle of the samples of items. Larger: samples of more items are
+# mixed, and more memory is used.
+DEFAULT_WINDOW = 16
 _MAX_ROWS = 2**31
 # Result of one call of the function: a row, a batch of several items, or a whole batch of one item.
 UnitKind = Literal["sample", "batch", "element"]
@@ -150,7 +156,7 @@ class Blocks:
     window: int
 
     @known_names_only
-    def __init__(self, rows: int | None = None, window: int = 16) -> None:
+    def __init__(self, rows: int | None = None, window: int = DEFAULT_WINDOW) -> None:
         _set(self, locals())
 
 
@@ -302,6 +308,7 @@ class LoaderConfig(NamedTuple):
     # Number of a stream's items that are shuffled among each other; 0: none.
     shuffle_window: int
     order: str  # class of the user's order; empty: the order is that of the other settings
+    samples_per_item: int | None  # samples that `fn` returns for an item; None: one, not in a list
     seed: int
     drop_remainder: bool
     deterministic: bool
@@ -329,6 +336,17 @@ class LoaderConfig(NamedTuple):
                 f"order and {which} cannot be combined, because both order the items: remove one "
                 "of them"
             )
+        if given["samples_per_item"] is not None:
+            if buckets is not None:
+                raise ArgumentError(
+                    "samples_per_item and buckets cannot be combined, because samples of one item "
+                    "would be far from each other: remove one of them"
+                )
+            if isinstance(order, Blocks) and order.rows is not None:
+                raise ArgumentError(
+                    f"samples_per_item and Blocks(rows={order.rows}) cannot be combined, because "
+                    f"the samples of an item are a block: write Blocks(window={order.window})"
+                )
         if buckets is not None:
             sizes = buckets.batch_sizes
             if sizes is None and batch_size is None:
@@ -522,6 +540,13 @@ SETTINGS: dict[str, Callable[[str, Any], Any]] = {
     "workers": partial(check_workers, at_least=0),
     "shuffle": _check_shuffle,
     "order": _check_order,
+    "samples_per_item": partial(
+        or_none,
+        check=whole_number,
+        at_least=1,
+        at_most=_MOST_SAMPLES,
+        hint="length of the list that fn returns for an item",
+    ),
     "seed": partial(whole_number, at_least=0),
     "drop_remainder": flag,
     "deterministic": flag,

@@ -49,9 +49,9 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 262_800,
+    "loaderpool": 270_700,
     "scripts": 53_400,
-    "tests": 388_500,
+    "tests": 396_300,
 }
 MOST_NAMES = 18  # beside `__init__.py` and `py.typed`, directly in the package
 

@@ -48,7 +48,9 @@ _MOST_NAMED = 5  # maximum number of differences in an error
 _MOST_SHOWN = 40  # maximum length of a value in an error; longer ones are shown as checksums
 
 
-def describe(fn: object, setup: object, source: HasLength) -> dict[str, str]:
+def describe(
+    fn: object, setup: object, source: HasLength, samples: int | None = None
+) -> dict[str, str]:
     """Return the fingerprint of function, setup hook and source, as texts by name.
 
     Each of the three has one checksum of everything that it uses. Its parts follow, under names
@@ -64,6 +66,8 @@ def describe(fn: object, setup: object, source: HasLength) -> dict[str, str]:
     )
     # The checksum of code contains bytecode, which each version of Python compiles differently.
     found = {"Python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+    if samples is not None:
+        found["samples_per_item"] = str(samples)
     things = (
         ("function", fn, _name_of(fn)),
         ("setup", setup, _name_of(setup)),

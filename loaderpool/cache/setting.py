@@ -37,6 +37,7 @@ class CachedOf(NamedTuple):
     fn: object  # function whose results are stored
     setup: object  # hook that runs before the function; None: there is none
     source: Sized  # source of the function's items
+    samples: int | None = None  # samples that the function returns for an item; None: one
 
 
 class CachePlan(NamedTuple):
@@ -44,7 +45,7 @@ class CachePlan(NamedTuple):
 
     where: str  # "memory", or a directory
     max_bytes: int | None
-    items: int  # number of different items of the source
+    items: int  # number of different items of the source, or of their samples
     fields: Mapping[str, str] = {}  # on disk: fingerprint of function, setup hook and source
     counters_at: int = 0  # offset of the counters in the arena
 

@@ -332,7 +332,7 @@ def make_cache(cache: Cache, made_of: CachedOf) -> SharedCache:
     """
     of_epochs = varying(made_of.source)
     items = len(made_of.source) if of_epochs is None else of_epochs.records
-    plan = CachePlan(cache.where, cache.max_bytes, items)
+    plan = CachePlan(cache.where, cache.max_bytes, items * (made_of.samples or 1))
     if not cache.in_memory:
         from loaderpool.cache.identity import describe
 

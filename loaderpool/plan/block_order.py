@@ -114,6 +114,21 @@ class BlockOrder(Order):
         places = (bits & _PLACE).astype(np.int64)
         return _Window(first, self._in_source(epoch, number, places + first), None)
 
+    def rank(self, epoch: int, block: int) -> int:
+        """Return the place of a block among the shuffled blocks of an epoch."""
+
+        def make() -> _Integers:
+            ends, shifts, _ = self._epoch(epoch)
+            firsts = np.append(0, ends[:-1])  # first position of each block
+            ranks: _Integers = (shifts + firsts).argsort()
+            return ranks
+
+        return int(kept(self._ranks, epoch, make)[block])
+
+    @cached_property
+    def _ranks(self) -> dict[int, _Integers]:
+        return {}
+
     @cached_property
     def _windows(self) -> dict[tuple[int, int], _Window]:
         return {}

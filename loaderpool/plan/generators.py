@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 KEY_BYTES = 16
 # Smaller: equal hashes of two seeds of one generator are likelier. Larger: a saved state is longer.
 _SEED_BYTES = 4
-# Kinds of streams; 1 and 2 are those of `sample_streams`. Streams of two kinds never overlap.
-SAMPLE, BATCH, LANE, PASS = 1, 2, 3, 4
+# Kinds of streams. `sample_streams` has 1, 2 and 5 of them. Streams of two kinds never overlap.
+SAMPLE, BATCH, LANE, PASS, ITEM = 1, 2, 3, 4, 5
 # Maximum number of generators that are seeded for one loader. Smaller: transforms that have one
 # generator each would repeat numbers. Larger: seeding would take longer than most samples.
 MOST_GENERATORS = 256
@@ -122,15 +122,15 @@ class CapturedGenerators:
         self._prefixes.append((prefix, adapted.set_state))
 
     def begin(self, kind: int, epoch: int, position: int) -> None:
-        """Set each generator to its state for a sample, batch, lane or pass.
+        """Set each generator to its state for a sample, batch, lane, pass or item.
 
         Takes 2 µs for a `numpy.random.Generator`, 6 for a `random.Random`, 10 for a `RandomState`.
 
         Args:
-            kind: `SAMPLE`, `BATCH`, `LANE` or `PASS`.
+            kind: `SAMPLE`, `BATCH`, `LANE`, `PASS` or `ITEM`.
             epoch: number of the epoch.
             position: position of the sample, or of the first sample of the batch; for a lane, the
-                number of its replica or shard.
+                number of its replica or shard; for an item, its source index.
         """
         name = _NAME.pack(kind, epoch, position, 0)
         for prefix, set_state in self._prefixes:

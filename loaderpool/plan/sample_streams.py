@@ -24,8 +24,8 @@ from numpy.random.bit_generator import ISpawnableSeedSequence
 from loaderpool.plan.permutation import stream_key
 from loaderpool.system.hashes import blake2b
 
-SAMPLE_KIND, BATCH_KIND = 1, 2
-"""Highest word of the Philox counter. It keeps the streams of samples and batches apart."""
+SAMPLE_KIND, BATCH_KIND, ITEM_KIND = 1, 2, 5
+"""Highest word of the Philox counter. It keeps the streams of samples, batches and items apart."""
 
 
 class SampleStreams:
@@ -58,25 +58,25 @@ class SampleStreams:
         self._numpy_words = np.zeros(4, "<u8")
         self._numpy_seed = self._numpy_words.view("<u4")
 
-    def generator(self, epoch: int, position: int, batch: bool = False) -> np.random.Generator:
+    def generator(self, epoch: int, position: int, kind: int = SAMPLE_KIND) -> np.random.Generator:
         """Return the generator at the start of a sample's own stream.
 
         It is the same object each time and valid until the next call. It equals
         `Generator(Philox(key=k, counter=[0, 0, position, kind]))` with k = `stream_key("rng", seed,
-        epoch)` and kind `SAMPLE_KIND` or `BATCH_KIND`. After 2**128 blocks it would reach the next
+        epoch)` and kind `SAMPLE_KIND`, `BATCH_KIND` or `ITEM_KIND`. After 2**128 blocks it would reach the next
         position's stream. Generators that it spawns also depend on the sample. The stream of a
-        `batch_fn` (`batch`) is at the position of its first row, which differs between shards. It
+        `batch_fn` is at the position of its first row, which differs between shards. It
         is not the stream of the sample at that position.
         """
         if epoch != self._epoch:
             self._set_epoch(epoch)
         self._counter[2] = position
-        self._counter[3] = BATCH_KIND if batch else SAMPLE_KIND
+        self._counter[3] = kind
         self._philox.state = self._state
         self._spawning.children = 0
         return self._generator
 
-    def seed_globals(self, epoch: int, position: int, batch: bool = False) -> None:
+    def seed_globals(self, epoch: int, position: int, kind: int = SAMPLE_KIND) -> None:
         """Reseed `random` and legacy `numpy.random` for a sample, and discard cached Gaussians.
 
         Both remain Mersenne Twisters, seeded with 256 bits that contain all of (key, kind,
@@ -86,7 +86,6 @@ class SampleStreams:
         """
         if epoch != self._epoch:
             self._set_epoch(epoch)
-        kind = BATCH_KIND if batch else SAMPLE_KIND
         random.seed(self._python_key << 128 | kind << 64 | position)
         self._numpy_words[2] = position
         self._numpy_words[3] = kind

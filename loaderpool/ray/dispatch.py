@@ -455,7 +455,8 @@ class Dispatcher(Supervisor):
             why, None, 0, None, None, deaths, max_restarts=self._restarts, nodes=tuple(self._losses)
         )
         if ticket is not None:
-            plan = self._payloads.settings[ticket.loader].plan
+            settings = self._payloads.settings[ticket.loader]
+            plan, samples = settings.plan, settings.config.samples_per_item or 1
             if plan.order.is_drawn:
                 plan = read_order(plan, self._arena.map, ticket.feed)
             plan = plan.after(ticket.rest) if ticket.rest else plan
@@ -466,7 +467,11 @@ class Dispatcher(Supervisor):
             indices = plan.order.indices(
                 ticket.epoch, plan.positions(ticket.epoch, ticket.batch, ticket.batches)[:1000]
             )
-            report = report._replace(epoch=ticket.epoch, batches=batches, indices=tuple(indices))
+            report = report._replace(
+                epoch=ticket.epoch,
+                batches=batches,
+                indices=tuple(index // samples for index in indices),
+            )
         return reports.of_deaths(report)
 
     # ---- the nodes' state on the board, for the main process ----

@@ -42,7 +42,8 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     TARGET is package.module:name: a Loader, or a function without arguments that returns one. The
     sample is loaded in this process: breakpoint() works, errors show their traceback, and a crash
     in a C extension prints the Python stack. With batch_fn, the whole batch that contains the index
-    is loaded.
+    is loaded. With samples_per_item, all samples of the item are loaded, and the table is that of
+    the first.
     """
     faulthandler.enable(2)
     with without_workers():
@@ -74,15 +75,16 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
         _show_error(error, wanted, index, debug)
         raise click.exceptions.Exit(1) from None
     elapsed_s = clock.monotonic_s() - started_s
+    first = wanted.first_of(result)
     try:
-        spec = wanted.spec_of(result)
+        spec = wanted.spec_of(first)
     except SpecMismatchError as error:
         raise click.ClickException(f"The call took {readable_s(elapsed_s)}, but: {error}") from None
     console.print(shortened(repr(result), _MOST_SHOWN))
     table = Table("component", "type", "min", "max", "", box=None, pad_edge=False)
     structure = spec.structure
     for leaf, path, component in zip(
-        structure.flatten(result), structure.paths, spec.components, strict=True
+        structure.flatten(first), structure.paths, spec.components, strict=True
     ):
         table.add_row(
             path or "(whole sample)", str(component), *_summary(convert_leaf(leaf, path).ravel())

@@ -54,6 +54,8 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
     if arguments["cache"] is not None:
         cache = as_cache(arguments["cache"])
     _check_functions(arguments, cache is not None, config)
+    if config.samples_per_item is not None:
+        _check_samples_per_item(arguments)
     given_spec = None if arguments["element_spec"] is None else read_spec(arguments["element_spec"])
     source = as_source(arguments["source"])
     if config.batch_size is not None and (reason := whole_batches(arguments["source"])) is not None:
@@ -75,6 +77,11 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
                 f"order orders the batches of an epoch, but {type(source.target).__name__} is "
                 "endless. Give it a num_batches, or remove order="
             )
+        if config.samples_per_item is not None:
+            raise ArgumentError(
+                f"samples_per_item needs a source with a length, but "
+                f"{type(source.target).__name__} is endless. Give it a num_batches"
+            )
         if config.shuffle or config.shuffle_window:
             raise ArgumentError(
                 f"shuffle={config.shuffle_window or True} shuffles the batches of an epoch, but "
@@ -88,15 +95,18 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
                 f"shuffle={config.shuffle_window} is a window for streams, but this source can be "
                 "indexed. Set shuffle=True to shuffle all items"
             )
-        if arguments["order"] is None:
-            plan = _indexed_plan(len(source), config, arguments["buckets"])
-        elif isinstance(arguments["order"], Blocks):
-            plan = _block_plan(source, config, arguments["order"])
+        order, size = arguments["order"], len(source) * (config.samples_per_item or 1)
+        if config.shuffle and config.samples_per_item is not None:
+            order = Blocks()
+        if order is None:
+            plan = _indexed_plan(size, config, arguments["buckets"])
+        elif isinstance(order, Blocks):
+            plan = _block_plan(source, size, config, order)
         else:
             # Imported here, because few loaders need it.
             from loaderpool.trainer.draws import Draws
 
-            draws = Draws(arguments["order"], len(source), config, _plan_settings(config))
+            draws = Draws(order, size, config, _plan_settings(config))
             config, plan = draws.config, draws.plan
         if plan.rows_vary and varying(source) is not None:
             # Every epoch reads the items of epoch 0, because their lengths determined the buckets.
@@ -118,7 +128,8 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
         name for name, function in functions.items() if open_parameter(function, "rng") is not None
     )
     # Only the last function that is called for a sample may write into the batch.
-    writer = augment if augment is not None else fn if cache is None else None
+    is_written = cache is None and config.samples_per_item is None
+    writer = augment if augment is not None else fn if is_written else None
     payload = WorkerPayload(
         **functions,
         source=items,
@@ -207,6 +218,31 @@ def _check_functions(arguments: dict[str, Any], is_cached: bool, config: LoaderC
         )
 
 
+def _check_samples_per_item(arguments: dict[str, Any]) -> None:
+    """Check that the functions can make several samples of an item.
+
+    Raises:
+        ArgumentError: There is no `fn`, or it is async or has a parameter `out`.
+    """
+    fn, augment = arguments["fn"], arguments["augment"]
+    if fn is None:
+        own = "batch_fn returns whole batches" * (arguments["batch_fn"] is not None)
+        raise ArgumentError(
+            f"samples_per_item needs fn, which returns a list of samples, but "
+            f"{own or 'no fn was given'}. Pass fn, or remove samples_per_item="
+        )
+    if is_async(fn) or is_async(augment):
+        raise ArgumentError(
+            "samples_per_item does not work with async functions. Declare fn and augment without "
+            "`async`, or remove samples_per_item="
+        )
+    if open_parameter(fn, "out") is not None:
+        raise ArgumentError(
+            "fn takes `out`, but with samples_per_item= it returns a list of samples. Move the "
+            "part that fills `out` to augment=, which is called for each sample"
+        )
+
+
 # Name of each function, its positional arguments as an error shows them, and the optional
 # parameters that are passed if the function declares them.
 _CALLS = (
@@ -237,6 +273,11 @@ def _check_unindexed(
         raise ArgumentError(
             f"batch_indices=True needs a source with __len__ and __getitem__, got {source.kind}, "
             "whose items have no index. Remove batch_indices="
+        )
+    if config.samples_per_item is not None:
+        raise ArgumentError(
+            "samples_per_item needs a source with __len__ and __getitem__, got "
+            f"{source.kind}. Yield the samples one by one from a generator, or from the stream"
         )
     if config.buckets is not None:
         raise ArgumentError(
@@ -337,20 +378,21 @@ def _indexed_plan(size: int, config: LoaderConfig, given: Buckets | None) -> Pla
     return plan
 
 
-def _block_plan(source: Any, config: LoaderConfig, blocks: Blocks) -> Plan:
+def _block_plan(source: Any, size: int, config: LoaderConfig, blocks: Blocks) -> Plan:
     # Imported here, because few loaders need it.
     from loaderpool.plan.block_order import BlockOrder
 
-    starts = block_starts(source, blocks.rows)
+    samples = config.samples_per_item
+    starts = block_starts(source, blocks.rows) if samples is None else np.arange(0, size, samples)
     if starts is None:
         raise ArgumentError(
             f"Blocks.rows must be the rows of a block, because a {type(source).__name__} does not "
             "say how it stores them: write loaderpool.Blocks(rows=...)"
         )
-    order = BlockOrder(len(source), True, config.seed, starts=starts, window=blocks.window)
+    order = BlockOrder(size, True, config.seed, starts=starts, window=blocks.window)
     plan = Plan(order, **_plan_settings(config))
     if not plan.batches_per_epoch:
-        raise ArgumentError(_no_batches(len(source), f"batch_size={config.batch_size}", config))
+        raise ArgumentError(_no_batches(size, f"batch_size={config.batch_size}", config))
     return plan
 
 

@@ -75,7 +75,7 @@ class Draws:
         self._source: _Source
         self.plan: Plan
         if isinstance(order, Weighted):
-            self._source = _Weights(order, items, config.seed)
+            self._source = _Weights(order, items, config)
             kind = WeightedOrder if order.replacement else DrawnOrder
             self.plan = Plan(kind(items, True, config.seed), **settings)
         else:
@@ -228,8 +228,12 @@ class _Given:
 class _Weights:
     """Weights of the items, from an array or a function of the epoch."""
 
-    def __init__(self, order: Weighted, items: int, seed: int) -> None:
-        self._order, self._items, self._seed = order, items, seed
+    def __init__(self, order: Weighted, items: int, config: LoaderConfig) -> None:
+        self._order, self._items, self._seed = order, items, config.seed
+        samples = config.samples_per_item
+        self._of = f"{items:,} items of source"
+        if samples is not None:
+            self._of = f"{items:,} samples ({items // samples:,} items, samples_per_item={samples})"
         # Weights of the latest epoch, and their table. Most trainings never change them.
         self._latest: tuple[npt.NDArray[Any], npt.NDArray[np.uint64]] | None = None
 
@@ -237,7 +241,7 @@ class _Weights:
         order = self._order
         given = order.weights(epoch) if callable(order.weights) else order.weights
         size = self.count()
-        weights = _weights(given, epoch, self._items)
+        weights = _weights(given, epoch, self._items, self._of)
         if not order.replacement:
             _check_weights(weights, epoch)
             most = np.count_nonzero(weights)
@@ -286,13 +290,13 @@ def _indices(given: Any, epoch: int, items: int) -> npt.NDArray[np.int64]:
     return found.astype(np.int64)
 
 
-def _weights(given: Any, epoch: int, items: int) -> npt.NDArray[Any]:
+def _weights(given: Any, epoch: int, items: int, all_items: str) -> npt.NDArray[Any]:
     """Return weights as an array of real numbers, which may share the memory of the user's array.
 
     Raises:
         ArgumentError: They are not one number for each item.
     """
-    of = f"Weighted.weights must have a number from 0 for each of the {items:,} items of source"
+    of = f"Weighted.weights must have a number from 0 for each of the {all_items}"
     try:
         found = np.asarray(given)
         if found.dtype.kind not in "biuf" or found.dtype.itemsize > _WORD:

@@ -60,6 +60,10 @@ class Loader:
             window, in items.
         order: Source indices of each epoch: an array, a function `order(epoch)`, a sampler or batch
             sampler of PyTorch, `Weighted` or `Blocks`. Read when an epoch begins.
+        samples_per_item: Number of samples in the list that `fn` returns for each item, such as
+            patches of a volume. `shuffle=True` then shuffles the items, and the samples of 16 items
+            at a time. `rng` of `fn` is seeded for the item. Default: `None`, `fn` returns one
+            sample.
         seed: Seed of the order and of all random numbers, at least 0. Default: 0.
         drop_remainder: Set to `True` to drop the last batch if it is smaller. Default: `False`.
         deterministic: Set to `False` to get batches as soon as they are finished, in any order.
@@ -118,6 +122,7 @@ class Loader:
         workers: int | Literal["auto"] | tuple[int, int | None] | Pool = "auto",
         shuffle: bool | int = False,
         order: object = None,
+        samples_per_item: int | None = None,
         seed: int = 0,
         drop_remainder: bool = False,
         deterministic: bool = True,
@@ -392,7 +397,8 @@ class Loader:
     def indices(self, epoch: int, batch: int) -> npt.NDArray[np.int64]:
         """Return the source indices of a batch of this loader, without reading its items.
 
-        A drawn order (see `order`) is drawn again, as it is now.
+        A drawn order (see `order`) is drawn again, as it is now. With `samples_per_item=n`, these
+        are numbers of samples: sample 2 of item 5 has the number `5 * n + 2`.
 
         Args:
             epoch: Epoch number, from 0.

@@ -260,7 +260,7 @@ class LoaderCore:
             if plan.lanes
             else "a stream"
             if plan.is_open
-            else counted(plan.order.size, "item")
+            else counted(plan.order.size // (self.config.samples_per_item or 1), "item")
         )
         items = "an endless sequence" if plan.is_endless else items
         where = "closed" if self.is_closed else counted(self.workers, "worker")

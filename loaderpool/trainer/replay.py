@@ -37,7 +37,8 @@ def replay(loader: Loader, index: int, epoch: int = 0) -> Any:
 
     Args:
         loader: Loader of the sample.
-        index: Source index, as in error messages. With `batch_fn`, the whole batch is computed.
+        index: Source index, as in error messages. With `batch_fn`, the whole batch is computed;
+            with `samples_per_item`, a list of the item's samples that this loader loads.
         epoch: Epoch number, from 0. Default: 0.
 
     Raises:
@@ -67,7 +68,7 @@ class Replay:
     Attributes:
         epoch: Epoch of the sample.
         position: Position of the sample in the epoch, which keys the random streams.
-        batch: Batch of the sample, as counted by this shard.
+        batch: Batch of the sample, as counted by this shard; of several, the first one's.
         row: Row of the sample in the batch.
         indices: Source indices of the call, in the order in which it gets them.
 
@@ -105,21 +106,30 @@ class Replay:
         # Of the loader itself, because it has the keys of the order's random generators.
         plan = loader._core.tracker.plan_of(Position(self.epoch))
         engine.work.follow(plan)
-        place = find(plan, epoch, index)
-        if place is None:
-            why = _why_not(plan, epoch, index)
+        samples = self._samples = engine.checked.config.samples_per_item
+        numbers = [index] if samples is None else range(index * samples, (index + 1) * samples)
+        found = [find(plan, epoch, number) for number in numbers]
+        self._places = [place for place in found if place is not None]
+        if not self._places:
+            why = _why_not(plan, epoch, numbers[0])
             raise ArgumentError(
                 f"this loader does not load source index {index} in epoch {epoch}: {why}"
             )
-        self.batch, self.row = place
-        self._positions = plan.positions(epoch, self.batch)
-        self.position = int(self._positions[self.row])
-        self._indices = plan.order.indices(epoch, self._positions)
-        is_whole = engine.checked.unit == "batch"
-        self.indices = self._indices if is_whole else [index]
+        self._plan = plan
+        self.batch, self.row = self._places[0]
+        positions, indices = self._rows(self.batch)
+        self.position = positions[self.row]
+        self.indices = indices if engine.checked.unit == "batch" else [index]
+
+    def _rows(self, batch: int) -> tuple[list[int], list[int]]:
+        """Return the positions and the source indices of a batch."""
+        positions = self._plan.positions(self.epoch, batch)
+        return positions.tolist(), self._plan.order.indices(self.epoch, positions)
 
     def run(self) -> object:
         """Return the function's unchanged result: a sample, or a batch if one call makes that.
+
+        With `samples_per_item`, return a list of the item's samples that this loader loads.
 
         Raises:
             BaseException: The original error of the function, the source or the `setup` hook.
@@ -136,8 +146,12 @@ class Replay:
                 with contextlib.suppress(LoaderpoolError):
                     self._engine.form()
                 work.calls.kept.clear()
-            positions = self._positions.tolist()
-            return work.call(self.epoch, positions, self._indices, self.row)
+            made = [work.call(self.epoch, *self._rows(batch), row) for batch, row in self._places]
+            return made[0] if self._samples is None else made
+
+    def first_of(self, result: Any) -> Any:
+        """Return the first sample of a result that is the list of an item's samples."""
+        return result if self._samples is None else result[0]
 
     def spec_of(self, result: object) -> ElementSpec:
         """Return the structure, dtypes and shapes of the result.

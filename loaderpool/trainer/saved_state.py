@@ -260,6 +260,8 @@ def fingerprint(arguments: Mapping[str, Any], config: LoaderConfig, plan: Plan) 
         # Numbers in arrays may change from epoch to epoch, so they are not compared here. The
         # checksum of a position within an epoch shows whether its order is still the same.
         fields["order"] = describe_order(order)
+    if config.samples_per_item is not None:
+        fields["samples_per_item"] = config.samples_per_item
     if config.buckets is not None:
         assert isinstance(plan, BucketPlan)
         sizes = [list(config.buckets.boundaries), list(config.buckets.batch_sizes)]

@@ -27,7 +27,7 @@ _Result = TypeVar("_Result")
 
 
 class KeptResults(dict[int, object]):
-    """Results of the probe in one epoch, by index of the (first) item.
+    """Results of the probe in one epoch, by index of the (first) item, or number of the sample.
 
     Each is used once, instead of a second call.
     """
@@ -67,6 +67,27 @@ class DrawWatch:
         self.globals_watch = globals_watch or GlobalsWatch()
         self._seeding, self.threads = seeding, threads
         self._shared_by = "concurrent calls" if payload.is_async else "threads"
+
+    def alone(self, call: Callable[..., _Result], *arguments: object) -> _Result:
+        """Return the result of one call, which is kept and used in other processes.
+
+        If the call draws from the global generators, it is made again after these were seeded.
+        `Calls.watched` then makes the whole ticket again.
+
+        Args:
+            call: seeds the generators if they are seeded for each call, and calls the function.
+            arguments: passed to it.
+        """
+        runs = 0
+        made: _Result
+        while self.is_on and self.threads == 1:
+            made, drew = self.globals_watch.run(call, *arguments)
+            if not drew:
+                return made
+            runs += 1
+            if runs == 2:  # The first run may have imported a module that draws on import.
+                self.seed_from_now_on()
+        return call(*arguments)
 
     def seed_from_now_on(self) -> None:
         """Seed the global generators for each call, because calls draw from them.
@@ -136,7 +157,7 @@ class Calls:
         self._is_set_up_async = self.is_async or is_async(payload.setup)
         self.seeding = Seeding(payload)
         self.reader = ItemReader(payload, cell, self.seeding)
-        self.chain = Chain(payload, self.seeding, self.reader.cached is not None)
+        self.chain = Chain(payload, self.seeding, self.reader.calls_fn)
         self.draws = DrawWatch(payload, threads, self.seeding, watch)
         self.kept = KeptResults()
         self.event_loop = event_loop or EventLoop()
@@ -214,7 +235,7 @@ class Calls:
 
         It is a sample or whole element for row `start`, or a batch of all rows by `batch_fn`.
         """
-        if self.kept and (value := self.kept.pop(opened.indices[start], None)) is not None:
+        if self.kept and (value := self.kept.pop(opened.keys[start], None)) is not None:
             return value
         if self.is_async:
             return self.event_loop.run(self.unit_async(opened, start, stop), self.context)
@@ -239,7 +260,7 @@ class Calls:
         If a call raises, `len(results)` shows which one.
         """
         chain, seeding, kept = self.chain, self.seeding, self.kept
-        indices = opened.indices[start:stop]
+        indices = opened.keys[start:stop]
         are_kept = bool(kept) and not kept.keys().isdisjoint(indices)
         if are_kept or chain.plain is None or seeding.seeds_globals or seeding.captured is not None:
             for at, position in enumerate(opened.positions[start:stop].tolist(), start):

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from loaderpool.errors import add_note
+from loaderpool.plan.generators import BATCH
 from loaderpool.transport.payload.record import WorkerPayload
 from loaderpool.worker.seeding import Seeding
 from loaderpool.worker.tickets import Opened
@@ -21,8 +22,7 @@ class Chain:
     Args:
         payload: the loader's functions.
         seeding: seeds the generators for each call.
-        is_cached: True if the results of `fn` are read from a cache, so that `fn` is not called
-            here.
+        is_cached: True if the results of `fn` are kept, so that `ItemReader` calls it.
 
     Attributes:
         batch_fn: makes whole batches. None: each call makes one sample or element.
@@ -93,7 +93,7 @@ class Chain:
         batch_fn, position = self.batch_fn, int(opened.positions[start])
         items: list[object] = []
         assert batch_fn is not None
-        generator = self._seeding.begin(opened.ticket.epoch, position, True, streams)
+        generator = self._seeding.begin(opened.ticket.epoch, position, BATCH, streams)
         try:
             if opened.fetched is not None:
                 items.extend(opened.fetched.values(start, stop))

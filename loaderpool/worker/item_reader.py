@@ -9,13 +9,14 @@ import inspect
 import pickle
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderpool.cache.setting import Count
 from loaderpool.errors import CacheError, SourceError
+from loaderpool.plan.generators import BATCH
 from loaderpool.sources.blocks import forget_blocks
 from loaderpool.sources.many_rows import checked_rows, getitems_of
 from loaderpool.sources.varying import VaryingSource, varying
@@ -31,6 +32,7 @@ from loaderpool.worker.tickets import Opened, Progress
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache, Store
     from loaderpool.sources.indexing import Indexed
+    from loaderpool.worker.item_samples import ItemSamples
 
 # Latest runs that are remembered. Smaller: concurrent passes decode blocks again. Larger: nothing.
 _RUNS = 8
@@ -46,6 +48,8 @@ class ItemReader:
 
     Attributes:
         cached: reads the results of `fn`. None: there is no cache, and items are read.
+        samples: reads the samples of which `fn` returns several for an item. None: it returns one.
+        calls_fn: True if this reader calls `fn`, because its results are kept.
         are_indices: True for `range(n)`: looking up each item would take a tenth of the time of a
             batch of tiny samples.
         reads_many: True if the source reads many rows with one call.
@@ -82,12 +86,24 @@ class ItemReader:
             if epochs is not None:
                 of_epoch = cached.of_epoch_async if payload.is_async else cached.of_epoch
                 self._of_epoch = functools.partial(of_epoch, epochs)
+        self.samples: ItemSamples | None = None
+        if payload.config.samples_per_item is not None:
+            # Imported here, because few loaders need it.
+            from loaderpool.worker.item_samples import ItemSamples
+
+            self.samples = ItemSamples(payload, seeding, self.cached)
+        self.calls_fn = self.cached is not None or self.samples is not None
         self.are_indices = (
-            self.cached is None and type(source) is range and source == range(len(source))
+            not self.calls_fn and type(source) is range and source == range(len(source))
         )
 
     def look_up(self) -> None:
-        """Read items by the current method of the source's class. Called in the main process."""
+        """Read items by the current method of the source's class, and forget kept samples.
+
+        Called in the main process.
+        """
+        if self.samples is not None:
+            self.samples.forget()
         if self.cached is None:
             self._read = self._source.__getitem__
         if self.seeds_reads:
@@ -106,12 +122,20 @@ class ItemReader:
         Args:
             ticket: the ticket.
             positions: position of each row.
-            indices: source index of each row.
+            indices: source index of each row, or the number of its sample.
             batch_rows: rows of each batch, if they vary.
         """
         if ticket.run not in self._runs:
             self._runs.append(ticket.run)
             forget_blocks(self._source)
+        if self.samples is not None:
+            count = self.samples.samples
+            # If a worker died, no item is made before its turn, so that the cause is found.
+            read = self.samples.reader(ticket.epoch, () if ticket.deaths else indices)
+            items = [number // count for number in indices]
+            opened = Opened(ticket, positions, items, read, batch_rows, numbers=indices)
+            opened.samples = count
+            return opened
         read = self._read
         if self._of_epoch is not None:
             read = functools.partial(self._of_epoch, ticket.epoch)
@@ -140,7 +164,7 @@ class ItemReader:
     def begin_rows(self, epoch: int, position: int) -> None:
         # The results of `fn` in a cache are not random, and a `batch_fn` was seeded before.
         if self.seeds_reads and self._unit == "sample" and self.cached is None:
-            self._seeding.begin(epoch, position, True)
+            self._seeding.begin(epoch, position, BATCH)
 
     def noting_read(self, index: int, rows: int) -> contextlib.AbstractContextManager[None]:
         # The call of a `batch_fn` includes the reads of its items.
@@ -233,9 +257,17 @@ class CachedFunction:
         return await self._kept_async(source.record(epoch, index), index, get)
 
     def _kept(self, entry: int, index: int, get: Callable[[int], object]) -> object:
-        is_found, found, store = self._look_up(entry)
+        is_found, found, store = self.look_up(entry)
         if is_found:
             return found
+        return self._put(store, entry, index, self.made(index, get))
+
+    def made(self, index: int, get: Callable[[int], object]) -> object:
+        """Call `fn` for an item, and return its result.
+
+        Raises:
+            CacheError: the result is random.
+        """
         # The first call may have imported a module that draws on import, or another thread may have
         # drawn.
         for _ in range(2):
@@ -245,10 +277,10 @@ class CachedFunction:
                 break
         else:
             self._refuse(_DREW.format("random or numpy.random", index))
-        return self._put(store, entry, index, value)
+        return value
 
     async def _kept_async(self, entry: int, index: int, get: Callable[[int], object]) -> object:
-        is_found, found, store = self._look_up(entry)
+        is_found, found, store = self.look_up(entry)
         if is_found:
             return found
         draws: list[bool] = []
@@ -269,14 +301,21 @@ class CachedFunction:
             self._refuse(_DREW.format("random or numpy.random", index))
         return self._put(store, entry, index, value)
 
-    def _look_up(self, entry: int) -> tuple[bool, object, Store | None]:
-        """Return True if a result is stored; the result; and the store, None if unavailable."""
+    def look_up(
+        self, entry: int, load: Callable[[memoryview], Any] = pickle.loads
+    ) -> tuple[bool, Any, Store | None]:
+        """Return True if a result is stored; the result; and the store, None if unavailable.
+
+        Args:
+            entry: number of the entry.
+            load: returns the result of an entry's bytes.
+        """
         store: Store | None = None
         try:
             store = self._shared.store()
             pickled = store.get(entry)
             if pickled is not None:
-                found = pickle.loads(pickled)
+                found = load(pickled)
                 self._counts[Count.HITS] += 1
                 return True, found, store
         except Exception as error:
@@ -306,9 +345,34 @@ class CachedFunction:
     def _put(self, store: Store | None, entry: int, index: int, value: object) -> object:
         """Store a result. Return it as a separate object."""
         self._counts[Count.MISSES] += 1
+        made, copied = self.pickled(index, value)
+        self._store(store, entry, made)
+        return copied
+
+    def keep(self, entry: int, parts: Sequence[bytes]) -> bool:
+        """Store the samples of an item from this entry on. Return True if all are stored."""
+        self._counts[Count.MISSES] += 1
+        store: Store | None = None
+        with contextlib.suppress(OSError, ValueError):  # `look_up` has counted it
+            store = self._shared.store()
+        stored = [self._store(store, number, part) for number, part in enumerate(parts, entry)]
+        return all(stored)
+
+    def _store(self, store: Store | None, entry: int, made: bytes) -> bool:
+        not_kept = None if store is None else store.put(entry, made)
+        if not_kept is not None:
+            self._counts[not_kept] += 1
+        return store is not None and not_kept is None
+
+    def pickled(self, index: int, value: object) -> tuple[bytes, object]:
+        """Return the pickle of a result, or of a sample of it, and a copy that it makes.
+
+        Raises:
+            CacheError: it cannot be pickled and unpickled.
+        """
         try:
             made = pickle.dumps(value, 5)
-            value = pickle.loads(made)
+            copied: object = pickle.loads(made)
         except Exception as error:
             if is_of_a_handler(error):
                 raise
@@ -317,11 +381,8 @@ class CachedFunction:
                 f"cached: {error}. A cache stores pickles: return arrays, numbers, strings, or "
                 "objects of a module, from fn, or remove cache="
             )
-        not_kept = None if store is None else store.put(entry, made)
-        if not_kept is not None:
-            self._counts[not_kept] += 1
-        return value
+        return made, copied
 
-    def _refuse(self, text: str) -> None:
+    def _refuse(self, text: str) -> NoReturn:
         self.refusal = CacheError(text)
         raise self.refusal

@@ -149,12 +149,14 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
 
     They are part of a batch of `batch_rows` rows.
     """
-    calls, failures, indices = work.calls, work.failures, work.plan.order.indices(epoch, positions)
+    calls, failures = work.calls, work.failures
+    numbers = work.plan.order.indices(epoch, positions)
+    opened = calls.reader.open(Ticket(epoch=epoch), positions, numbers)
+    indices = opened.indices
     excluded = failures.excluded(epoch, indices)
     if excluded is not None:
         raise WorkFailed(excluded, RuntimeError(excluded.text))
     calls.kept.keep_only(epoch)
-    opened = calls.reader.open(Ticket(epoch=epoch), positions, indices)
     started = clock.monotonic_ns()
     work.progress.note_thread(0, started, indices[0])
     try:
@@ -166,6 +168,7 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
         leaves = zip(spec.structure.flatten(result), spec.structure.paths, strict=True)
         kept = [_kept(leaf, path) for leaf, path in leaves]
     except failures.catches as error:
+        opened.name_sample(error, 0)
         failed = failures.of(error, epoch, indices, int(positions[0]))
         if calls.chain.takes_out and "None" in failed.failure.text:
             failure = failed.failure._replace(text=f"{failed.failure.text} ({_WITHOUT_OUT})")
@@ -173,7 +176,7 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
         raise failed from None
     # In a drawn order, the first use of an item may be at another position.
     if calls.can_reuse_probe and not work.plan.order.is_drawn:
-        calls.kept[indices[0]] = spec.structure.unflatten(kept)
+        calls.kept[numbers[0]] = spec.structure.unflatten(kept)
     return Probe(
         spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows, _classes_of(result)
     )

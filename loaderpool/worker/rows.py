@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
@@ -425,9 +426,11 @@ def _roots(value: object) -> Iterator[int]:
 
 
 def copy_of(item: object) -> object:
-    """Return the item with copies of its arrays, lists and dicts."""
+    """Return the item with copies of its arrays, tensors of torch, lists and dicts."""
     if isinstance(item, np.ndarray):
         return item.copy()
+    if isinstance(item, getattr(sys.modules.get("torch"), "Tensor", ())):
+        return item.clone()  # type: ignore[attr-defined]
     if isinstance(item, (dict, UserDict)):
         copied = copy.copy(item)  # a copy by the item's class keeps the type
         for key, value in item.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from loaderpool.plan.generators import BATCH, SAMPLE
+from loaderpool.plan.generators import SAMPLE
 from loaderpool.transport.payload.generators import made_by_setup, seeder
 from loaderpool.transport.payload.record import Pair, WorkerPayload
 
@@ -53,26 +53,27 @@ class Seeding:
         self,
         epoch: int,
         position: int,
-        batch: bool = False,
+        kind: int = SAMPLE,
         streams: SampleStreams | None = None,
     ) -> np.random.Generator | None:
         """Seed the generators for a call, and return its `rng`. None if no function takes it.
 
         Args:
             epoch: the epoch.
-            position: position of the (first) row.
-            batch: True if the call makes a whole batch.
+            position: position of the (first) row; for an item, its source index.
+            kind: `SAMPLE`, or `BATCH` or `ITEM` if the call makes a whole batch, or the samples of
+                an item.
             streams: random streams of a coroutine. None: those of this thread.
         """
         if streams is None and (self.takes_rng or self.seeds_globals):
             streams = self._streams_of_thread()
         if streams is not None and self.seeds_globals:
-            streams.seed_globals(epoch, position, batch)
+            streams.seed_globals(epoch, position, kind)
         if self.captured is not None:
-            self.captured.begin(BATCH if batch else SAMPLE, epoch, position)
+            self.captured.begin(kind, epoch, position)
         # One generator for the chain: the second function continues the numbers of the first.
         if streams is not None and self.takes_rng:
-            return streams.generator(epoch, position, batch)
+            return streams.generator(epoch, position, kind)
         return None
 
     def borrow_streams(self) -> SampleStreams | None:

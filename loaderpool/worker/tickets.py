@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.element.spec import ElementSpec
-from loaderpool.errors import brief
+from loaderpool.errors import add_note, brief
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.layout import Buffer, OwnMemory, VaryingLayout
@@ -70,10 +70,24 @@ class Opened:
     # buffer, first byte in it, number of bytes; the probe and `replay` have no slot
     slot: tuple[Buffer, int, int] = _NO_SLOT
     fetched: Fetched | None = None  # the items, if the source reads many rows with one call
+    # numbers of the samples, if an item has several: `read` takes them instead of indices
+    numbers: Sequence[int] = ()
+    samples: int = 1  # number of samples of each item
+
+    @property
+    def keys(self) -> Sequence[int]:
+        """What `read` takes for each row: its source index, or the number of its sample."""
+        return self.numbers or self.indices
+
+    def name_sample(self, error: BaseException, row: int) -> None:
+        """Add the number of a row's sample within its item to the traceback of an error."""
+        if self.numbers:
+            at = self.numbers[row] % self.samples
+            add_note(error, f"for sample {at} of the item (of {self.samples}, from 0)")
 
     def item(self, row: int) -> object:
         """Return the argument of the first function for a row."""
-        return self.read(self.indices[row]) if self.fetched is None else self.fetched.value(row)
+        return self.read(self.keys[row]) if self.fetched is None else self.fetched.value(row)
 
     def bounds(self) -> list[tuple[int, int]]:
         """Return the first and the end row of each batch."""
@@ -445,6 +459,32 @@ class Progress:
         Otherwise the supervisor would end the worker while the coroutine's `finally` blocks run.
         """
         self._numbers[self._started_field] = clock.monotonic_ns()
+
+    @contextlib.contextmanager
+    def calling(self, index: int) -> Iterator[None]:
+        """Note that the `with` block makes all samples of the item with this source index.
+
+        After the block, the time limit of the current sample starts again.
+        """
+        numbers, block = self._numbers, self.cell + Field.BLOCK
+        noted = numbers[self._index_field], numbers[block]
+        self.note_thread(0, clock.monotonic_ns(), index)
+        try:
+            yield
+        finally:
+            numbers[self._started_field] = clock.monotonic_ns()
+            numbers[self._index_field], numbers[block] = noted
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Note that the `with` block waits for another process, which has its own time limit."""
+        numbers = self._numbers
+        noted, numbers[self._index_field] = numbers[self._index_field], 0
+        try:
+            yield
+        finally:
+            numbers[self._started_field] = clock.monotonic_ns()
+            numbers[self._index_field] = noted
 
     @contextlib.contextmanager
     def fetching(self, index: int, rows: int) -> Iterator[None]:

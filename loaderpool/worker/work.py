@@ -128,6 +128,8 @@ class Work:
             self.items = IndexedItems(self.plan, calls.reader, looks_ahead=progress.worker is None)
         if progress.worker is not None:
             calls.reader.progress = progress
+        if calls.reader.samples is not None:
+            calls.reader.samples.attend(progress, calls.draws.alone)
         self._concurrent: ConcurrentCalls | None = None
         if threads > 1:
             executor = (
@@ -146,6 +148,8 @@ class Work:
         """Seed these random generators by these keys from now on."""
         self.calls.seeding.use(pairs)
         self.calls.kept.clear()
+        if self.calls.reader.samples is not None:
+            self.calls.reader.samples.forget()
         self.items.seed(self.calls.seeding.captured)
 
     def ensure_setup(self) -> None:
@@ -398,6 +402,7 @@ class Work:
                     # A signal handler may raise after the last row. That row is named then.
                     failing = min(start + len(results), stop - 1)
                     where = [indices[failing]], int(opened.positions[failing])
+                    opened.name_sample(error, failing)
                     raise self.failures.of(error, ticket.epoch, *where) from None
                 # From now on each row is written before the next one is made.
                 block = self._block_rows = 1
@@ -532,6 +537,7 @@ class Work:
                     f"{error}. This batch is shorter, with {len(indices)} of {full_rows} items. "
                     "Set drop_remainder=True to drop it"
                 )
+            opened.name_sample(error, start)
             raise self.failures.of(
                 error, ticket.epoch, indices, int(opened.positions[start])
             ) from None

@@ -199,6 +199,7 @@ def read_one():
 
 sharded = lp.Loader(range(20), fn, batch_size=4, shard=lp.Shard(2, 1))
 batches = lp.Loader(range(20), batch_fn=lambda items: np.array(items), batch_size=4)
+patches = lp.Loader(range(20), lambda item: [np.full(2, item)] * 3, samples_per_item=3)
 
 """
 
@@ -301,6 +302,13 @@ def test_a_batch_is_shown_with_all_its_indices(command: Callable[..., ChildResul
     text = command("replay", "jobs:batches", "--index", "6").check().stdout
     assert "source indices 4, 5, 6, 7" in text
     assert "int64[4]" in text
+
+
+def test_all_samples_of_an_item_are_shown(command: Callable[..., ChildResult]) -> None:
+    text = command("replay", "jobs:patches", "--index", "6").check().stdout
+    assert "source index 6" in text
+    assert text.count("array([6, 6])") == 3
+    assert "int64[2]" in text
 
 
 def test_a_target_may_read_a_loader_which_starts_no_process(

@@ -12,16 +12,20 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from loaderpool.cache.setting import MEMORY, CachePlan
 from loaderpool.memory.arena import Arena, map_memory_file
-from loaderpool.system import clock, machine, open_files, process
+from loaderpool.system import abilities, clock, machine, open_files, process
 from loaderpool.system.inheritance import inherit
 from loaderpool.transport import modules
 from loaderpool.transport.payload.generators import arrive
 from loaderpool.transport.payload.handles import OpenHandles
 from loaderpool.transport.payload.record import LoaderSettings, Pair, WorkerPayload
 from loaderpool.transport.pickling import receive
+
+if TYPE_CHECKING:
+    from loaderpool.memory.samples import SampleFile
 
 # Seconds to wait until the kernel no longer lists a thread that was joined. Smaller: the thread
 # seems to stay. Larger: if a thread does stay, the first worker starts later.
@@ -111,6 +115,10 @@ class Payloads:
                 else -1
             )
             payload.cache = SharedCache(cache, file, counters_in(self._arena, cache))
+        if payload.config.samples_per_item is not None and abilities.has_memory_files():
+            # The supervisor creates the file of the samples. It comes last.
+            before = files + (cache is not None and cache.where == MEMORY)
+            payload.samples = self._sample_file(loader, before, payload.config.samples_per_item)
         self.loaded[loader] = payload
         self.settings[loader] = payload.settings
         self.places[loader] = offset, nbytes
@@ -134,6 +142,19 @@ class Payloads:
         arrays = [views[part][at : at + size] for part, at, size in places]
         return pickled, arrays, cache, len(sizes), generators
 
+    def _sample_file(self, loader: int, number: int, samples: int) -> SampleFile | None:
+        """Return the file of the samples of items. `number` is its place in the loader's files."""
+        # Imported here, because few loaders need it.
+        from loaderpool.memory.samples import SampleFile
+
+        files = self.files.setdefault(loader, [])
+        try:
+            if len(files) == number:
+                files.append(machine.create_memory_file("samples"))
+            return SampleFile(machine.above_standard(os.dup(files[number])), samples)
+        except OSError:  # each process keeps its own samples
+            return None
+
     def _view(self, descriptor: int, start: int, nbytes: int) -> memoryview:
         """Return a part of a file. Writes to it stay private to this process."""
         if descriptor < 0:  # on Windows the arena has no descriptor
@@ -142,7 +163,9 @@ class Payloads:
 
     def unload(self, loader: int) -> None:
         """Forget a payload, and close its data files."""
-        self.loaded.pop(loader, None)
+        payload = self.loaded.pop(loader, None)
+        if payload is not None and payload.samples is not None:
+            payload.samples.clear()
         self.settings.pop(loader, None)
         self.places.pop(loader, None)
         for file in self.files.pop(loader, ()):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
     from loaderpool.config import LoaderConfig, UnitKind
     from loaderpool.element.spec import ElementSpec
+    from loaderpool.memory.samples import SampleFile
     from loaderpool.plan.batches import Plan
     from loaderpool.sources.stream import StreamSource
 
@@ -59,6 +60,8 @@ class WorkerPayload:
 
     # Fields that are set in the process that calls the functions.
     cache: SharedCache | None = None  # cache for the results of `fn`
+    # samples of items that workers share; None: each process keeps its own
+    samples: SampleFile | None = None
     # random generators of functions and source
     generators: list[Pair] = dataclasses.field(default_factory=list)
     # modules to import before the first call
@@ -89,7 +92,7 @@ class WorkerPayload:
     @property
     def cached_of(self) -> CachedOf:
         """The objects that determine the results in the loader's cache."""
-        return CachedOf(self.fn, self.setup, self.source)
+        return CachedOf(self.fn, self.setup, self.source, self.config.samples_per_item)
 
     @property
     def unit(self) -> UnitKind:
@@ -104,16 +107,19 @@ class WorkerPayload:
     @property
     def has_getitems(self) -> bool:
         """True if the user's source reads many rows of a batch with one call."""
-        return self.unit != "element" and getitems_of(self.source) is not None
+        has_rows = self.unit != "element" and self.config.samples_per_item is None
+        return has_rows and getitems_of(self.source) is not None
 
     @property
     def blocks_reader(self) -> GetItems | None:
         """The function that reads many rows of a source in blocks.
 
-        None if rows are read one by one, because each has a time limit, or because several threads
+        None if rows are read one by one, because each has a time limit or several samples, or because several threads
         read at the same time.
         """
-        if self.unit == "element" or self.config.threads > 1 or self.config.limits.timeout_s:
+        config = self.config
+        reads_one = self.unit == "element" or config.samples_per_item is not None
+        if reads_one or config.threads > 1 or config.limits.timeout_s:
             return None
         return blocks_reader_of(self.source)
 

@@ -153,3 +153,11 @@ def test_shuffles_in_blocks_never_change():
     small, large = blocks([0, 7, 20], 31, window=2), blocks([0, 5000, 9000], 15_000, window=2)
     found = [order.indices(4, np.arange(5)) for order in (small, large)]
     assert found == RECORDED_BLOCKS
+
+
+def test_ranks_are_the_places_of_blocks():
+    order = blocks(range(0, 60, 4), 60, window=1)
+    for epoch in range(3):
+        ranks = [order.rank(epoch, block) for block in range(15)]
+        assert sorted(ranks) == list(range(15))
+        assert [ranks[index // 4] for index in whole(order, epoch)] == sorted(ranks * 4)

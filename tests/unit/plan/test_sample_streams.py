@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from loaderpool.plan.permutation import stream_key
-from loaderpool.plan.sample_streams import BATCH_KIND, SAMPLE_KIND, SampleStreams
+from loaderpool.plan.sample_streams import BATCH_KIND, ITEM_KIND, SAMPLE_KIND, SampleStreams
 from loaderpool.worker.own_process import SavedGlobals
 from tests.support.draws import global_draws
 
@@ -22,15 +22,15 @@ def tests_leave_the_global_generators_alone() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(("batch", "kind"), [(False, SAMPLE_KIND), (True, BATCH_KIND)])
-def test_the_generator_is_the_documented_philox(batch: bool, kind: int) -> None:
+@pytest.mark.parametrize("kind", [SAMPLE_KIND, BATCH_KIND, ITEM_KIND])
+def test_the_generator_is_the_documented_philox(kind: int) -> None:
     streams = SampleStreams(seed=11)
     for epoch, position in [(0, 0), (3, 10**12), (2**40, 2**62 - 1)]:
         words = np.array([0, 0, position, kind], np.uint64)
         fresh = np.random.Generator(
             np.random.Philox(key=stream_key("rng", 11, epoch), counter=words)
         )
-        ours = streams.generator(epoch, position, batch=batch)
+        ours = streams.generator(epoch, position, kind)
         for dtype, size in (
             (np.uint32, 9),
             (np.uint64, 8),
@@ -99,8 +99,8 @@ def test_seeded_globals_repeat_whatever_was_drawn_before() -> None:
 def test_seeded_globals_differ_by_seed_epoch_position_and_kind() -> None:
     draws = []
     for seed, epoch, position in [(1, 2, 7), (2, 2, 7), (1, 3, 7), (1, 2, 8), (1, 2, 7 + 2**32)]:
-        for batch in (False, True):
-            SampleStreams(seed).seed_globals(epoch, position, batch)
+        for kind in (SAMPLE_KIND, BATCH_KIND, ITEM_KIND):
+            SampleStreams(seed).seed_globals(epoch, position, kind)
             draws.append(global_draws())
     for same_call in zip(*draws, strict=True):
         assert len(set(same_call)) == len(draws)

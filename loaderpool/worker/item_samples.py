@@ -1,0 +1,307 @@
+"""`ItemSamples`: samples of items for which `fn` returns a list of them.
+
+Sample k of item i has the number i * n + k. The plan orders these numbers. `fn` is called once for
+an item, and the process keeps all samples until other items need the room. The workers of one
+supervisor share them: the first that needs an item makes it. Another one that needs the same item
+meanwhile first makes other items of its ticket, and then waits.
+
+Samples are kept as pickles. So each use gets an own object, and a sample does not depend on whether
+it was made by this process, or earlier.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pickle
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from loaderpool.config import DEFAULT_WINDOW
+from loaderpool.errors import SpecMismatchError, UnpicklableError, counted
+from loaderpool.memory.samples import StoredSample
+from loaderpool.plan.block_order import BlockOrder
+from loaderpool.plan.generators import ITEM
+from loaderpool.sources.varying import varying
+from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.transport.payload.record import WorkerPayload
+from loaderpool.worker.bundles import Bundle, packed, unpacked
+from loaderpool.worker.own_process import end_stray
+from loaderpool.worker.rows import copy_of
+from loaderpool.worker.seeding import Seeding
+from loaderpool.worker.tickets import Progress, WorkFailed
+
+# Windows of items whose samples are kept. Smaller: a worker that is behind the others makes items
+# again. Larger: more memory.
+_KEPT_WINDOWS = 2
+_MOST_PLACES = 1 << 16
+_COUNT = struct.Struct("<Q")  # number of large arrays, in front of a sample's pickle
+_NOT_NOTED: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
+class Cached(Protocol):
+    """Calls `fn`, and stores its results. `item_reader.CachedFunction` implements it."""
+
+    def look_up(self, entry: int, load: Callable[[memoryview], Any]) -> tuple[bool, Any, object]:
+        """Return True if an entry is stored, and the result of `load` for its bytes."""
+
+    def has(self, index: int) -> bool:
+        """Return True if there is an entry of this number."""
+
+    def made(self, index: int, get: Callable[[int], object]) -> object:
+        """Return the result of `fn` for the item that `get` returns. Raises CacheError."""
+
+    def pickled(self, index: int, value: object) -> tuple[bytes, object]:
+        """Return the pickle of a sample, and a copy that it makes. Raises CacheError."""
+
+    def keep(self, entry: int, parts: Sequence[bytes]) -> bool:
+        """Store pickles from this entry on. Return True if all are stored."""
+
+
+class ItemSamples:
+    """Reads samples by their numbers. Calls `fn` for items whose samples are not kept.
+
+    Args:
+        payload: the loader's function and source.
+        seeding: the random generators of the calls.
+        cached: calls `fn`, and keeps the samples for later epochs. None: there is no cache.
+
+    Attributes:
+        samples: number of samples of each item.
+    """
+
+    def __init__(self, payload: WorkerPayload, seeding: Seeding, cached: Cached | None) -> None:
+        assert payload.fn is not None and payload.config.samples_per_item is not None
+        self.samples = payload.config.samples_per_item
+        self._fn, self._source, self._varying = payload.fn, payload.source, varying(payload.source)
+        self._takes_rng = "fn" in payload.takes_rng
+        self._seeding, self._cached, self._shared = seeding, cached, payload.samples
+        self._loader = payload.loader
+        # If an item fails, its other samples must fail, too, and not call `fn` again.
+        self._keeps_failures = payload.config.on_error.action != "raise"
+        order = payload.plan.order
+        self._order = order if isinstance(order, BlockOrder) else None
+        window = DEFAULT_WINDOW if self._order is None else self._order.window
+        self._places = min(_KEPT_WINDOWS * window, _MOST_PLACES)
+        # Samples that this process has made, by epoch and item: the latest item's if processes
+        # share the others.
+        self._kept: dict[tuple[int, int], tuple[list[bytes], bool]] = {}
+        self._most_kept = self._places if self._shared is None else 1
+        # A lock of the kernel belongs to all threads of a process.
+        self._locks: dict[int, threading.RLock] = {}
+        self._held: set[int] = set()  # places whose lock of the kernel this process holds
+        # With concurrent calls, the main thread notes the call that it waits for.
+        self._is_noted = payload.config.threads == 1
+        self._progress: Progress
+        self._watched: Callable[..., object]
+
+    def attend(self, progress: Progress, watched: Callable[..., object]) -> None:
+        """Set the notes of calls, and the function that makes a call and watches its draws.
+
+        Called by `Work` before any ticket.
+
+        Args:
+            progress: the process's notes.
+            watched: `DrawWatch.alone`.
+        """
+        self._progress, self._watched = progress, watched
+
+    def forget(self) -> None:
+        """Forget the samples that only this process keeps, because objects may have changed."""
+        self._kept.clear()
+
+    def reader(self, epoch: int, numbers: Sequence[int]) -> Callable[[int], object]:
+        """Return a function that returns a sample by its number. The numbers are of one ticket."""
+        return functools.partial(self._read, epoch, numbers)
+
+    def _read(self, epoch: int, numbers: Sequence[int], number: int) -> object:
+        item, at = divmod(number, self.samples)
+        found = self._find(epoch, item, at) or self._make_once(epoch, item, at, numbers)
+        if found.has_failed:
+            failure = pickle.loads(found.content)
+            raise WorkFailed(failure, RuntimeError(failure.text))
+        if self._cached is not None:
+            return pickle.loads(found.content)
+        (buffers,) = _COUNT.unpack_from(found.content)
+        content = memoryview(found.content)[_COUNT.size :]
+        return unpacked(content, Bundle(0, len(content), buffers, 0), self._loader)
+
+    # ---- kept samples ----
+
+    def _place(self, epoch: int, item: int) -> int:
+        """Return the place of an item. Items of consecutive batches have different ones.
+
+        In other orders than blocks, two such items may have one place. They are then made again.
+        """
+        rank = item if self._order is None else self._order.rank(epoch, item)
+        return rank % self._places
+
+    def _entry(self, epoch: int, item: int) -> int:
+        """Return the number of an item's first sample in the cache."""
+        record = item if self._varying is None else self._varying.record(epoch, item)
+        return record * self.samples
+
+    def _find(self, epoch: int, item: int, at: int) -> StoredSample | None:
+        if self._cached is not None:
+            is_found, content, _ = self._cached.look_up(self._entry(epoch, item) + at, bytes)
+            if is_found:
+                return StoredSample(content, False)
+        kept = self._kept.get((epoch, item))
+        if kept is not None:
+            parts, has_failed = kept
+            return StoredSample(parts[0 if has_failed else at], has_failed)
+        if self._shared is not None:
+            with contextlib.suppress(OSError):  # the user's code has closed the descriptor
+                return self._shared.read(self._place(epoch, item), epoch, item, at)
+        return None
+
+    def _has(self, epoch: int, item: int) -> bool:
+        if (epoch, item) in self._kept:
+            return True
+        if self._cached is not None and self._cached.has(self._entry(epoch, item)):
+            return True
+        if self._shared is not None:
+            with contextlib.suppress(OSError):
+                return self._shared.has(self._place(epoch, item), epoch, item)
+        return False
+
+    def _keep(self, epoch: int, item: int, parts: list[bytes], has_failed: bool) -> None:
+        for old in [*self._kept][: len(self._kept) + 1 - self._most_kept]:
+            self._kept.pop(old, None)
+        self._kept[epoch, item] = parts, has_failed
+        place = self._place(epoch, item)
+        if self._shared is not None and place in self._held:
+            with contextlib.suppress(OSError):  # it is too large, or the descriptor was closed
+                self._shared.write(place, epoch, item, parts, has_failed)
+
+    # ---- locks ----
+
+    def _lock(self, place: int, waits: bool) -> bool:
+        """Take the lock of a place. Return False if another thread or process has it.
+
+        `_unlock` pairs with a call that returns True.
+        """
+        lock = self._locks.setdefault(place, threading.RLock())
+        if not lock.acquire(blocking=waits):
+            return False
+        if self._shared is not None:
+            # Processes wait for each other's threads, or the descriptor was closed. The samples are
+            # then made here, and not shared.
+            with contextlib.suppress(OSError):
+                if not self._shared.lock(place, waits):
+                    lock.release()
+                    return False
+                self._held.add(place)
+        return True
+
+    def _unlock(self, place: int) -> None:
+        if self._shared is not None and place in self._held:
+            self._held.discard(place)
+            with contextlib.suppress(OSError):
+                self._shared.unlock(place)
+        self._locks[place].release()
+
+    # ---- calls of `fn` ----
+
+    def _make_once(self, epoch: int, item: int, at: int, numbers: Sequence[int]) -> StoredSample:
+        """Return a sample of an item that is not kept. No other process makes it meanwhile."""
+        place = self._place(epoch, item)
+        if not self._lock(place, waits=False):
+            if found := self._make_others(epoch, item, at, numbers):
+                return found
+            with self._progress.waiting() if self._is_noted else _NOT_NOTED:
+                self._lock(place, waits=True)
+        try:
+            return self._find(epoch, item, at) or self._make(epoch, item, at)
+        finally:
+            self._unlock(place)
+
+    def _make_others(
+        self, epoch: int, item: int, at: int, numbers: Sequence[int]
+    ) -> StoredSample | None:
+        """Make other items of the ticket, while another process makes this one.
+
+        Returns:
+            A sample of this item, once the other process has made it. None: it has not.
+        """
+        for other in dict.fromkeys(number // self.samples for number in numbers):
+            place = self._place(epoch, other)
+            if other == item or self._has(epoch, other) or not self._lock(place, waits=False):
+                continue
+            try:
+                if not self._has(epoch, other):
+                    self._make(epoch, other, 0)
+            except self._progress.failures.catches as error:
+                # Otherwise it is raised when the other item's turn comes.
+                if is_of_a_handler(error):
+                    raise
+            finally:
+                self._unlock(place)
+            if found := self._find(epoch, item, at):
+                return found
+        return None
+
+    def _make(self, epoch: int, item: int, at: int) -> StoredSample:
+        """Make all samples of an item, keep them, and return one."""
+        failures, has_failed = self._progress.failures, False
+        with self._progress.calling(item) if self._is_noted else _NOT_NOTED:
+            try:
+                parts = self._pickled(epoch, item)
+            except failures.catches as error:
+                if not self._keeps_failures:
+                    raise
+                failure = failures.of(error, epoch, [item]).failure
+                parts, has_failed = [pickle.dumps(failure, 5)], True
+        if (
+            self._cached is None
+            or has_failed
+            or not self._cached.keep(self._entry(epoch, item), parts)
+        ):
+            self._keep(epoch, item, parts, has_failed)
+        return StoredSample(parts[0 if has_failed else at], has_failed)
+
+    def _pickled(self, epoch: int, item: int) -> list[bytes]:
+        """Call `fn` for an item, and return the pickles of its samples.
+
+        Raises:
+            SpecMismatchError: the result is not a list with the right number of samples.
+            UnpicklableError: a sample cannot be pickled.
+            BaseException: an exception of the function or of the source.
+        """
+        get: Callable[[int], object] = self._source.__getitem__
+        if self._varying is not None:
+            get = functools.partial(self._varying.item, epoch)
+        if self._cached is not None:
+            made = self._cached.made(item, get)
+        else:
+            made = self._watched(self._call, epoch, item, get)
+        if type(made) is not list or len(made) != self.samples:
+            got = counted(len(made), "sample") if type(made) is list else f"a {type(made).__name__}"
+            raise SpecMismatchError(
+                f"fn must return a list of {counted(self.samples, 'sample')} for each item "
+                f"(samples_per_item={self.samples}), but it returned {got} for source index {item}"
+            )
+        # The pickle of a view may have the memory of the whole array or tensor.
+        samples = map(copy_of, made)
+        if self._cached is not None:
+            return [self._cached.pickled(item, sample)[0] for sample in samples]
+        try:
+            frames = [packed(sample, 0, 1) for sample in samples]
+            return [b"".join([_COUNT.pack(each.buffers), *each.parts]) for each in frames]
+        except Exception as error:
+            if is_of_a_handler(error):
+                raise
+            raise UnpicklableError(
+                f"a sample that fn returned for source index {item} cannot be pickled: "
+                f"{type(error).__name__}: {error}. With samples_per_item=, return arrays, numbers "
+                "or strings, or objects that can be pickled"
+            ) from error
+
+    def _call(self, epoch: int, item: int, get: Callable[[int], object]) -> object:
+        generator = self._seeding.begin(epoch, item, ITEM)
+        value = get(item)
+        made = self._fn(value, rng=generator) if self._takes_rng else self._fn(value)
+        end_stray()
+        return made
