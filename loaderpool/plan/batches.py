@@ -105,6 +105,11 @@ class Plan:
 
     # ---- numbers, the same in each epoch ----
 
+    @property
+    def packed_length(self) -> int:
+        """Length of the rows in which several items are packed; 0: each row is one item."""
+        return 0
+
     @cached_property
     def batches_per_epoch(self) -> int:
         """Number of batches of this shard in an epoch. It is the same for every shard."""
@@ -160,13 +165,13 @@ class Plan:
         """Return the same plan for a stream that has ended after `size` items."""
         return replace(self, order=replace(self.order, size=size), is_open=False)
 
-    def drawn(self, table: npt.NDArray[Any], size: int, stops: npt.NDArray[np.int64]) -> Plan:
+    def drawn(self, table: npt.NDArray[Any], size: int, *batches: npt.NDArray[np.int64]) -> Plan:
         """Return the plan of an epoch whose order was drawn.
 
         Args:
             table: Array of the order, as in `DrawnOrder`.
             size: Number of positions of the epoch.
-            stops: Not used: batches have the same number of rows.
+            *batches: Not used: batches have the same number of rows.
         """
         order = replace(self.order, table=table, size=size)  # type: ignore[call-arg]
         return replace(self, order=order)

@@ -2,15 +2,18 @@
 
 A drawn order may also say which positions make a batch. Global batch g has the positions
 `stops[g - 1]` to `stops[g]`. With S shards, shard r has the global batches r, S + r, 2·S + r, ...
-If the number of global batches is no multiple of S, the rows of the last ones are divided evenly,
-as those of the tail in `batches.Plan`:
+If the number of global batches is no multiple of S, the last ones are divided into S parts, as even
+as possible. A part never has rows of two batches, because the rows of a batch may have been chosen
+to fit together:
 
 ```
     position   0     3         8  9       13     16  18   stops = 3 8 9 13 16 18, S = 4
-               ├─────┼─────────┼──┼───────┼──────┬───┤
-    shard      │  0  │    1    │2 │   3   │0 │1 │2 │3│
+               ├─────┼─────────┼──┼───────┼──────┼───┤
+    shard      │  0  │    1    │2 │   3   │0 │ 1 │2│3│
     batch      └────────────── 0 ─────────┴─── 1 ────┘
 ```
+
+If they have fewer rows than there are shards, rows are repeated.
 
 The main process writes the arrays of an epoch into shared memory once (`write_order`), where the
 supervisor and the workers find them (`read_order`).
@@ -35,8 +38,8 @@ if TYPE_CHECKING:
     from loaderpool.plan.taken import Start, Taken
 
 NO_STOPS = np.empty(0, np.int64)
-# Words before the arrays: numbers of positions, numbers in the table, and stops.
-_HEAD = 3
+# Words before the arrays: number of positions, and the length of each array.
+_HEAD = 4
 _WORD = 8
 
 
@@ -81,10 +84,15 @@ class DrawnBatches(Plan):
         rows = np.arange(first, self._span(epoch, batch + count - 1)[1], dtype=np.int64)
         return self._located(epoch, rows)
 
-    def drawn(self, table: npt.NDArray[Any], size: int, stops: npt.NDArray[np.int64]) -> Plan:
-        """Return the plan of an epoch with these batches."""
-        plan = super().drawn(table, size, stops)
-        return replace(plan, stops=stops)  # type: ignore[call-arg]
+    @property
+    def arrays(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Arrays that `drawn` gets after the order's."""
+        return self.stops, NO_STOPS
+
+    def drawn(self, table: npt.NDArray[Any], size: int, *batches: npt.NDArray[np.int64]) -> Plan:
+        """Return the plan of an epoch with these batches, which are given as `arrays`."""
+        plan = super().drawn(table, size)
+        return replace(plan, stops=batches[0])  # type: ignore[call-arg]
 
     def start_after(self, epoch: int, batches: int) -> Start:
         """Return the global batches that all shards together have taken."""
@@ -143,8 +151,33 @@ class DrawnBatches(Plan):
         if batch < self._full_batches:
             number = self._first + batch * self.num_shards + self.shard_index
             return self._before(number), self._before(number + 1)
-        first, (start, rows) = self._before(self._tail), self._share(self._stock[0][2])
-        return first + start, first + start + rows
+        return self._parts_of_tail[self.shard_index % len(self._parts_of_tail)]
+
+    @cached_property
+    def _parts_of_tail(self) -> list[tuple[int, int]]:
+        """First and end position of each shard's part of the last batches."""
+        import heapq  # imported here, because few plans divide batches
+
+        # Until an epoch was drawn, it counts as one batch.
+        ends = self._bounds[self._tail :].tolist() or [self.order.size]
+        bounds = [*itertools.pairwise([self._before(self._tail), *ends])]
+        # Divide the batch with the largest parts further, until there is a part for each shard.
+        largest: list[tuple[float, int, int]]
+        largest = [(start - stop, at, 1) for at, (start, stop) in enumerate(bounds)]
+        heapq.heapify(largest)
+        counts = [1] * len(bounds)
+        for _ in range(self.num_shards - len(bounds)):
+            _, at, parts = largest[0]
+            start, stop = bounds[at]
+            if parts == stop - start:  # all parts have one row
+                break
+            counts[at] = parts + 1
+            heapq.heapreplace(largest, ((start - stop) / (parts + 1), at, parts + 1))
+        return [
+            (start + (stop - start) * part // parts, start + (stop - start) * (part + 1) // parts)
+            for (start, stop), parts in zip(bounds, counts, strict=True)
+            for part in range(parts)
+        ]
 
 
 def checksum_of(plan: Plan) -> str:
@@ -155,10 +188,9 @@ def checksum_of(plan: Plan) -> str:
 def has_same_arrays(plan: Plan, other: Plan) -> bool:
     """Return True if two drawn orders have the same arrays, without a comparison of numbers."""
     mine, others = _parts(plan), _parts(other)
-    return (
-        mine[1] is others[1]
-        and plan.order.size == other.order.size
-        and (mine[2] is others[2] or not len(mine[2]) + len(others[2]))
+    pairs = zip(mine[1:], others[1:], strict=True)
+    return plan.order.size == other.order.size and all(
+        one is another or not len(one) + len(another) for one, another in pairs
     )
 
 
@@ -195,16 +227,19 @@ def read_order(plan: Plan, memory: Any, offset: int) -> Plan:
         memory: The shared memory.
         offset: First byte of the arrays.
     """
-    size, count, stops = np.frombuffer(memory, np.int64, _HEAD, offset).tolist()
+    size, *counts = np.frombuffer(memory, np.int64, _HEAD, offset).tolist()
     assert isinstance(plan.order, DrawnOrder)
     offset += _HEAD * _WORD
-    table = np.frombuffer(memory, plan.order.dtype, count, offset)
-    return plan.drawn(table, size, np.frombuffer(memory, np.int64, stops, offset + count * _WORD))
+    parts: list[npt.NDArray[Any]] = []
+    for count, dtype in zip(counts, (plan.order.dtype, np.int64, np.int64), strict=True):
+        parts.append(np.frombuffer(memory, dtype, count, offset))
+        offset += count * _WORD
+    return plan.drawn(parts[0], size, *parts[1:])
 
 
 def _parts(plan: Plan) -> tuple[npt.NDArray[Any], ...]:
     assert isinstance(plan.order, DrawnOrder)
     assert plan.order.table is not None, "an order that was not drawn"
-    stops = plan.stops if isinstance(plan, DrawnBatches) else NO_STOPS
-    head = np.array([plan.order.size, len(plan.order.table), len(stops)], np.int64)
-    return head, plan.order.table, stops
+    batches = plan.arrays if isinstance(plan, DrawnBatches) else (NO_STOPS, NO_STOPS)
+    arrays = (plan.order.table, *batches)
+    return np.array([plan.order.size, *map(len, arrays)], np.int64), *arrays

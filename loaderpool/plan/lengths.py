@@ -1,0 +1,247 @@
+"""Orders by the lengths of items: batches of a token budget, and sequences packed into rows.
+
+Both take the items of an epoch in their order, which is shuffled, in windows of a number of items.
+Lengths are compared within a window only:
+
+```
+    order        5 2 9 1 │ 7 3 8 3      lengths, in windows of four items
+    budget of 12 9│5 2│1 │ 8│7│3 3      longest first; a batch costs its rows times its longest item
+    rows of 10   1 9│5 2 │ 7 3│8│3      each row has items of together at most 10
+```
+
+Then the batches or rows of a window are shuffled, so that their lengths do not come sorted.
+
+Runs in: the main process, when an epoch begins. Results depend on lengths, settings, seed and epoch
+only.
+"""
+
+from __future__ import annotations
+
+import bisect
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.plan.permutation import permutation, stream_key
+
+_Integers = npt.NDArray[np.int64]
+# Positions that are permuted at once. Smaller: it takes longer. Larger: temporary arrays take more
+# memory.
+_BLOCK = 1 << 16
+
+
+def token_batches(
+    lengths: _Integers,
+    max_tokens: int,
+    max_rows: int | None,
+    window: int,
+    *,
+    seed: int,
+    epoch: int,
+    shuffle: bool,
+) -> tuple[_Integers, _Integers]:
+    """Return batches whose rows times their longest item are at most `max_tokens`.
+
+    The last batch of a window has what is left of it, and is usually smaller. It stays the last, so
+    that the first batch of an epoch, which determines the size of buffers, is a full one.
+
+    Args:
+        lengths: Length of each item of the source, 0 to `max_tokens`.
+        max_tokens: Most tokens of a batch, padding included.
+        max_rows: Most rows of a batch; None: no limit.
+        window: Number of items of a window.
+        seed: Seed of the shuffle.
+        epoch: Number of the epoch.
+        shuffle: False: items come in the order of the source, and the batches of a window from long
+            to short items.
+
+    Returns:
+        The items, int64[items], and the position after each batch, int64[batches]. The items of a
+        batch are sorted, the longest first.
+    """
+    items = _in_order(len(lengths), seed, epoch, shuffle)
+    ordered = lengths[items]
+    windows = np.arange(len(items)) // window
+    by_length = np.lexsort((-ordered, windows))
+    stops: list[int] = []
+    is_rest: list[bool] = []
+    most = np.maximum(1, max_tokens // np.maximum(1, ordered[by_length]))
+    if max_rows is not None:
+        most = np.minimum(most, max_rows)
+    wanted, at = most.tolist(), 0
+    for end in (*range(window, len(items), window), len(items)):
+        while at < end:
+            is_rest.append(at + wanted[at] > end)
+            at = min(end, at + wanted[at])
+            stops.append(at)
+    ends = np.array(stops, np.int64)
+    rows = np.diff(ends, prepend=0)
+    if shuffle:
+        keys = _random_keys("batches", seed, epoch, len(ends))
+        shuffled = np.lexsort((keys, np.array(is_rest), windows[ends - 1]))
+        by_length = by_length[_joined((ends - rows)[shuffled], rows[shuffled])]
+        ends = rows[shuffled].cumsum()
+    return items[by_length], ends
+
+
+def packed_rows(
+    lengths: _Integers, capacity: int, window: int, *, seed: int, epoch: int, shuffle: bool
+) -> tuple[_Integers, _Integers]:
+    """Return rows of items whose lengths sum to at most `capacity`.
+
+    No window has more rows than first-fit-decreasing would make of it.
+
+    Args:
+        lengths: Length of each item of the source, 0 to `capacity`.
+        capacity: Length of a row.
+        window: Number of items of a window.
+        seed: Seed of the shuffle.
+        epoch: Number of the epoch.
+        shuffle: False: items come in the order of the source, and rows in that of their first item.
+
+    Returns:
+        The items, int64[items], and the position after each row, int64[rows]. Items of a row keep
+        the order that they have in the epoch.
+    """
+    items = _in_order(len(lengths), seed, epoch, shuffle)
+    ordered = lengths[items]
+    rows = np.empty(len(items), np.int64)
+    counts = [0]
+    for start in range(0, len(items), window):
+        found, count = _packed(ordered[start : start + window], capacity)
+        rows[start : start + window] = found + counts[-1]
+        counts.append(counts[-1] + count)
+    if shuffle:
+        windows = np.repeat(np.arange(len(counts) - 1), np.diff(counts))
+        order = np.lexsort((_random_keys("rows", seed, epoch, counts[-1]), windows))
+    else:
+        order = np.unique(rows, return_index=True)[1].argsort()
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    rows = places[rows]
+    return items[rows.argsort(kind="stable")], np.bincount(rows).cumsum()
+
+
+def _in_order(size: int, seed: int, epoch: int, shuffle: bool) -> _Integers:
+    """Return the items of an epoch in their order: that of `shuffle=True`, or of the source."""
+    positions = np.arange(size)
+    if not shuffle:
+        return positions
+    order = permutation(size, seed, epoch)
+    blocks = range(0, size, _BLOCK)
+    return np.concatenate([order.take(positions[start : start + _BLOCK]) for start in blocks])
+
+
+def _random_keys(purpose: str, seed: int, epoch: int, size: int) -> npt.NDArray[np.uint64]:
+    """Return random numbers, the same on every machine and NumPy version."""
+    keys: npt.NDArray[np.uint64] = np.random.Philox(
+        key=stream_key(purpose, seed, epoch)
+    ).random_raw(size)
+    return keys
+
+
+def _joined(starts: _Integers, counts: _Integers) -> _Integers:
+    """Return the ranges of `counts[i]` numbers from `starts[i]` on, one after the other."""
+    before = counts.cumsum() - counts
+    return np.repeat(starts - before, counts) + np.arange(counts.sum())
+
+
+# ---- rows of one window ----
+
+
+def _packed(lengths: _Integers, capacity: int) -> tuple[_Integers, int]:
+    """Return the row of each item, and the number of rows.
+
+    Best-fit-decreasing usually makes the fewest rows that are possible. If it is not known to,
+    first-fit-decreasing may make fewer. It takes four times as long.
+    """
+    found, count = _best_fit(lengths, capacity)
+    if count > fewest_rows(lengths, capacity):
+        fewer = _first_fit(lengths, capacity, count - 1)
+        if fewer is not None:
+            return fewer, int(fewer.max()) + 1
+    return found, count
+
+
+def _best_fit(lengths: _Integers, capacity: int) -> tuple[_Integers, int]:
+    """Put each item, the longest first, into the row in which the least space is left."""
+    order = (-lengths).argsort(kind="stable")
+    # Sizes of the spaces that rows have left, ascending, and the rows that have each.
+    spaces: list[int] = []
+    having: dict[int, list[int]] = {}
+    rows: list[int] = []
+    count = 0
+    for length in lengths[order].tolist():
+        at = bisect.bisect_left(spaces, length)
+        if at == len(spaces):
+            row, left = count, capacity - length
+            count += 1
+        else:
+            space = spaces[at]
+            left = space - length
+            same = having[space]
+            row = same.pop()
+            if not same:
+                del spaces[at], having[space]
+        rows.append(row)
+        if left in having:
+            having[left].append(row)
+        else:
+            having[left] = [row]
+            bisect.insort(spaces, left)
+    found = np.empty(len(lengths), np.int64)
+    found[order] = rows
+    return found, count
+
+
+def _first_fit(lengths: _Integers, capacity: int, count: int) -> _Integers | None:
+    """Put each item, the longest first, into the first row that has space for it.
+
+    Return the row of each item; None: that takes more than `count` rows.
+    """
+    order = (-lengths).argsort(kind="stable")
+    leaves = 1 << max(0, count - 1).bit_length()
+    # A binary tree: node n has the largest space of the nodes 2 * n and 2 * n + 1, and a row is a
+    # leaf.
+    largest = [capacity] * (2 * leaves)
+    rows: list[int] = []
+    for length in lengths[order].tolist():
+        node = 1
+        while node < leaves:
+            node *= 2
+            if largest[node] < length:
+                node += 1
+        if node - leaves >= count or largest[node] < length:
+            return None
+        rows.append(node - leaves)
+        largest[node] -= length
+        while node > 1:
+            node //= 2
+            space = max(largest[2 * node], largest[2 * node + 1])
+            if largest[node] == space:
+                break
+            largest[node] = space
+    found = np.empty(len(lengths), np.int64)
+    found[order] = rows
+    return found
+
+
+def fewest_rows(lengths: _Integers, capacity: int) -> int:
+    """Return a lower bound for the number of rows.
+
+    An item of more than half a row shares its row with no other such item. Leave out all items
+    below some length. Then a long item that only these would fit beside is alone in its row. All
+    others fill the space beside items of more than half a row, or rows of their own. This holds for
+    any length below which items are left out, and the largest result counts.
+
+    Source: Martello and Toth, "Lower bounds and reduction procedures for the bin packing problem",
+    1990 (the bound L2).
+    """
+    ascending = np.sort(lengths)
+    half = int(ascending.searchsorted(capacity // 2, side="right"))
+    least = np.append(0, ascending[:half])
+    low = ascending.searchsorted(least)
+    high = ascending.searchsorted(capacity - least, side="right")
+    sums = np.append(0, ascending.cumsum())
+    over = sums[high] - sums[low] - (high - half) * capacity
+    return len(ascending) - half + max(0, -int((-over // capacity).min()))
