@@ -18,7 +18,9 @@ if TYPE_CHECKING:  # for type checkers; at run time, these names are imported wh
     from loaderpool.config import Blocks as Blocks
     from loaderpool.config import Buckets as Buckets
     from loaderpool.config import Limits as Limits
+    from loaderpool.config import Packed as Packed
     from loaderpool.config import Shard as Shard
+    from loaderpool.config import TokenBudget as TokenBudget
     from loaderpool.config import Weighted as Weighted
     from loaderpool.element.spec import ArraySpec as ArraySpec
     from loaderpool.element.spec import RaggedArray as RaggedArray
@@ -49,7 +51,7 @@ _MODULES = {
     "cache.setting": "Cache",
     "element.spec": "ArraySpec RaggedArray",
     "ray.pool": "RayPool",
-    "config": "Blocks Buckets Limits Shard Weighted",
+    "config": "Blocks Buckets Limits Packed Shard TokenBudget Weighted",
     "sources.combine": "mix zip_sources",
     "sources.files": "FileSource",
     "sources.hdf5": "HDF5",

@@ -54,6 +54,14 @@ _MOST_SAMPLES = 1 << 16
 # mixed, and more memory is used.
 DEFAULT_WINDOW = 16
 _MAX_ROWS = 2**31
+
+
+class _NotGiven(int):
+    """A default that is recognized by its identity, and shown as its number."""
+
+
+# Batch size of a loader to which none is given. An order may have batches of its own.
+DEFAULT_BATCH_SIZE: int = _NotGiven(32)
 # Result of one call of the function: a row, a batch of several items, or a whole batch of one item.
 UnitKind = Literal["sample", "batch", "element"]
 
@@ -158,6 +166,112 @@ class Blocks:
     @known_names_only
     def __init__(self, rows: int | None = None, window: int = DEFAULT_WINDOW) -> None:
         _set(self, locals())
+
+
+# `lengths` may be an array, which has no plain equality.
+@dataclasses.dataclass(frozen=True, init=False, eq=False)
+class TokenBudget:
+    """Batches of items of similar length, each as large as a number of tokens allows.
+
+    A batch costs its rows times the length of its longest item, as it does when it is padded. The
+    items of an epoch are taken in windows. The items of a window are sorted by length and cut into
+    batches, which are then shuffled. The loader's `batch_size` is left out.
+
+    Args:
+        lengths: Length of each item of the source, as a list or integer array; or a function
+            `lengths(epoch)` that returns them. Read when an epoch begins.
+        max_tokens: Most tokens of a batch with its padding, at least 1; or frames, or any other
+            unit of `lengths`.
+        max_rows: Most rows of a batch, at least 1. Default: `None`, no limit.
+        window: Number of items that are sorted by length together, at least 1. Default: 10000.
+        shuffle: Set to `False` to keep the order of the source, and in each window that of the
+            lengths. Default: `True`.
+
+    Example:
+        >>> import numpy as np
+        >>> import loaderpool as lp
+        >>> items = [np.ones(n) for n in (3, 9, 4, 8, 2, 5)]
+        >>> order = lp.TokenBudget([len(item) for item in items], max_tokens=18)
+
+        >>> with lp.Loader(items, order=order, pad=True, workers=2) as loader:
+        ...     print([batch.shape for batch in loader])
+        [(3, 5), (2, 9), (1, 2)]
+    """
+
+    lengths: npt.ArrayLike | Callable[[int], npt.ArrayLike]
+    max_tokens: int
+    max_rows: int | None
+    window: int
+    shuffle: bool
+
+    @known_names_only
+    def __init__(
+        self,
+        lengths: npt.ArrayLike | Callable[[int], npt.ArrayLike],
+        max_tokens: int,
+        max_rows: int | None = None,
+        window: int = 10_000,
+        shuffle: bool = True,
+    ) -> None:
+        _set(self, locals())
+
+
+# `lengths` may be an array, which has no plain equality.
+@dataclasses.dataclass(frozen=True, init=False, eq=False)
+class Packed:
+    """Batches of rows of one length, in each of which several items are packed.
+
+    All components of a sample are joined along their first axis, and filled up with zeros, or with
+    the values of the loader's `pad`. A batch gets two more components. They are added to a sample's
+    dict, or to the dict that is the first part of a tuple. An array in their place becomes a dict
+    with the key `"values"`.
+
+    - `"segment_ids"`, `int32[batch_size, length]`: number of the item within its row, from 1;
+      0 where the row is filled up.
+    - `"positions"`, `int32[batch_size, length]`: place within the item, from 0.
+
+    Args:
+        lengths: Length of each item's sample, as a list or integer array; or a function
+            `lengths(epoch)` that returns them. Read when an epoch begins.
+        length: Length of each row, at least 1. No item may be longer.
+        window: Number of items that are packed together, at least 1. Larger: rows are fuller.
+            Default: 10000.
+        shuffle: Set to `False` to keep the order of the source as far as packing allows. Default:
+            `True`.
+
+    Example:
+        >>> import numpy as np
+        >>> import loaderpool as lp
+        >>> items = [np.full(n, n) for n in (3, 5, 1, 2)]
+        >>> order = lp.Packed([len(item) for item in items], length=6, shuffle=False)
+
+        >>> with lp.Loader(items, batch_size=2, order=order, workers=2) as loader:
+        ...     batch = next(iter(loader))
+        >>> for key in batch:
+        ...     print(key, *batch[key])
+        values [3 3 3 1 2 2] [5 5 5 5 5 0]
+        segment_ids [1 1 1 2 3 3] [1 1 1 1 1 0]
+        positions [0 1 2 0 0 1] [0 1 2 3 4 0]
+    """
+
+    lengths: npt.ArrayLike | Callable[[int], npt.ArrayLike]
+    length: int
+    window: int
+    shuffle: bool
+
+    @known_names_only
+    def __init__(
+        self,
+        lengths: npt.ArrayLike | Callable[[int], npt.ArrayLike],
+        length: int,
+        window: int = 10_000,
+        shuffle: bool = True,
+    ) -> None:
+        _set(self, locals())
+
+
+# Settings of an order, which `Loader` gets as `order`.
+ORDERS = (Weighted, Blocks, TokenBudget, Packed)
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -347,6 +461,8 @@ class LoaderConfig(NamedTuple):
                     f"samples_per_item and Blocks(rows={order.rows}) cannot be combined, because "
                     f"the samples of an item are a block: write Blocks(window={order.window})"
                 )
+        if isinstance(order, Packed):
+            _check_packed(arguments, given)
         if buckets is not None:
             sizes = buckets.batch_sizes
             if sizes is None and batch_size is None:
@@ -389,6 +505,41 @@ class LoaderConfig(NamedTuple):
         is_one = self.buckets is None or len(set(self.buckets.batch_sizes)) == 1
         is_whole = self.drop_remainder and self.on_error.action != "skip"
         return self.batch_size if is_whole and is_one else None
+
+
+def _check_packed(arguments: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise if settings of a loader do not fit `Packed`.
+
+    Args:
+        arguments: All arguments of `Loader`.
+        given: Checked settings.
+
+    Raises:
+        ArgumentError: They do not.
+    """
+    policy = given["on_error"].action
+    for is_wrong, what, why in (
+        (given["batch_size"] is None, "batch_size=None", "batch_size is the rows of a batch"),
+        (arguments["batch_fn"] is not None, "batch_fn", "fn makes each item's sample"),
+        (given["ragged"], "ragged=True", "all rows have one length"),
+        (
+            given["batch_indices"],
+            "batch_indices=True",
+            "a row has several items. Write loader.indices(epoch, batch)",
+        ),
+        (
+            policy == "replace",
+            'on_error="replace"',
+            'another item may not fit in the place. Set on_error="skip"',
+        ),
+        (
+            arguments["element_spec"] is not None,
+            "element_spec",
+            "lengths are known. Convert dtypes in fn",
+        ),
+    ):
+        if is_wrong:
+            raise ArgumentError(f"order=Packed(...) and {what} cannot be combined: {why}")
 
 
 def unit_of(config: LoaderConfig, batch_fn: object) -> UnitKind:
@@ -439,7 +590,7 @@ def is_function_of_epoch(order: object) -> bool:
 
 def _check_order(name: str, value: Any) -> Any:
     """Return the checked `order` argument. Its indices are checked when a pass begins."""
-    if value is None or isinstance(value, (Weighted, Blocks)):
+    if value is None or isinstance(value, ORDERS):
         return value
     kinds = {
         kind.__name__
@@ -456,7 +607,8 @@ def _check_order(name: str, value: Any) -> Any:
     ):
         raise ArgumentError(
             f"{name} must be an array of source indices, a function of the epoch, a sampler, "
-            f"Weighted or Blocks, got {brief(value)} of type {type(value).__name__}"
+            f"Weighted, Blocks, TokenBudget or Packed, got {brief(value)} of type "
+            f"{type(value).__name__}"
         )
     if hasattr(value, "__iter__"):
         try:
@@ -505,14 +657,14 @@ def _check_lengths(name: str, by: object) -> object:
     return by
 
 
-def _check_weights(name: str, value: Any) -> Any:
-    """Return weights or a function. Their numbers are checked when a pass begins."""
+def _check_numbers(name: str, value: Any, *, what: str) -> Any:
+    """Return numbers of all items, or a function. They are checked when a pass begins."""
     if callable(value) or (
         hasattr(value, "__len__") and not isinstance(value, (str, bytes, Mapping))
     ):
         return value
     raise ArgumentError(
-        f"{name} must be a weight for each item of the source, or a function of the epoch that "
+        f"{name} must be a {what} for each item of the source, or a function of the epoch that "
         f"returns them, got {brief(value)} of type {type(value).__name__}"
     )
 
@@ -569,11 +721,20 @@ SETTINGS: dict[str, Callable[[str, Any], Any]] = {
     "Buckets.by": _check_lengths,
     "Buckets.boundaries": _check_boundaries,
     "Buckets.batch_sizes": partial(or_none, check=whole_numbers, at_most=_MAX_ROWS),
-    "Weighted.weights": _check_weights,
+    "Weighted.weights": partial(_check_numbers, what="weight"),
     "Weighted.num_samples": partial(or_none, check=whole_number, at_least=1, at_most=_MAX_LENGTH),
     "Weighted.replacement": flag,
     "Blocks.rows": partial(or_none, check=whole_number, at_least=1, at_most=_MAX_LENGTH),
     "Blocks.window": partial(whole_number, at_least=1, at_most=_MAX_LENGTH),
+    "TokenBudget.lengths": partial(_check_numbers, what="length"),
+    "TokenBudget.max_tokens": partial(whole_number, at_least=1, at_most=_MAX_LENGTH),
+    "TokenBudget.max_rows": partial(or_none, check=whole_number, at_least=1, at_most=_MAX_ROWS),
+    "TokenBudget.window": partial(whole_number, at_least=1, at_most=_MAX_LENGTH),
+    "TokenBudget.shuffle": flag,
+    "Packed.lengths": partial(_check_numbers, what="length"),
+    "Packed.length": partial(whole_number, at_least=1, at_most=_MAX_ROWS),
+    "Packed.window": partial(whole_number, at_least=1, at_most=_MAX_LENGTH),
+    "Packed.shuffle": flag,
     "Shard.num_shards": partial(whole_number, at_least=1),
     "Shard.index": partial(whole_number, at_least=0),
     "Limits.memory": read_bytes_count,
@@ -597,7 +758,10 @@ def check_setting(name: str, value: object) -> Any:
     return SETTINGS[name](name, value)
 
 
-def _set(group: Buckets | Weighted | Blocks | Limits | Shard, given: Mapping[str, Any]) -> None:
+def _set(
+    group: Buckets | Weighted | Blocks | TokenBudget | Packed | Limits | Shard,
+    given: Mapping[str, Any],
+) -> None:
     """Store the checked values of a group's settings, which are among `given`."""
     for field in dataclasses.fields(group):
         checked = check_setting(f"{type(group).__name__}.{field.name}", given[field.name])

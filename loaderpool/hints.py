@@ -56,6 +56,8 @@ ARGUMENTS = {
     "transform": "Write fn=function, or augment=function if the results of fn are cached",
     "sampler": "Write order={0}",
     "batch_sampler": "Write order={0}, without batch_size=",
+    "max_tokens": "Write order=TokenBudget(lengths, max_tokens={0}), without batch_size=",
+    "packing": "Write order=Packed(lengths, length=n)",
     "buffer_size": "Write shuffle={0}, the shuffle window of a stream",
     "generator": "Write seed=n",
     "random_state": "Write seed={0}",

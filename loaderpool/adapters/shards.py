@@ -92,7 +92,8 @@ def check_distribution(core: LoaderCore, epochs: int | None) -> bool:
         check_rows(core, replicas, "model replicas", of_process=replicas // wanted.num_shards)
     if wanted.num_shards == 1:
         return False
-    if core.plan.rows_vary and not core.config.deterministic:
+    packs = core.plan.packed_length > 0
+    if core.plan.rows_vary and not packs and not core.config.deterministic:
         raise ArgumentError(
             "With deterministic=False, processes would have batches of different buckets in a step."
         )
@@ -126,7 +127,7 @@ def check_rows(core: LoaderCore, parts: int, what: str, of_process: int) -> None
         )
     if config.batch_size is None:  # the function makes whole batches with an unknown number of rows
         return
-    if core.plan.rows_vary and config.buckets is None:
+    if core.plan.rows_vary and config.buckets is None and not core.plan.packed_length:
         raise ArgumentError(
             f"Batches of order= may have any number of rows, but each must be split evenly over "
             f"{parts} {what}. Give the order as indices, and set batch_size."

@@ -30,8 +30,9 @@ from loaderpool.plan.item_names import item_name
 # Source of an expected shape. It decides what the user can do about another shape. "rows": the
 # other rows of the batch. "spec": the first samples, or the user's spec of whole batches. "given":
 # the user's spec of samples. "unpadded": a component that `pad` leaves out. "length": the length to
-# pad to in the user's spec. "ragged": other rows of a ragged component.
-Origin = Literal["rows", "spec", "given", "unpadded", "length", "ragged"]
+# pad to in the user's spec. "ragged": other rows of a ragged component. "packed": other samples of a
+# packed row.
+Origin = Literal["rows", "spec", "given", "unpadded", "length", "ragged", "packed"]
 _ADVICE: dict[Origin, str] = {
     "rows": "Samples differ in {axes}, but all samples of a batch must have the same shape. "
     "Choose one:\n    pad=True: pad to the longest sample of each batch{ragged_line}\n    "
@@ -45,6 +46,8 @@ _ADVICE: dict[Origin, str] = {
     "a larger one. To pad to the longest sample of each batch, pass {cure}",
     "ragged": "With ragged=True, only the first axis of a sample may vary, not {axes}. Return "
     "samples of one length there, or use pad=True instead",
+    "packed": "Samples are packed along their first axis, so {axes} must not vary. Return samples "
+    "of one length there",
 }
 
 

@@ -287,6 +287,9 @@ class BatchForm:
     slot_bytes: int  # size of a slot; a varying batch may be larger
     # Fill value of each component, as `padding_of` returns it; False: the rows have one shape.
     padding: tuple[object, ...] = ()
+    # Spec of a batch of single samples, if several are packed into a row; None: a row is a sample.
+    item_spec: ElementSpec | None = None
+    packed_at: int = 0  # number of the first component that packed rows have in addition
     # Classes of the function's results: `OwnClasses` in the main process, pickled in others.
     classes: OwnClasses | bytes | None = None
 

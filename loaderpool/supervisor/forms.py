@@ -6,6 +6,7 @@ Runs in: the supervisor.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -125,14 +126,19 @@ def choose_form(
     Raises:
         SpecMismatchError: `element_spec` or `pad`, and the function's results, differ in structure.
     """
+    if plan.packed_length:
+        return dataclasses.replace(_packed_form(probe, config, plan), classes=probe.classes)
     padding: tuple[Any, ...] = ()
+    # An order of batches has a number of rows for each.
+    is_of_order = plan.order.is_drawn and plan.rows_vary
+    rows = None if is_of_order else config.static_rows
     if given is not None:
-        spec = _as_function_returns(given, probe.spec, config, unit)
+        batch_size = None if is_of_order else config.batch_size
+        spec = _as_function_returns(given, probe.spec, config, unit, batch_size, rows)
     elif unit != "sample":
         spec = spec_of_whole_batches(probe.spec)
     else:
         padded = () if config.pad is False else padding_of(config.pad, probe.spec.structure)
-        rows = config.static_rows
         spec = spec_of_batches(
             probe.spec, probe.seen, padding=padded, ragged=config.ragged, static_rows=rows
         )
@@ -154,6 +160,42 @@ def choose_form(
         padding=padding,
     )
     return dataclasses.replace(form, classes=probe.classes)
+
+
+def _packed_form(probe: Probe, config: LoaderConfig, plan: Plan) -> BatchForm:
+    """Return the form of batches of packed rows.
+
+    Raises:
+        SpecMismatchError: The samples cannot be packed, or `pad` does not fit them.
+    """
+    # Imported here, because few loaders need it.
+    from loaderpool.element.packed import item_spec, packed_spec
+
+    assert config.batch_size is not None
+    spec, place = packed_spec(
+        probe.spec, config.batch_size if config.drop_remainder else None, plan.packed_length
+    )
+    # Rows are filled up, so False stands for the default, too.
+    padding = [
+        None if each is False else each for each in padding_of(config.pad, probe.spec.structure)
+    ]
+    padding[place:place] = [None] * (len(spec.components) - len(padding))
+    row_bytes = 0
+    for component, path, value in zip(spec.components, spec.paths, padding, strict=True):
+        fill_value(value, component, path)  # raises if the value does not fit
+        shape = [size for size in component.shape[1:] if size is not None]
+        row_bytes += math.prod(shape) * component.dtype.itemsize
+    form = batch_form(
+        spec,
+        "sample",
+        batch_size=config.batch_size,
+        batch_bytes_seen=row_bytes * config.batch_size,
+        may_leave_rows_out=False,
+        may_replace_rows=False,
+        rows_vary=True,
+        padding=tuple(padding),
+    )
+    return dataclasses.replace(form, item_spec=item_spec(probe.spec), packed_at=place)
 
 
 def _padding_of(spec: ElementSpec, is_given: bool, config: LoaderConfig) -> tuple[Any, ...]:
@@ -214,7 +256,12 @@ def spec_of_batches(
 
 
 def _as_function_returns(
-    given: ElementSpec, seen: ElementSpec, config: LoaderConfig, unit: UnitKind
+    given: ElementSpec,
+    seen: ElementSpec,
+    config: LoaderConfig,
+    unit: UnitKind,
+    batch_size: int | None,
+    rows: int | None,
 ) -> ElementSpec:
     """Return the given spec, completed from the first results and the settings.
 
@@ -222,11 +269,18 @@ def _as_function_returns(
     - A `tf.string` does not show if the NumPy arrays have str or bytes. The results show it.
     - An axis of None does not show if the component is ragged. The setting `ragged=True` does.
 
+    Args:
+        given: The user's spec.
+        seen: Spec of the first results.
+        config: Checked settings.
+        unit: Result of one call of the function.
+        batch_size: Rows that a spec may state for a batch of samples; None: it must state none.
+        rows: Rows of each batch; None: the number varies.
+
     Raises:
         SpecMismatchError: The spec and the results differ in structure, or the spec has another
             batch size.
     """
-    batch_size = config.batch_size if unit == "sample" else None
     try:
         in_given_order: list[ArraySpec] = given.structure.flatten(seen.pack())
     except SpecMismatchError:
@@ -237,13 +291,14 @@ def _as_function_returns(
     components = []
     for component, path, actual in zip(given.components, given.paths, in_given_order, strict=True):
         shape = component.shape
-        if batch_size is not None:
+        if unit == "sample":
             if not shape or shape[0] not in (None, batch_size):
+                has = "any number of rows" if batch_size is None else f"{batch_size=} rows"
                 raise SpecMismatchError(
-                    f"element_spec{path} is {component}, but a batch has batch_size={batch_size} "
-                    "rows. Use None if the last batch may be smaller"
+                    f"element_spec{path} is {component}, but a batch has {has}. Use None if the "
+                    "last batch may be smaller"
                 )
-            shape = (config.static_rows, *shape[1:])
+            shape = (rows, *shape[1:])
         text = (
             actual.text
             if component.text is not None and actual.text is not None

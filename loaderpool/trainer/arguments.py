@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from loaderpool.cache.setting import Cache, as_cache
 from loaderpool.checks import check_signature, is_async, open_parameter
-from loaderpool.config import DEFAULT_RESTARTS, Auto, Blocks, LoaderConfig
+from loaderpool.config import DEFAULT_BATCH_SIZE, DEFAULT_RESTARTS, Auto, Blocks, LoaderConfig
 from loaderpool.element.spec import read_spec
 from loaderpool.engine.delivery import CheckedArguments
 from loaderpool.errors import ArgumentError, SourceError, brief, counted
@@ -106,7 +106,8 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
             # Imported here, because few loaders need it.
             from loaderpool.trainer.draws import Draws
 
-            draws = Draws(order, size, config, _plan_settings(config))
+            is_sized = arguments["batch_size"] is not DEFAULT_BATCH_SIZE
+            draws = Draws(order, size, config, _plan_settings(config), is_sized)
             config, plan = draws.config, draws.plan
         if plan.rows_vary and varying(source) is not None:
             # Every epoch reads the items of epoch 0, because their lengths determined the buckets.

@@ -52,7 +52,10 @@ def indexed_form(tracker: EpochTracker, form: BatchForm) -> BatchForm:
     found = tracker.indexed_form
     if isinstance(found, IndexedForm) and found.inner is form:
         return found
+    plan = tracker.plan
     rows = 1 if form.unit == "element" else tracker.config.static_rows
+    if plan.order.is_drawn and plan.rows_vary:  # an order of batches
+        rows = None
     spec = ElementSpec(
         Structure("tuple", (0, 1), (Structure("leaf"), form.spec.structure)),
         (ArraySpec((rows,), np.int64), *form.spec.components),

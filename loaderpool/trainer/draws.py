@@ -1,8 +1,9 @@
 """`Draws`: orders of epochs that follow from the user's object, drawn when a pass begins.
 
-The object is a sampler, a function, an array of indices, or `Weighted`. It may change between
-epochs, for example if the next order follows from the losses of this epoch. A draw depends on the
-object, the seed and the epoch only: all random generators that it may use are seeded before it.
+The object is a sampler, a function, an array of indices, `Weighted`, `TokenBudget` or `Packed`. It
+may change between epochs, for example if the next order follows from the losses of this epoch. A
+draw depends on the object, the seed and the epoch only: all random generators that it may use are
+seeded before it.
 
 Called in the main process.
 """
@@ -20,11 +21,18 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.config import LoaderConfig, Weighted, is_array_of_indices, is_function_of_epoch
+from loaderpool.config import (
+    LoaderConfig,
+    Packed,
+    TokenBudget,
+    Weighted,
+    is_array_of_indices,
+    is_function_of_epoch,
+)
 from loaderpool.errors import ArgumentError, StateError, brief
 from loaderpool.plan.alias_table import alias_table
-from loaderpool.plan.batches import Plan
-from loaderpool.plan.drawn import NO_STOPS, DrawnBatches, checksum_of
+from loaderpool.plan.batches import Plan, kept
+from loaderpool.plan.drawn import DrawnBatches, checksum_of
 from loaderpool.plan.generators import PASS, CapturedGenerators, global_generators
 from loaderpool.plan.order import DrawnOrder, Order
 from loaderpool.plan.places import Position
@@ -44,7 +52,8 @@ class Drawn(NamedTuple):
 
     table: npt.NDArray[Any]  # array of the order, which nothing else changes
     size: int  # number of positions
-    stops: npt.NDArray[np.int64] = NO_STOPS  # position after each batch; empty: no batches given
+    # arrays of its batches, as in `DrawnBatches.arrays`; empty: no batches given
+    batches: tuple[npt.NDArray[np.int64], ...] = ()
 
 
 class Draws:
@@ -60,13 +69,19 @@ class Draws:
         items: Number of items of the source.
         config: Checked settings.
         settings: Fields of the plan other than its order.
+        is_sized: True if the user has set `batch_size`.
 
     Raises:
         ArgumentError: The order gives whole batches, and `batch_size` does not fit that.
     """
 
     def __init__(
-        self, order: Any, items: int, config: LoaderConfig, settings: dict[str, Any]
+        self,
+        order: Any,
+        items: int,
+        config: LoaderConfig,
+        settings: dict[str, Any],
+        is_sized: bool,
     ) -> None:
         roots = {} if is_array_of_indices(order) else {"order": order}
         self.generators = Registry(roots, _MOST_ENTERED)
@@ -74,20 +89,28 @@ class Draws:
         self._seed = config.seed
         self._source: _Source
         self.plan: Plan
+        drawn = DrawnOrder(items, True, config.seed)
         if isinstance(order, Weighted):
             self._source = _Weights(order, items, config)
             kind = WeightedOrder if order.replacement else DrawnOrder
             self.plan = Plan(kind(items, True, config.seed), **settings)
+        elif isinstance(order, TokenBudget):
+            _check_unsized("order=TokenBudget(...)", config, is_sized, ", or set max_rows=")
+            self._source = _ByLength(order, items, config.seed)
+            self.plan = DrawnBatches(drawn, **settings)
+        elif isinstance(order, Packed):
+            # Imported here, because few loaders need it.
+            from loaderpool.plan.packed import PackedPlan
+
+            self._source = _ByLength(order, items, config.seed)
+            self.plan = PackedPlan(drawn, **settings, length=order.length)
         else:
             with self._seeded(0):
                 self._source = given = _Given(order, items)
-            if given.has_batches and config.batch_size is None:
-                raise ArgumentError(
-                    "order gives batches, which cannot be combined with batch_size=None: remove "
-                    "batch_size="
-                )
+            if given.has_batches:
+                _check_unsized("order", config, is_sized)
             if given.batch_size is not None:
-                if config.batch_size not in (_DEFAULT_BATCH_SIZE, given.batch_size):
+                if is_sized and config.batch_size != given.batch_size:
                     raise ArgumentError(
                         f"order gives batches of {given.batch_size}, got "
                         f"batch_size={config.batch_size}: remove batch_size="
@@ -95,7 +118,7 @@ class Draws:
                 settings = {**settings, "batch_size": given.batch_size}
                 config = config._replace(batch_size=given.batch_size)
             made = DrawnBatches if given.has_batches else Plan
-            self.plan = made(DrawnOrder(items, True, config.seed), **settings)
+            self.plan = made(drawn, **settings)
         self.config = config
 
     def __call__(self, epoch: int) -> Plan:
@@ -112,7 +135,7 @@ class Draws:
                 # The draw has imported torch, whose generator was not seeded.
                 with self._seeded(epoch):
                     drawn = self._source.read(epoch)
-        plan = self.plan.drawn(*drawn)
+        plan = self.plan.drawn(drawn.table, drawn.size, *drawn.batches)
         if not plan.batches_per_epoch:
             raise ArgumentError(
                 f"order and drop_remainder=True leave no batches in epoch {epoch}: {drawn.size:,} "
@@ -163,7 +186,20 @@ class Draws:
             restore()
 
 
-_DEFAULT_BATCH_SIZE = 32  # default of `Loader`, which counts as not given
+def _check_unsized(order: str, config: LoaderConfig, is_sized: bool, more: str = "") -> None:
+    """Raise an `ArgumentError` if a loader has a batch size, and an order of batches of any size.
+
+    Args:
+        order: Name of the order, for the error.
+        config: Checked settings.
+        is_sized: True if the user has set `batch_size`.
+        more: Another way out, for the error.
+    """
+    if is_sized:
+        raise ArgumentError(
+            f"{order} gives batches, which cannot be combined with "
+            f"batch_size={config.batch_size}: remove batch_size={more}"
+        )
 
 
 class _Source(Protocol):
@@ -214,7 +250,7 @@ class _Given:
             raise ArgumentError(f"order must give no empty batch, got batch {at} of epoch {epoch}")
         joined = [*itertools.chain.from_iterable(batches)] if are_lists else np.concatenate(batches)
         table = _indices(joined, epoch, self._items)
-        return Drawn(table, len(table), np.cumsum(rows, dtype=np.int64))
+        return Drawn(table, len(table), (np.cumsum(rows, dtype=np.int64),))
 
     def count(self) -> int | None:
         order = self._order
@@ -261,6 +297,47 @@ class _Weights:
 
     def count(self) -> int:
         return self._order.num_samples or self._items
+
+
+class _ByLength:
+    """Lengths of the items, from an array or a function of the epoch.
+
+    The orders of the latest epochs are kept, because they take a microsecond per item.
+    """
+
+    def __init__(self, order: TokenBudget | Packed, items: int, seed: int) -> None:
+        self._order, self._items, self._seed = order, items, seed
+        self._latest: dict[int, tuple[npt.NDArray[np.int64], Drawn]] = {}
+
+    def read(self, epoch: int) -> Drawn:
+        order, latest = self._order, self._latest
+        given = order.lengths(epoch) if callable(order.lengths) else order.lengths
+        if isinstance(order, TokenBudget):
+            lengths = _lengths(
+                "TokenBudget", given, epoch, self._items, "max_tokens", order.max_tokens
+            )
+        else:
+            lengths = _lengths("Packed", given, epoch, self._items, "length", order.length)
+        if epoch in latest and not np.array_equal(latest[epoch][0], lengths):
+            del latest[epoch]
+        return kept(latest, epoch, lambda: (lengths, self._drawn(epoch, lengths)))[1]
+
+    def _drawn(self, epoch: int, lengths: npt.NDArray[np.int64]) -> Drawn:
+        # Imported here, because few loaders need it.
+        from loaderpool.plan.lengths import packed_rows, token_batches
+
+        order = self._order
+        way: dict[str, Any] = {"seed": self._seed, "epoch": epoch, "shuffle": order.shuffle}
+        if isinstance(order, TokenBudget):
+            table, stops = token_batches(
+                lengths, order.max_tokens, order.max_rows, order.window, **way
+            )
+            return Drawn(table, len(table), (stops,))
+        table, stops = packed_rows(lengths, order.length, order.window, **way)
+        return Drawn(table, len(table), (stops, lengths[table]))
+
+    def count(self) -> None:
+        """Return None, because only a draw shows the number of batches."""
 
 
 def _indices(given: Any, epoch: int, items: int) -> npt.NDArray[np.int64]:
@@ -328,6 +405,45 @@ def _are_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
         return False
     parts = (slice(at, at + _CHUNK) for at in range(0, len(one), _CHUNK))
     return all((one[part] == other[part]).all() for part in parts)
+
+
+def _lengths(
+    of: str, given: Any, epoch: int, items: int, limit: str, most: int
+) -> npt.NDArray[np.int64]:
+    """Return lengths as a new array.
+
+    Args:
+        of: Name of the order.
+        given: The user's lengths.
+        epoch: Number of the epoch.
+        items: Number of items of the source.
+        limit: Name of the setting that limits a length.
+        most: Its value.
+
+    Raises:
+        ArgumentError: They are not one integer from 0 for each item, or one is above the
+            limit.
+    """
+    wanted = f"{of}.lengths must have an integer from 0 for each of the {items:,} items of source"
+    try:
+        found = np.asarray(given)
+    except ValueError:  # a list of lists of different lengths
+        raise ArgumentError(f"{wanted}, got {brief(given)} in epoch {epoch}") from None
+    if found.shape != (items,) or found.dtype.kind not in "iu":
+        got = f"{found.dtype}{list(found.shape)}"
+        raise ArgumentError(f"{wanted}, got {got} in epoch {epoch}")
+    wrong = (found < 0) | (found > most)
+    if wrong.any():
+        at = int(wrong.argmax())
+        got = f"{found[at]} for item {at:,} in epoch {epoch}"
+        if found[at] < 0:
+            raise ArgumentError(f"{wanted}, got {got}")
+        raise ArgumentError(
+            f"{of}.lengths has {got}, more than {limit}={most}. Set a larger {limit}, leave such "
+            f"items out of the source, or truncate them in fn and pass numpy.minimum(lengths, "
+            f"{most})"
+        )
+    return found.astype(np.int64)
 
 
 def _set_epoch(order: Any, epoch: int) -> None:

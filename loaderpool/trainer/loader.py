@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from loaderpool.checks import read_path, read_seconds, whole_number
-from loaderpool.config import MAX_EPOCH, LoaderConfig, check_setting
+from loaderpool.config import DEFAULT_BATCH_SIZE, MAX_EPOCH, LoaderConfig, check_setting
 from loaderpool.errors import ArgumentError, ClosedError, SourceError, brief
 from loaderpool.hints import ATTRIBUTES, Unsupported, known_names_only, no_attribute
 from loaderpool.plan.places import Position
@@ -59,7 +59,8 @@ class Loader:
         shuffle: Set to `True` to reshuffle all items every epoch. For a stream: size of the shuffle
             window, in items.
         order: Source indices of each epoch: an array, a function `order(epoch)`, a sampler or batch
-            sampler of PyTorch, `Weighted` or `Blocks`. Read when an epoch begins.
+            sampler of PyTorch, `Weighted`, `Blocks`, `TokenBudget` or `Packed`. Read when an epoch
+            begins.
         samples_per_item: Number of samples in the list that `fn` returns for each item, such as
             patches of a volume. `shuffle=True` then shuffles the items, and the samples of 16 items
             at a time. `rng` of `fn` is seeded for the item. Default: `None`, `fn` returns one
@@ -117,7 +118,7 @@ class Loader:
         source: object,
         fn: Callable[..., Any] | None = None,
         *,
-        batch_size: int | None = 32,
+        batch_size: int | None = DEFAULT_BATCH_SIZE,
         batch_fn: Callable[..., Any] | None = None,
         workers: int | Literal["auto"] | tuple[int, int | None] | Pool = "auto",
         shuffle: bool | int = False,

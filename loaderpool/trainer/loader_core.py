@@ -264,7 +264,9 @@ class LoaderCore:
         )
         items = "an endless sequence" if plan.is_endless else items
         where = "closed" if self.is_closed else counted(self.workers, "worker")
-        return f"{items}, batch_size={self.config.batch_size}, {where}"
+        is_of_order = plan.order.is_drawn and plan.rows_vary and not plan.packed_length
+        size = "batches of its order" if is_of_order else f"batch_size={self.config.batch_size}"
+        return f"{items}, {size}, {where}"
 
     def batches_per_epoch(self, plan: Plan | None = None) -> int:
         """Return the length of the loader: the number of batches of this shard in an epoch.

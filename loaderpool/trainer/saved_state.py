@@ -22,13 +22,7 @@ from typing import Any
 import numpy as np
 
 from loaderpool.checks import whole_number
-from loaderpool.config import (
-    Blocks,
-    LoaderConfig,
-    Weighted,
-    is_array_of_indices,
-    is_function_of_epoch,
-)
+from loaderpool.config import ORDERS, LoaderConfig, is_array_of_indices, is_function_of_epoch
 from loaderpool.errors import ArgumentError, StateError, brief
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.buckets import BucketPlan
@@ -322,7 +316,7 @@ def describe_source(source: object) -> str:
 
 def describe_order(order: Any) -> str:
     """Return a text that identifies an order: its kind, its settings, and its functions."""
-    if isinstance(order, (Weighted, Blocks)):
+    if isinstance(order, ORDERS):
         settings = {each.name: getattr(order, each.name) for each in dataclasses.fields(order)}
         parts = (f"{name}={describe_order(value)}" for name, value in settings.items())
         return f"{type(order).__name__}({', '.join(parts)})"

@@ -94,6 +94,7 @@ def _look_at_more(work: Work, epoch: int, first: Probe, positions: npt.NDArray[n
         work.unit == "sample"
         and work.given_spec is None
         and (config.pad is not False or config.ragged)
+        and not plan.packed_length
     )
     if not varies or not any(component.shape for component in first.spec.components):
         return first

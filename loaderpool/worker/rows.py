@@ -21,7 +21,7 @@ from loaderpool.element.spec import (
     mismatch,
     padding_of,
 )
-from loaderpool.element.structure import can_write, convert_leaf
+from loaderpool.element.structure import can_write, convert_leaf, named
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.layout import BatchForm, Block
 from loaderpool.plan.item_names import item_name
@@ -56,23 +56,21 @@ class Converter:
         self, form: BatchForm, is_given: bool, pad: object = False, is_ragged: bool = False
     ) -> None:
         self._is_given, self._pad = is_given, pad
-        self._spec = form.spec
-        self._flatten = form.spec.structure.flatten
-        self.paths = form.spec.structure.paths
+        spec = self._spec = form.item_spec or form.spec
+        self._flatten = spec.structure.flatten
+        self.paths = spec.structure.paths
         # Called with each result of a block as soon as it is there, because the function may refill
         # a dict for the next result.
         self.take = None if self.paths == ("",) else self._flatten
         drop = 1 if form.unit == "sample" else 0
-        self.expected = tuple(
-            ArraySpec(c.shape[drop:], c.dtype, c.text) for c in form.spec.components
-        )
+        self.expected = tuple(ArraySpec(c.shape[drop:], c.dtype, c.text) for c in spec.components)
         first = self.expected[0]
         # dtype and shape of an array that needs no check
         self._plain = None if first.text is not None else (first.dtype, first.shape)
         self._origins = tuple(_origins(form, is_given, pad, is_ragged))
         if form.unit != "sample" and not is_given:
             self.expected = tuple(
-                ArraySpec((None,) * len(c.shape), c.dtype, c.text) for c in form.spec.components
+                ArraySpec((None,) * len(c.shape), c.dtype, c.text) for c in spec.components
             )
 
     def row(self, result: object, index: int) -> list[npt.NDArray[Any]]:
@@ -83,6 +81,16 @@ class Converter:
             given = ", given by element_spec=" * self._is_given
             raise SpecMismatchError(f"{error}{given} ({item_name(index)})") from None
         return [self.leaf(leaf, component, index) for component, leaf in enumerate(leaves)]
+
+    def check_length(self, leaves: Sequence[npt.NDArray[Any]], length: int, index: int) -> None:
+        """Raise `SpecMismatchError` if a component has another length than was stated."""
+        for leaf, path in zip(leaves, self.paths, strict=True):
+            if len(leaf) != length:
+                raise SpecMismatchError(
+                    f"{named(path)} of {item_name(index)} has the length {len(leaf)}, but "
+                    f"order=Packed(...) has the length {length} for it. Correct lengths=, or "
+                    "return as many values"
+                )
 
     def leaf(self, value: object, component: int, index: int) -> npt.NDArray[Any]:
         """Return one component, converted and checked.
@@ -129,7 +137,7 @@ class Converter:
             self.paths[component],
             self._origins[component],
         )
-        is_padded = self._pad is not False and origin != "length"
+        is_padded = self._pad is not False and origin not in ("length", "packed")
         if is_padded and padding_of(self._pad, self._spec.structure)[component] is False:
             origin = "unpadded"
         whole = self._spec.components[component].shape
@@ -251,6 +259,10 @@ def _join(
 
 def _origins(form: BatchForm, is_given: bool, pad: object, is_ragged: bool) -> Iterator[Origin]:
     """Yield the origin of each component's expected shape."""
+    if form.item_spec is not None:
+        for _ in form.item_spec.components:
+            yield "packed"
+        return
     whole = form.unit != "sample"
     padding = padding_of(False if whole else pad, form.spec.structure)
     for component, padded_with in zip(form.spec.components, padding, strict=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,9 @@ from loaderpool.worker.items import IndexedItems
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.rows import Converter, blocks_of_array, collate
 from loaderpool.worker.tickets import MadeRows, Opened, Progress, StreamedItems, WorkFailed
+
+if TYPE_CHECKING:
+    from loaderpool.worker.packing import Packing
 
 # Rows are made one by one if a row is at least this large or slow, otherwise in blocks. The check
 # for "abandoned", the note on the board and the write then cost a fraction of a percent.
@@ -143,6 +146,7 @@ class Work:
         self._converter: Converter
         self._block_rows = 1
         self._writes_rows = False
+        self._packing: Packing | None = None
 
     def seed_captured(self, pairs: list[Pair]) -> None:
         """Seed these random generators by these keys from now on."""
@@ -175,7 +179,13 @@ class Work:
     def set_form(self, form: BatchForm, is_given: bool) -> None:
         """Set the form of the batches, which the main process has decided."""
         self.form = form
-        self.calls.chain.unflatten = form.spec.structure.unflatten
+        if form.item_spec is None:
+            self.calls.chain.unflatten = form.spec.structure.unflatten
+        else:
+            # Imported here, because few loaders need it.
+            from loaderpool.worker.packing import Packing
+
+            self._packing = Packing(form, self.config.on_error.action == "skip")
         self._converter = Converter(form, is_given, self.config.pad, self.config.ragged)
         # The last batch of a generator is shorter, so its batches vary in size. But no row of them
         # is ever left out.
@@ -418,6 +428,11 @@ class Work:
         them elsewhere.
         """
         assert self.form is not None, "a task before its layout"
+        if self._packing is not None:
+            plan = self.plan.after(opened.ticket.rest)
+            return self._packing.fill(
+                plan, opened, lambda at, length: self._made(calls, opened, at, at + 1, length)
+            )
         (buffer, base, capacity), fixed, count = opened.slot, self.form.fixed, len(opened.indices)
         arrays = [] if fixed is None else self._arrays(opened, count)
         batches: list[tuple[int, list[Block]]] = []
@@ -505,11 +520,13 @@ class Work:
             replaced.append(stand_in)
         return replaced[::-1], indices, failures
 
-    def _made(self, calls: Runner, opened: Opened, start: int, stop: int) -> _Leaves:
+    def _made(
+        self, calls: Runner, opened: Opened, start: int, stop: int, length: int | None = None
+    ) -> _Leaves:
         """Return the leaves that one call makes of these rows.
 
         Leaves that wait for more rows or batches are copied, because the function may refill its
-        arrays.
+        arrays. With `length`, they do not wait, and must have this length.
 
         Raises:
             WorkFailed: the call failed, or ended workers before.
@@ -521,6 +538,9 @@ class Work:
         self.progress.note(indices[0])
         try:
             leaves = self._converter.row(calls.unit(opened, start, stop), indices[0])
+            if length is not None:
+                self._converter.check_length(leaves, length, indices[0])
+                return leaves
             return (
                 [leaf.copy() for leaf in leaves]
                 if self.unit == "sample" or ticket.batches > 1

@@ -76,6 +76,7 @@ def torch_sampler() -> Any:
 
 
 WEIGHTS = [item % 4 for item in range(ITEMS)]
+LENGTHS = [1 + item % 7 for item in range(ITEMS)]
 ORDERS: dict[str, Callable[[], Any]] = {
     "array": lambda: np.arange(ITEMS)[::-2],
     "list": lambda: [5, 3, 3, 9, 0, 39, 1],
@@ -89,7 +90,10 @@ ORDERS: dict[str, Callable[[], Any]] = {
     "weights once": lambda: lp.Weighted(WEIGHTS, num_samples=25, replacement=False),
     "weights of the epoch": lambda: lp.Weighted(lambda epoch: np.arange(ITEMS) ** epoch, 30),
     "blocks": lambda: lp.Blocks(rows=6, window=2),
+    "budget": lambda: lp.TokenBudget(LENGTHS, 17, window=15),
+    "budget of the epoch": lambda: lp.TokenBudget(lambda epoch: [epoch + 1] * ITEMS, 9),
 }
+HAVE_BATCHES = ("batches", "lists", "torch batches", "budget", "budget of the epoch")
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +112,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 def loader(kind: str, place: dict[str, Any] | None = None, **settings: Any) -> lp.Loader:
     order = ORDERS[kind]()
-    has_batches = kind in ("batches", "lists", "torch batches")
-    sizes = {} if has_batches else {"batch_size": 4}
+    sizes = {} if kind in HAVE_BATCHES else {"batch_size": 4}
     return lp.Loader(
         range(ITEMS), drawn, order=order, **{**sizes, **(place or {"workers": 0}), **settings}
     )
@@ -406,7 +409,7 @@ def test_the_first_draw_of_a_process_is_seeded(draw: str) -> None:
 
 
 def test_a_seed_makes_another_order() -> None:
-    for kind in ("function", "sampler", "batches", "weights", "weights once", "blocks"):
+    for kind in ("function", "sampler", "batches", "weights", "weights once", "blocks", "budget"):
         with loader(kind) as one, loader(kind, seed=1) as other:
             assert one.indices(1, 0).tolist() != other.indices(1, 0).tolist()
 
@@ -477,6 +480,14 @@ class Endless:
         (lp.Weighted(["a"] * 9), "Weighted.weights must have a number"),
         (lp.Weighted([1] + [0] * 8, replacement=False), "Set num_samples=1"),
         (lp.Blocks(), "write loaderpool.Blocks(rows=...)"),
+        (lp.TokenBudget([1, 2], 9), "for each of the 9 items of source, got int64[2] in epoch 0"),
+        (lp.TokenBudget([1.0] * 9, 9), "got float64[9] in epoch 0"),
+        (lp.TokenBudget([[1], [1, 2]], 9), "TokenBudget.lengths must have an integer"),
+        (lp.TokenBudget([1] * 8 + [-1], 9), "got -1 for item 8 in epoch 0"),
+        (
+            lp.TokenBudget([1] * 8 + [10], 9),
+            "has 10 for item 8 in epoch 0, more than max_tokens=9. Set a larger max_tokens",
+        ),
     ],
 )
 def test_a_wrong_order_is_refused_with_a_way_out(order: Any, says: str) -> None:
@@ -488,7 +499,12 @@ def test_an_order_is_refused_beside_other_orders() -> None:
     buckets = lp.Buckets([1] * 9, [3])
     assert "order and buckets= cannot be combined" in refusal([0], buckets=buckets)
     assert "order needs a source with __len__" in refusal([0], source=(x for x in [1]))
-    assert "remove batch_size=" in refusal([[0]], batch_size=None)
+    budget = lp.TokenBudget([1] * 9, 3)
+    for size in (None, 3, 32):
+        assert f"cannot be combined with batch_size={size}: remove" in refusal(
+            [[0]], batch_size=size
+        )
+        assert "or set max_rows=" in refusal(budget, batch_size=size)
     assert "leave no batches in epoch 0" in refusal([0], drop_remainder=True)
     with pytest.raises(lp.ArgumentError, match="order needs a source with __len__"):
         lp.Loader.from_generator(lambda: iter([1]), order=[0], workers=0)
@@ -502,6 +518,78 @@ def test_a_failed_draw_leaves_the_loader_usable() -> None:
         indices[1] = 1
         assert [batch.tolist() for batch in each] == [[0, 1]]
         assert each.epoch == 1
+
+
+def test_a_batch_size_beside_a_batch_sampler_must_be_its_own() -> None:
+    data = pytest.importorskip("torch").utils.data
+    batches = data.BatchSampler(range(9), 4, drop_last=False)
+    for size in (None, 32, 5):
+        assert "order gives batches of 4" in refusal(batches, batch_size=size)
+    for settings in ({}, {"batch_size": 4}):
+        with lp.Loader(range(9), order=batches, workers=0, **settings) as each:
+            assert each.config.batch_size == 4
+            assert [len(batch) for batch in each] == [4, 4, 1]
+
+
+def test_a_replaced_loader_knows_if_its_batch_size_was_given() -> None:
+    with lp.Loader(range(64), workers=0) as plain, plain.replace(order=[[0], [1]]) as other:
+        assert [len(batch) for batch in other] == [1, 1]
+    with (
+        lp.Loader(range(64), batch_size=32, workers=0) as plain,
+        pytest.raises(lp.ArgumentError, match="remove batch_size="),
+    ):
+        plain.replace(order=[[0], [1]])
+
+
+# ---- batches of any size
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_the_spec_of_given_batches_states_no_rows(drop: bool) -> None:
+    settings: dict[str, Any] = {"order": [[0, 1], [2]], "workers": 0, "drop_remainder": drop}
+    with lp.Loader(range(9), **settings) as each:
+        assert each.element_spec == lp.ArraySpec((None,), np.int64)
+        assert "batches of its order" in repr(each)
+    with lp.Loader(range(9), batch_indices=True, **settings) as each:
+        assert each.element_spec[0] == lp.ArraySpec((None,), np.int64)
+    given = lp.ArraySpec((None,), np.int32)
+    with lp.Loader(range(9), element_spec=given, **settings) as each:
+        assert each.element_spec == given
+        assert [batch.dtype for batch in each] == [np.int32] * 2
+    with (
+        lp.Loader(range(9), element_spec=lp.ArraySpec((32,), np.int32), **settings) as each,
+        pytest.raises(lp.SpecMismatchError, match="a batch has any number of rows"),
+    ):
+        next(iter(each))
+
+
+def test_padded_batches_keep_a_token_budget() -> None:
+    items = [np.ones(length) for length in LENGTHS]
+    order = lp.TokenBudget(LENGTHS, 20, max_rows=4)
+    for workers in (0, 2):
+        with lp.Loader(items, order=order, pad=True, workers=workers) as each:
+            for _ in range(2):
+                batches = read(each)
+                assert sum(len(batch) for batch in batches) == ITEMS
+                assert max(batch.size for batch in batches) <= 20
+                assert max(len(batch) for batch in batches) == 4
+            assert each.element_spec.shape == (None, None)
+            assert each.statistics().memory.batches_oversize == 0
+
+
+def test_shards_keep_a_token_budget_at_the_end_of_an_epoch() -> None:
+    for count in (2, 3, 5, 50):
+        costs = []
+        for index in range(count):
+            order = lp.TokenBudget(LENGTHS, 20)
+            with lp.Loader(
+                range(ITEMS), order=order, workers=0, shard=lp.Shard(count, index)
+            ) as each:
+                for _ in range(2):
+                    costs += [
+                        len(batch) * max(LENGTHS[item] for item in batch.tolist()) for batch in each
+                    ]
+        assert max(costs) <= 20
 
 
 # ---- saved states

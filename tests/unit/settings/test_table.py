@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import loaderpool as lp
-from loaderpool.config import SETTINGS, LoaderConfig
+from loaderpool.config import ORDERS, SETTINGS, LoaderConfig
 
 # Arguments of a loader that say what to load. The others, in the table, say how.
 WHAT = {"source", "fn", "batch_fn", "element_spec", "setup", "augment", "cache"}
 GROUPS: dict[str, Any] = {
-    each.__name__: each for each in (lp.Buckets, lp.Shard, lp.Limits, lp.Weighted, lp.Blocks)
+    each.__name__: each for each in (lp.Buckets, lp.Shard, lp.Limits, *ORDERS)
 }
 GENERATORS = {"cycle_length", "copies"}
 BOUNDED = [name for name, check in SETTINGS.items() if "at_least" in getattr(check, "keywords", ())]
@@ -142,6 +142,8 @@ def test_a_loader_and_its_groups_check_by_the_table() -> None:
             lp.Buckets: {"by": [1, 2], "boundaries": [1]},
             lp.Shard: {"num_shards": 2, "index": 1},
             lp.Weighted: {"weights": [1, 2]},
+            lp.TokenBudget: {"lengths": [1, 2], "max_tokens": 3},
+            lp.Packed: {"lengths": [1, 2], "length": 3},
         }
         with pytest.raises(lp.ArgumentError, match=f"^{re.escape(name)} must be "):
             owner(**{**needed.get(owner, {}), **wrong})
