@@ -152,6 +152,14 @@ def orders() -> Iterator[Panel]:
             lengths,
             {"buckets": lp.Buckets(lengths, [25, 50, 75]), "shuffle": True},
         ),
+        "TokenBudget(lengths, 400)\n(y: length)": (
+            lengths,
+            {"order": lp.TokenBudget(lengths, 400), "batch_size": None},
+        ),
+        "Packed(lengths, 150): one row\na batch (y: length)": (
+            lengths,
+            {"order": lp.Packed(lengths, 150), "batch_size": 1, "fn": np.zeros},
+        ),
         "mix of 16 and 48 items,\nhalf each": (mixed, {}),
     }
     for title, (source, settings) in kinds.items():
@@ -159,7 +167,12 @@ def orders() -> Iterator[Panel]:
         if settings["batch_size"] is None:
             del settings["batch_size"]
         with lp.Loader(source, workers=0, **settings) as loader:
-            yield Panel(title, [batch.tolist() for batch in loader])
+            if "fn" in settings:  # several items in a row
+                numbers = range(len(loader))
+                found = [lengths[loader.indices(0, number)].tolist() for number in numbers]
+            else:
+                found = [batch.tolist() for batch in loader]
+            yield Panel(title, found)
 
 
 def draw_orders() -> None:
@@ -170,7 +183,10 @@ def draw_orders() -> None:
     columns = 3
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(7.6, 2.3 * rows), dpi=160, layout="constrained")
-    for panel, axis in zip(panels, figure.subplots(rows, columns).flat, strict=False):
+    axes = [*figure.subplots(rows, columns).flat]
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    for panel, axis in zip(panels, axes, strict=False):
         position = 0
         for number, batch in enumerate(panel.batches):
             places = range(position, position + len(batch))

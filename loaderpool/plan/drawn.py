@@ -67,7 +67,8 @@ class DrawnBatches(Plan):
         """Number of rows of all batches of this shard."""
         sizes = np.diff(self._bounds[: self._tail], prepend=0)[self._first :]
         full = int(sizes[self.shard_index :: self.num_shards].sum())
-        return full + self._share(self._stock[0][2])[1]
+        has_tail = self.batches_per_epoch > self._full_batches
+        return full + (self.rows(0, self._full_batches) if has_tail else 0)
 
     def batch_rows(self, epoch: int, batch: int, count: int) -> tuple[int, ...]:
         if self.num_shards > 1 or not 0 < count <= self.batches_per_epoch - batch:
@@ -231,7 +232,8 @@ def read_order(plan: Plan, memory: Any, offset: int) -> Plan:
     assert isinstance(plan.order, DrawnOrder)
     offset += _HEAD * _WORD
     parts: list[npt.NDArray[Any]] = []
-    for count, dtype in zip(counts, (plan.order.dtype, np.int64, np.int64), strict=True):
+    dtypes: tuple[Any, ...] = (plan.order.dtype, np.int64, np.int64)
+    for count, dtype in zip(counts, dtypes, strict=True):
         parts.append(np.frombuffer(memory, dtype, count, offset))
         offset += count * _WORD
     return plan.drawn(parts[0], size, *parts[1:])

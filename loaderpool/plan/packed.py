@@ -77,6 +77,12 @@ class PackedPlan(DrawnBatches):
     def rows(self, epoch: int, batch: int) -> int:
         return sum(map(len, self.row_lengths(epoch, batch)))
 
+    def batch_rows(self, epoch: int, batch: int, count: int) -> tuple[int, ...]:
+        return Plan.batch_rows(self, epoch, batch, count)
+
+    def positions(self, epoch: int, batch: int, count: int = 1) -> npt.NDArray[np.int64]:
+        return Plan.positions(self, epoch, batch, count)
+
     def row_lengths(self, epoch: int, batch: int) -> list[list[int]]:
         """Return the lengths of the items in each row of a batch. Raises as `rows`."""
         return [self.lengths[begin:end].tolist() for begin, end in self._items_of(epoch, batch)]
