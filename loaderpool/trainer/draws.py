@@ -155,8 +155,8 @@ class Draws:
             raise StateError(
                 f"Cannot continue within epoch {position.epoch}: order= now gives other indices "
                 "than when the state was saved or batches were left out. Restore the weights or "
-                "indices that it had at the start of the epoch before load_state_dict and "
-                "skip_batches, or set loader.epoch to start a whole epoch."
+                "indices of the start of the epoch before load_state_dict and skip_batches. Or set "
+                "loader.epoch to start a whole epoch."
             )
         return plan
 
