@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from loaderpool.checks import (
+    check_signature,
     flag,
     one_of,
     or_none,
@@ -592,6 +593,10 @@ def _check_order(name: str, value: Any) -> Any:
     """Return the checked `order` argument. Its indices are checked when a pass begins."""
     if value is None or isinstance(value, ORDERS):
         return value
+    if isinstance(value, type):
+        raise ArgumentError(f"{name} is the class {value.__name__}: write {value.__name__}(...)")
+    if is_function_of_epoch(value):
+        check_signature(name, value, "epoch", ())
     kinds = {
         kind.__name__
         for each in (value, getattr(value, "sampler", None))
@@ -659,9 +664,10 @@ def _check_lengths(name: str, by: object) -> object:
 
 def _check_numbers(name: str, value: Any, *, what: str) -> Any:
     """Return numbers of all items, or a function. They are checked when a pass begins."""
-    if callable(value) or (
-        hasattr(value, "__len__") and not isinstance(value, (str, bytes, Mapping))
-    ):
+    if callable(value):
+        check_signature(name, value, "epoch", ())
+        return value
+    if hasattr(value, "__len__") and not isinstance(value, (str, bytes, Mapping)):
         return value
     raise ArgumentError(
         f"{name} must be a {what} for each item of the source, or a function of the epoch that "

@@ -45,6 +45,12 @@ from loaderpool.transport.payload.generators import Registry
 _MOST_ENTERED = 20_000
 _CHUNK = 1 << 15  # weights that are checked or compared at once, so that they stay in the CPU cache
 _WORD = 8
+# Elements of an iterable that are read at once; between them, Ctrl-C is handled.
+_ELEMENTS = 1 << 16
+# An iterable of more elements than this, and than 1,000 for each item, is taken for endless.
+# Smaller: long epochs are refused. Larger: an endless one takes longer to be refused, and more
+# memory.
+_MOST_ELEMENTS = 10_000_000
 
 
 class Drawn(NamedTuple):
@@ -120,6 +126,7 @@ class Draws:
             made = DrawnBatches if given.has_batches else Plan
             self.plan = made(drawn, **settings)
         self.config = config
+        self._source.check()
 
     def __call__(self, epoch: int) -> Plan:
         """Draw the order of an epoch, and return the epoch's plan. Runs the user's code.
@@ -211,6 +218,15 @@ class _Source(Protocol):
     def count(self) -> int | None:
         """Return the present number of indices or batches; None: an order must be drawn."""
 
+    def check(self) -> None:
+        """Check what is known before the first epoch.
+
+        Numbers in arrays are not checked yet, because the training may write to an array.
+
+        Raises:
+            ArgumentError: The object cannot be an order of the source's items.
+        """
+
 
 class _Given:
     """Indices, or batches of them, from an array, an iterable or a function of the epoch.
@@ -238,11 +254,17 @@ class _Given:
         if not self.has_batches:
             table = _indices(given, epoch, self._items)
             return Drawn(table, len(table))
-        batches: list[Any] = [*given]
+        batches = _elements(given, epoch, self._items)
         # Numbers of lists are converted all at once.
         if are_lists := {*map(type, batches)} <= {list, tuple}:
             rows = [*map(len, batches)]
         else:
+            for at, batch in enumerate(batches):
+                if np.ndim(batch) != 1:
+                    raise ArgumentError(
+                        f"order must give a list of indices for each batch, got {brief(batch)} for "
+                        f"batch {at} of epoch {epoch}"
+                    )
             batches = [*map(np.asarray, batches)]
             rows = [batch.size for batch in batches]
         if 0 in rows:
@@ -251,6 +273,12 @@ class _Given:
         joined = [*itertools.chain.from_iterable(batches)] if are_lists else np.concatenate(batches)
         table = _indices(joined, epoch, self._items)
         return Drawn(table, len(table), (np.cumsum(rows, dtype=np.int64),))
+
+    def check(self) -> None:
+        if isinstance(self._order, (list, tuple, range)):
+            self.read(0)
+        elif is_array_of_indices(self._order):
+            _check_form(np.asarray(self._order), 0, self._items)
 
     def count(self) -> int | None:
         order = self._order
@@ -283,8 +311,8 @@ class _Weights:
             most = np.count_nonzero(weights)
             if size > most:
                 raise ArgumentError(
-                    f"order=Weighted(replacement=False) can draw {most:,} items in epoch {epoch}, "
-                    f"because the others have the weight 0. Set num_samples={most}"
+                    f"order=Weighted(replacement=False) must draw {size:,} items in epoch {epoch}, "
+                    f"but only {most:,} have a weight above 0. Set num_samples={most}"
                 )
             weights = weights.astype(np.float64)
             return Drawn(without_replacement(self._seed, epoch, weights)[:size], size)
@@ -294,6 +322,13 @@ class _Weights:
             _check_weights(weights, epoch)
             self._latest = weights, alias_table(weights)
         return Drawn(self._latest[1], size)
+
+    def check(self) -> None:
+        given = self._order.weights
+        if isinstance(given, (list, tuple)):
+            self.read(0)
+        elif not callable(given):
+            _weights(given, 0, self._items, self._of)
 
     def count(self) -> int:
         return self._order.num_samples or self._items
@@ -310,17 +345,19 @@ class _ByLength:
         self._latest: dict[int, tuple[npt.NDArray[np.int64], Drawn]] = {}
 
     def read(self, epoch: int) -> Drawn:
-        order, latest = self._order, self._latest
-        given = order.lengths(epoch) if callable(order.lengths) else order.lengths
-        if isinstance(order, TokenBudget):
-            lengths = _lengths(
-                "TokenBudget", given, epoch, self._items, "max_tokens", order.max_tokens
-            )
-        else:
-            lengths = _lengths("Packed", given, epoch, self._items, "length", order.length)
+        latest, lengths = self._latest, self._lengths(epoch)
         if epoch in latest and not np.array_equal(latest[epoch][0], lengths):
             del latest[epoch]
         return kept(latest, epoch, lambda: (lengths, self._drawn(epoch, lengths)))[1]
+
+    def _lengths(self, epoch: int) -> npt.NDArray[np.int64]:
+        order = self._order
+        given = order.lengths(epoch) if callable(order.lengths) else order.lengths
+        if isinstance(order, TokenBudget):
+            limit, most = "max_tokens", order.max_tokens
+        else:
+            limit, most = "length", order.length
+        return _lengths(type(order).__name__, given, epoch, self._items, limit, most)
 
     def _drawn(self, epoch: int, lengths: npt.NDArray[np.int64]) -> Drawn:
         # Imported here, because few loaders need it.
@@ -336,6 +373,10 @@ class _ByLength:
         table, stops = packed_rows(lengths, order.length, order.window, **way)
         return Drawn(table, len(table), (stops, lengths[table]))
 
+    def check(self) -> None:
+        if not callable(self._order.lengths):
+            self._lengths(0)
+
     def count(self) -> None:
         """Return None, because only a draw shows the number of batches."""
 
@@ -346,25 +387,57 @@ def _indices(given: Any, epoch: int, items: int) -> npt.NDArray[np.int64]:
     Raises:
         ArgumentError: They are not whole numbers from 0 to below `items`, or there are none.
     """
-    of = f"order must give source indices from 0 to {items - 1:,} for each epoch"
+    of = _INDICES.format(items - 1)
     if isinstance(given, range):
         found = np.arange(given.start, given.stop, given.step)
     else:
         try:
-            found = np.asarray(given if is_array_of_indices(given) else list(given))
+            found = np.asarray(
+                given if is_array_of_indices(given) else _elements(given, epoch, items)
+            )
+        except ArgumentError:
+            raise
         except (TypeError, ValueError):
             raise ArgumentError(f"{of}, got {brief(given)} in epoch {epoch}") from None
-    if not found.size:
-        raise ArgumentError(f"{of}, got none in epoch {epoch}")
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        way = ". To select by a mask, pass numpy.flatnonzero(mask)" * (found.dtype.kind == "b")
-        got = f"{found.dtype}{list(found.shape)}"
-        raise ArgumentError(f"{of}, as integers of one axis, got {got} in epoch {epoch}{way}")
+    _check_form(found, epoch, items)
     wrong = (found < 0) | (found >= items)
     if wrong.any():
         at = int(wrong.argmax())
         raise ArgumentError(f"{of}, got {found[at]} at position {at:,} of epoch {epoch}")
     return found.astype(np.int64)
+
+
+def _elements(given: Any, epoch: int, items: int) -> list[Any]:
+    """Return the elements of an iterable of indices or batches.
+
+    Raises:
+        ArgumentError: It has no end.
+        TypeError: It is not iterable.
+    """
+    elements, most = iter(given), max(_MOST_ELEMENTS, 1000 * items)
+    found = [*itertools.islice(elements, _ELEMENTS)]
+    while len(found) % _ELEMENTS == 0 and (more := [*itertools.islice(elements, _ELEMENTS)]):
+        found += more
+        if len(found) > most:
+            raise ArgumentError(
+                f"order has given more than {most:,} elements for epoch {epoch}, and seems to have "
+                "no end. Take the indices of one epoch, such as itertools.islice(sampler, n)"
+            )
+    return found
+
+
+_INDICES = "order must give source indices from 0 to {:,} for each epoch"
+
+
+def _check_form(found: npt.NDArray[Any], epoch: int, items: int) -> None:
+    """Raise `ArgumentError` if an array cannot have the indices of an epoch."""
+    of = _INDICES.format(items - 1)
+    if not found.size:
+        raise ArgumentError(f"{of}, got an empty {list(found.shape)} array in epoch {epoch}")
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        way = ". To select by a mask, pass numpy.flatnonzero(mask)" * (found.dtype.kind == "b")
+        got = f"{found.dtype}{list(found.shape)}"
+        raise ArgumentError(f"{of}, as integers of one axis, got {got} in epoch {epoch}{way}")
 
 
 def _weights(given: Any, epoch: int, items: int, all_items: str) -> npt.NDArray[Any]:
@@ -373,13 +446,15 @@ def _weights(given: Any, epoch: int, items: int, all_items: str) -> npt.NDArray[
     Raises:
         ArgumentError: They are not one number for each item.
     """
-    of = f"Weighted.weights must have a number from 0 for each of the {all_items}"
+    of = f"Weighted.weights must have one number, 0 or more, for each of the {all_items}"
     try:
         found = np.asarray(given)
         if found.dtype.kind not in "biuf" or found.dtype.itemsize > _WORD:
             found = found.astype(np.float64)
     except (TypeError, ValueError):
         raise ArgumentError(f"{of}, got {brief(given)} in epoch {epoch}") from None
+    if given is None:
+        raise ArgumentError(f"{of}, got None in epoch {epoch}")
     if found.shape != (items,):
         raise ArgumentError(f"{of}, got the shape {list(found.shape)} in epoch {epoch}")
     return found

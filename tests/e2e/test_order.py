@@ -456,6 +456,11 @@ class Endless:
         return itertools.cycle(range(3))
 
 
+class EndlessOfTen(Endless):
+    def __len__(self) -> int:
+        return 10
+
+
 @pytest.mark.parametrize(
     ("order", "says"),
     [
@@ -464,7 +469,14 @@ class Endless:
         ([0.5], "integers of one axis, got float64[1] in epoch 0"),
         (np.ones(9, bool), "pass numpy.flatnonzero(mask)"),
         (np.zeros((2, 2), int), "got int64[2, 2] in epoch 0"),
-        ([], "got none in epoch 0"),
+        ([], "got an empty [0] array in epoch 0"),
+        ([[1, 2], 3], "must give a list of indices for each batch, got 3 for batch 1 of epoch 0"),
+        ([[1, 2], None], "got None for batch 1 of epoch 0"),
+        (lambda: [1], "order must be callable as order(epoch)"),
+        (lp.Weighted, "order is the class Weighted: write Weighted(...)"),
+        (lambda epoch: itertools.cycle(range(9)), "such as itertools.islice(sampler, n)"),
+        (EndlessOfTen(), "has given more than 10,000,000 elements for epoch 0"),
+        (lp.Weighted(lambda epoch: None), "items of source, got None in epoch 0"),
         ([[0], []], "no empty batch, got batch 1 of epoch 0"),
         (lambda epoch: 3, "got 3 in epoch 0"),
         ("abc", "order must be an array of source indices, a function"),
@@ -477,8 +489,11 @@ class Endless:
         (lp.Weighted([1] * 8 + [-1]), "got -1.0 for item 8 in epoch 0"),
         (lp.Weighted([float("nan")] * 9), "got nan for item 0 in epoch 0"),
         (lp.Weighted([0] * 9), "got only zeros in epoch 0"),
-        (lp.Weighted(["a"] * 9), "Weighted.weights must have a number"),
-        (lp.Weighted([1] + [0] * 8, replacement=False), "Set num_samples=1"),
+        (lp.Weighted(["a"] * 9), "Weighted.weights must have one number, 0 or more"),
+        (
+            lp.Weighted([1] + [0] * 8, replacement=False),
+            "must draw 9 items in epoch 0, but only 1 have a weight above 0. Set num_samples=1",
+        ),
         (lp.Blocks(), "write loaderpool.Blocks(rows=...)"),
         (lp.TokenBudget([1, 2], 9), "for each of the 9 items of source, got int64[2] in epoch 0"),
         (lp.TokenBudget([1.0] * 9, 9), "got float64[9] in epoch 0"),
@@ -510,8 +525,44 @@ def test_an_order_is_refused_beside_other_orders() -> None:
         lp.Loader.from_generator(lambda: iter([1]), order=[0], workers=0)
 
 
+@pytest.mark.parametrize(
+    "order",
+    [
+        [0, 99],
+        [0.5],
+        np.zeros((2, 2), int),
+        np.ones(9, bool),
+        lp.Weighted([1, 2]),
+        lp.Weighted(np.ones(3)),
+        lp.Weighted([0] * 9),
+        lp.Packed([9] * 9, length=8),
+    ],
+)
+def test_a_wrong_order_is_refused_when_the_loader_is_made(order: Any) -> None:
+    with pytest.raises(lp.ArgumentError, match=r"(in|of) epoch 0"):
+        lp.Loader(range(9), order=order, batch_size=2, workers=0)
+
+
+def test_functions_of_the_epoch_are_checked_at_once() -> None:
+    with pytest.raises(lp.ArgumentError, match=r"callable as Weighted.weights\(epoch\)"):
+        lp.Weighted(lambda: [1] * 9)
+    with pytest.raises(lp.ArgumentError, match=r"callable as TokenBudget.lengths\(epoch\)"):
+        lp.TokenBudget(lambda: [1] * 9, 9)
+
+
+def test_arrays_may_be_filled_after_the_loader_was_made() -> None:
+    weights, indices = np.zeros(9), np.full(3, 99)
+    with (
+        lp.Loader(range(9), order=lp.Weighted(weights), workers=0) as weighted,
+        lp.Loader(range(9), order=indices, workers=0) as given,
+    ):
+        weights[4], indices[:] = 1, [2, 1, 0]
+        assert {int(item) for batch in weighted for item in batch} == {4}
+        assert [batch.tolist() for batch in given] == [[2, 1, 0]]
+
+
 def test_a_failed_draw_leaves_the_loader_usable() -> None:
-    indices = [0, 99]
+    indices = np.array([0, 99])
     with lp.Loader(range(9), order=indices, workers=2) as each:
         with pytest.raises(lp.ArgumentError, match="got 99"):
             next(iter(each))
