@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # for type checkers; at run time, these names are imported wh
     from loaderpool.trainer.pool import Pool as Pool
     from loaderpool.trainer.replay import replay as replay
     from loaderpool.trainer.statistics import Statistics as Statistics
-    from loaderpool.transport.payload.packing import share as share
+    from loaderpool.transport.payload.sharing import share as share
 
 __version__ = "0.1.0"
 
@@ -64,7 +64,7 @@ _MODULES = {
     "trainer.loader": "Loader",
     "trainer.pool": "Pool",
     "trainer.replay": "replay",
-    "transport.payload.packing": "share",
+    "transport.payload.sharing": "share",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = ["__version__", *_ERRORS, *sorted(_HOMES, key=str.lower)]

@@ -45,6 +45,8 @@ _MOST_LEVELS = 50
 _MOST_PARTS = 100
 _CODE_OF = "code of "  # start of the name of a part that is code
 _MOST_NAMED = 5  # maximum number of differences in an error
+_WITHIN = ("__wrapped__", "func", "__func__")  # attributes with the function inside of another
+_SCRIPTS = frozenset({"__main__", "__mp_main__"})  # `multiprocessing` imports the script again
 _MOST_SHOWN = 40  # maximum length of a value in an error; longer ones are shown as checksums
 
 
@@ -108,6 +110,37 @@ def difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     return f": {'; '.join(texts)}{more}" if texts else ""
 
 
+def describe_code(function: object) -> str:
+    """Return module, name and checksum of the code of a callable, without what it captures.
+
+    The module of a script is its path.
+    """
+    while True:
+        # of a decorated function, a `functools.partial`, and a bound method
+        inner = next(filter(None, (getattr(function, name, None) for name in _WITHIN)), None)
+        if inner is None:
+            break
+        function = inner
+    named = function if hasattr(function, "__qualname__") else type(function)
+    module = str(getattr(named, "__module__", ""))
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if module in _SCRIPTS and isinstance(file, str):
+        module = os.path.realpath(file)
+    code = getattr(function, "__code__", getattr(type(function).__call__, "__code__", None))
+    identity = _Identity(None)
+    for each in _nested(code) if isinstance(code, types.CodeType) else ():
+        identity.use_code(each)
+    return f"{named.__qualname__} of {module} (code {identity.checksum.hexdigest()})"
+
+
+def _nested(code: types.CodeType) -> list[types.CodeType]:
+    """Return the code and the codes inside of it."""
+    codes = [code]
+    for each in codes:  # the list grows during the loop
+        codes += [inner for inner in each.co_consts if isinstance(inner, types.CodeType)]
+    return codes
+
+
 def _without_checksum(text: str | None) -> str:
     return (text or "").rpartition(" ")[0]
 
@@ -148,21 +181,9 @@ class _Identity:
             return
         label, codes = "", list[types.CodeType]()
         if isinstance(thing, types.FunctionType):
-            label, codes = f"{_CODE_OF}{thing.__qualname__}", [thing.__code__]
+            label, codes = f"{_CODE_OF}{thing.__qualname__}", _nested(thing.__code__)
         for code in codes:
-            # Everything that determines the behaviour of the code. Line numbers and names of local
-            # variables are left out.
-            codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
-            constants = [each for each in code.co_consts if not isinstance(each, types.CodeType)]
-            does = [
-                code.co_code,
-                code.co_names,
-                code.co_argcount,
-                code.co_kwonlyargcount,
-                code.co_flags,
-                constants,
-            ]
-            self._use("code", does, label)
+            self.use_code(code, label)
             label = ""  # the other codes belong to the first one
         used = [(part.name or part.label, part.value, part.label) for part in parts_of(thing)]
         if isinstance(thing, type) and (annotations := annotations_of(thing, as_text=True)):
@@ -182,6 +203,22 @@ class _Identity:
                 modules.add(value)
                 names = [each for code in codes for each in code.co_names if each in vars(value)]
                 used += [(f"{name}.{each}", vars(value)[each], f"{name}.{each}") for each in names]
+
+    def use_code(self, code: types.CodeType, part: str = "") -> None:
+        """Add everything that determines the behaviour of a code, but not of codes inside of it.
+
+        Line numbers and names of local variables are left out.
+        """
+        constants = [each for each in code.co_consts if not isinstance(each, types.CodeType)]
+        does = [
+            code.co_code,
+            code.co_names,
+            code.co_argcount,
+            code.co_kwonlyargcount,
+            code.co_flags,
+            constants,
+        ]
+        self._use("code", does, part)
 
     def _digest(self, value: object) -> str:
         """Return a checksum of a value. If it cannot be pickled, return the name of its type."""

@@ -15,6 +15,7 @@ import mmap
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class DataFile:
     Args:
         address: start of the memory range, a multiple of the page size.
         nbytes: length of the range, a multiple of the page size.
+        descriptor: an existing file whose content is final; None: a new file.
 
     Attributes:
         is_shared: True while the range is a shared mapping of the file, so that writes to the range
@@ -51,13 +53,14 @@ class DataFile:
         OSError: no descriptors are left.
     """
 
-    def __init__(self, address: int, nbytes: int) -> None:
+    def __init__(self, address: int, nbytes: int, descriptor: int | None = None) -> None:
         self.address, self.nbytes = address, nbytes
-        self.is_shared = False
+        self.is_shared, self._is_final = False, descriptor is not None
         with InterruptsHeld():
-            self.descriptor = machine.create_memory_file(NAME)
+            self.descriptor = machine.create_memory_file(NAME) if descriptor is None else descriptor
             Undoing(self, functools.partial(os.close, self.descriptor))
-        os.ftruncate(self.descriptor, nbytes)
+        if descriptor is None:
+            os.ftruncate(self.descriptor, nbytes)
 
     def note(self) -> None:
         """Register the file, so that `find_file` can return it."""
@@ -82,6 +85,8 @@ class DataFile:
 
     def is_equal(self, address: int, nbytes: int, offset: int) -> bool:
         """Return True if a part of the file has the same bytes as a range of memory."""
+        if self._is_final and address - self.address == offset:
+            return True  # a read-only mapping of this part
         compare = ctypes.CDLL(None).memcmp
         compare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
         # A private mapping is writable, and `from_buffer` needs that to return the address.
@@ -299,6 +304,27 @@ def shared_block(least_bytes: int) -> npt.NDArray[np.uint8]:
         file.note()
         freeze_at_forks()
     return block
+
+
+def final_block(descriptor: int, nbytes: int, undo: Callable[[], object]) -> memoryview:
+    """Map a file whose content is final, read-only, and register it for `find_file`.
+
+    Ownership: the file is closed with the last view of the block, and then `undo` is called.
+
+    Args:
+        descriptor: the file.
+        nbytes: bytes to map, a multiple of the page size.
+        undo: never blocks, and may run in a finalizer.
+    """
+    with InterruptsHeld():
+        file = DataFile(0, nbytes, descriptor)
+        buffer = map_memory_file(descriptor, nbytes, is_private=True, is_read_only=True)
+        Undoing(buffer, functools.partial(_hold, file))
+        Undoing(buffer, undo)
+        view = memoryview(buffer).cast("B").toreadonly()
+        file.address = address_of(view)
+        file.note()
+    return view
 
 
 def _hold(file: DataFile) -> None:

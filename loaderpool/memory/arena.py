@@ -394,7 +394,13 @@ def oversize_file(nbytes: int, write: Callable[[mmap.mmap], object]) -> int:
     return file
 
 
-def map_memory_file(descriptor: int, nbytes: int, offset: int = 0, is_private: bool = False) -> Any:
+def map_memory_file(
+    descriptor: int,
+    nbytes: int,
+    offset: int = 0,
+    is_private: bool = False,
+    is_read_only: bool = False,
+) -> Any:
     """Map a part of a memory file as a buffer that unmaps itself.
 
     The caller may close the descriptor afterwards.
@@ -407,10 +413,12 @@ def map_memory_file(descriptor: int, nbytes: int, offset: int = 0, is_private: b
         offset: start of the part, a multiple of the page size.
         is_private: True to keep writes in this process. Then the file must not change while any
             array uses the buffer.
+        is_read_only: True to forbid writes. A write ends the process.
     """
     flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
+    rights = mmap.PROT_READ | (0 if is_read_only else mmap.PROT_WRITE)
     with InterruptsHeld():
-        address = machine.map_file(None, nbytes, flags, descriptor, offset)
+        address = machine.map_file(None, nbytes, flags, descriptor, offset, rights)
         # `mmap.mmap` is not used here: before Python 3.13 it keeps a duplicate of the descriptor,
         # and a consumer may keep thousands of these buffers.
         buffer = (ctypes.c_ubyte * nbytes).from_address(address)

@@ -80,6 +80,7 @@ class PackedList(Sequence[Any]):
     """
 
     __slots__ = (
+        "__weakref__",
         "_bytes",
         "_ends",
         "_parts",
@@ -156,14 +157,16 @@ class PackedDict(Mapping[Any, Any]):
     interpreters.
     """
 
-    __slots__ = ("_hashes", "_items", "_keys", "_positions")
+    __slots__ = ("__weakref__", "_hashes", "_items", "_keys", "_positions")
 
     def __init__(self, keys: PackedList, items: PackedList) -> None:
         self._keys, self._items = keys, items
         hashes = np.fromiter(map(hash, self), np.int64, len(keys))
         positions = np.argsort(hashes, kind="stable")
         # Memoryviews, because they return Python numbers much faster than arrays do.
-        self._hashes, self._positions = hashes[positions].data, positions.data
+        self._hashes = hashes[positions].data
+        few = np.int32 if len(keys) <= np.iinfo(np.int32).max else np.int64
+        self._positions = positions.astype(few).data
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -180,6 +183,11 @@ class PackedDict(Mapping[Any, Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return map(self._keys.__getitem__, range(len(self._keys)))
+
+    @property
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """All arrays of keys and values."""
+        return [*self._keys.arrays, *self._items.arrays]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedDict, (self._keys, self._items)

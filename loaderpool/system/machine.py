@@ -14,6 +14,8 @@ import math
 import mmap
 import os
 import signal
+import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -34,6 +36,7 @@ _PR_SET_PDEATHSIG = 1
 _FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _MAP_FIXED = 0x10
 _MADV_POPULATE_READ = 22
+_PEER = struct.Struct("iII")  # pid, user id, group id
 _POINTER, _SIZE, _INT, _OFFSET = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
 
 
@@ -86,7 +89,8 @@ def create_memory_file(name: str) -> int:
         OSError: The system refuses it, and the text says so; or no descriptor is left.
     """
     try:
-        return above_standard(os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC))
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        return above_standard(os.memfd_create(f"loaderpool-{name}", flags))
     except OSError as error:
         if error.errno not in REFUSALS:
             raise
@@ -153,6 +157,28 @@ def enter_pages(mapping: mmap.mmap, offset: int, nbytes: int) -> None:
     if LINUX:
         with contextlib.suppress(OSError):  # Linux before 5.14 refuses the call
             mapping.madvise(_MADV_POPULATE_READ, offset, nbytes)
+
+
+def seal(descriptor: int) -> None:
+    """Make the content of a memory file final. Best effort.
+
+    No process can write to it or change its size any more. The kernel refuses to forbid writes
+    while this process has mapped the file for shared writes.
+    """
+    for seals in (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW, fcntl.F_SEAL_WRITE, fcntl.F_SEAL_SEAL):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return pid and user id of the other end of a connected Unix socket.
+
+    Of a listening process, they are those at the time when it began to listen. The pid is 0 if the process is in
+    another PID namespace that this one cannot see.
+    """
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    pid, uid, _ = _PEER.unpack(found)
+    return pid, uid
 
 
 def return_pages(descriptor: int, offset: int, nbytes: int) -> None:
@@ -393,16 +419,21 @@ def _mapped(address: int | None) -> int:
     return address
 
 
-def map_file(address: int | None, nbytes: int, flags: int, descriptor: int, offset: int) -> int:
-    """Map a part of a file for reading and writing, with mmap's `flags`; return the address.
+def map_file(
+    address: int | None,
+    nbytes: int,
+    flags: int,
+    descriptor: int,
+    offset: int,
+    rights: int = mmap.PROT_READ | mmap.PROT_WRITE,
+) -> int:
+    """Map a part of a file with mmap's `flags` and `rights`; return the address.
 
     Raises:
         OSError: the mapping failed.
     """
     call = _c("mmap", *_MMAP_ARGUMENTS, result=_POINTER)
-    return _mapped(
-        call(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, offset)
-    )
+    return _mapped(call(address, nbytes, rights, flags, descriptor, offset))
 
 
 def unmapping(address: int, nbytes: int) -> Callable[[], object]:

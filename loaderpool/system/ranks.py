@@ -7,6 +7,7 @@ supervisor read the same ones.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sys
@@ -24,6 +25,43 @@ _LOCAL_SIZES = (
     "PALS_LOCAL_SIZE",
     "HOROVOD_LOCAL_SIZE",
 )
+
+
+# Variables with the same value in all processes of a job, by which its launcher names it.
+_JOB_NAMES = (
+    "TORCHELASTIC_RUN_ID",
+    "MASTER_ADDR",  # torchrun, DeepSpeed, Lightning, Ray Train
+    "MASTER_PORT",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "PMIX_NAMESPACE",  # Open MPI 5, PRRTE
+    "OMPI_MCA_ess_base_jobid",  # Open MPI 4
+    "PALS_APID",  # HPE Cray
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    "RAY_JOB_ID",
+    "KERAS_DISTRIBUTION_JOB_ADDRESSES",
+    "JAX_COORDINATOR_ADDRESS",
+)
+
+
+def job() -> str:
+    """Return the name of the distributed job that this process belongs to, "" if there is none.
+
+    All processes of the job on this machine have the same name, and other jobs have other names.
+    """
+    parts = [f"{name}={os.environ[name]}" for name in _JOB_NAMES if name in os.environ]
+    with FailuresIgnored():  # TensorFlow, without the part that differs between processes
+        parts.append(repr(json.loads(os.environ["TF_CONFIG"])["cluster"]))
+    with FailuresIgnored():  # JAX is not connected
+        address = sys.modules["jax._src.distributed"].global_state.coordinator_address
+        parts += [f"jax={address}"] * bool(address)
+    return " ".join(parts)
+
+
+def are_here() -> bool:
+    """Return True if several processes of one distributed job run on this machine."""
+    return local_count() > 1 and bool(job())
 
 
 def local_count() -> int:

@@ -13,15 +13,18 @@ import resource
 import secrets
 import shlex
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import loaderpool as lp
 
 from .leaks import run_abandoned
 from .orders import KINDS, Outcome, run_orders
 from .shapes import SHAPES
+from .sharing import run_sharing
 from .storm import Result, plan_rounds, run_round
 from .trainers import LATE_S, Death, run_trainer_deaths
 
@@ -60,6 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"held by all processes: {each.what} {each.before:,} before, {each.after:,} after ({each.at_most:,})"
             )
         print(f"{options.passes:,} passes abandoned; {len(leaks)} kinds of leak.\n")
+    if options.shares and options.only is None:
+        with tempfile.TemporaryDirectory(prefix="loaderpool-stress-") as folder:
+            sharing = run_sharing(options.shares, options.seed, options.deadline, Path(folder))
+        mismatches += [f"shared by name: {line}" for line in sharing.mismatches]
+        print(
+            f"{sharing.kills:,} processes killed that share by name: {sharing.makes:,} calls of make, "
+            f"{sharing.values:,} values checked, {len(sharing.mismatches)} mismatches.\n"
+        )
     deaths: list[Death] = []
     if options.trainers and options.only is None:
         deaths = run_trainer_deaths(options.trainers, options.seed, options.deadline, _say)
@@ -85,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"MISMATCH {line}", file=sys.stderr)
     for each in leaks:
         print(f"LEAK {each.what}: {each.before:,} before, {each.after:,} after", file=sys.stderr)
-    if mismatches:  # only the last round can have any
+    if mismatches and results:  # of the rounds, only the last one can have any
         again = ["--seed", str(options.seed), "--only", str(results[-1].round.number), *given]
         print(f"Again: scripts/stress {shlex.join(again)}", file=sys.stderr)
     wrong = [f"{each.kind}: {line}" for each in orders for line in each.mismatches]
@@ -147,6 +158,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--supervisor-kills", type=int, default=50, metavar="N", help="at least (50)")
     add("--reader-kills", type=int, default=2, metavar="N", help="in a round that has a reader (2)")
     add("--passes", type=int, default=500, metavar="N", help="to abandon (500); 0: none")
+    add(
+        "--shares", type=int, default=500, metavar="N", help="to kill that share data by name (500)"
+    )
     add("--trainers", type=int, default=50, metavar="N", help="to die (50); 0: none")
     add(
         "--orders",

@@ -13,9 +13,9 @@ import io
 import itertools
 import pickle
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, SupportsIndex, TypeVar, overload
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -160,9 +160,15 @@ class _ItemPickler(PayloadPickler):
         met: see `ItemPacking`.
         refuses_generators: True if items with a random generator cannot be packed. Each read would
             create the generator again, with the same numbers in each epoch.
+        keys: the packing takes its key from here. None: a key that only this process has.
     """
 
-    def __init__(self, met: AbstractSet[int], refuses_generators: bool = False) -> None:
+    def __init__(
+        self,
+        met: AbstractSet[int],
+        refuses_generators: bool = False,
+        keys: Iterator[int] | None = None,
+    ) -> None:
         # A plain dict: a look-up for each object in cloudpickle's chain of dicts takes longer than
         # all the rest.
         self.dispatch_table: dict[type, Function] = dict(PayloadPickler.dispatch_table)
@@ -171,7 +177,7 @@ class _ItemPickler(PayloadPickler):
         self._others, self._refuses_generators = met, refuses_generators
         self._usual: set[type] = set()  # types that always use pickle's default
         # key of this pickler; classes, functions and modules by number
-        self._key, self._parts = next(_keys), list[object]()
+        self._key, self._parts = next(keys or _keys), list[object]()
         # pickled reference to each class, function and module, by id
         self._references: dict[int, tuple[Any, ...]] = {}
         self._buffers: list[Any] = []
@@ -254,58 +260,24 @@ class _ItemPickler(PayloadPickler):
 
 # ---- lists and dicts that the user shares ----
 
-_Element = TypeVar("_Element")
-_Key = TypeVar("_Key")
 
-
-@overload
-def share(data: list[_Element] | tuple[_Element, ...]) -> Sequence[_Element]: ...
-
-
-@overload
-def share(data: dict[_Key, _Element]) -> Mapping[_Key, _Element]: ...
-
-
-@overload
-def share(data: npt.ArrayLike) -> npt.NDArray[Any]: ...
-
-
-def share(data: Any) -> object:
-    """Copy an array, list or dict into shared memory. Loaders use the result without copying it.
-
-    An epoch uses the values that an array has when it begins. Each element of a list or dict is
-    pickled; every access returns a new object. See docs/guide/data/in-memory-data.md.
+def shared(data: Any, keys: Iterator[int] | None = None) -> Any:
+    """Return the data in shared memory.
 
     Args:
-        data: List, tuple or dict of objects that can be pickled, or an array, such as a
-            `numpy.memmap`.
-
-    Returns:
-        A `numpy.ndarray`, or a read-only sequence or mapping.
-
-    Raises:
-        ArgumentError: If an array holds Python objects.
-        UnpicklableError: If an element cannot be pickled.
-        MemoryLimitError: If too little memory is free.
-
-    Example:
-        >>> import loaderpool as lp
-        >>> names = lp.share(["cat", "dog", "owl"])
-
-        >>> with lp.Loader(range(3), lambda i: names[i], batch_size=3, workers=2) as loader:
-        ...     print(*next(iter(loader)))
-        cat dog owl
+        data: see `share`.
+        keys: keys of the packings. None: keys that only this process has.
     """
     if isinstance(data, (list, tuple)):
-        return _packed(data)[0]
+        return _packed([data], keys)[0]
     if isinstance(data, dict):
-        return PackedDict(*_packed(list(data), list(data.values())))
+        return PackedDict(*_packed([list(data), list(data.values())], keys))
     return share_array(data)
 
 
-def _packed(*lists: Sequence[Any]) -> list[PackedList]:
+def _packed(lists: Sequence[Sequence[Any]], keys: Iterator[int] | None) -> list[PackedList]:
     """Pack lists into one block of shared memory."""
-    packed = [_pickled(items) for items in lists]
+    packed = [_pickled(items, keys) for items in lists]
     block = shared_block(sum(aligned(array.nbytes) for each in packed for array in each.arrays))
     end = 0
 
@@ -320,9 +292,9 @@ def _packed(*lists: Sequence[Any]) -> list[PackedList]:
     return [each.moved(move) for each in packed]
 
 
-def _pickled(items: Sequence[Any]) -> PackedList:
+def _pickled(items: Sequence[Any], keys: Iterator[int] | None) -> PackedList:
     try:
-        return _ItemPickler(set()).pack(items)
+        return _ItemPickler(set(), keys=keys).pack(items)
     except _ItemFailedError as failed:
         cause = failed.__cause__
         raise UnpicklableError(

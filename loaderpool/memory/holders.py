@@ -1,0 +1,456 @@
+"""Memory files that the processes of one machine find by name. The first process makes the file.
+
+    newcomer ──connects to──▶ holder 0 … 63    all at once; the first answer has the descriptor
+        └────binds──────────▶ lock 0 … 7       without a holder: one process makes, others wait
+
+A *holder* is a process that has the file. It listens at the first free address of its name, before
+its user gets the value, and sends the descriptor to each process that connects. So nothing has to
+be handed over when a holder ends. If there is no holder, a process takes the lock, checks the
+holders again, and makes the file.
+
+Addresses are abstract: the kernel forgets them with the last socket, so no death leaves anything.
+Each side asks the kernel for the user and the pid of the other one. A fork by C code keeps copies
+of listening sockets, so a listener counts only while its own process lives.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import functools
+import marshal
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from loaderpool.errors import ArgumentError, PoolBrokenError
+from loaderpool.memory.adoption import final_block
+from loaderpool.system import machine
+from loaderpool.system.hashes import checksum
+from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
+from loaderpool.system.process import role
+
+# Holders that serve a name. Smaller: more processes that have the file do not serve it. Larger: a
+# newcomer tries more addresses, at 5 us each.
+_MOST_HOLDERS = 64
+# A lock is skipped if its owner is dead and a fork by C code still has the socket. Smaller: fewer
+# of these forks may exist before several processes make the same file.
+_MOST_LOCKS = 8
+# Newcomers that one holder keeps waiting at the same time.
+_MOST_WAITING = 1024
+_MOST_MESSAGE_BYTES = 1 << 16
+_FORMAT = 1  # version of messages and files
+# Time between two checks that the other processes live. It matters only after a fork by C code.
+_LOOK_MS = 100
+# Pause of a holder that cannot accept a connection, because its descriptors are used up.
+_PAUSE_S = 0.1
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ECONNABORTED)
+
+
+class Held(NamedTuple):
+    """A memory file that this process has by name. Ownership: the caller closes `descriptor`."""
+
+    descriptor: int
+    info: bytes  # from the process that made the file
+    stop: Callable[[], object]  # ends serving; never blocks, and may run in a finalizer
+
+
+class Name(NamedTuple):
+    """A name that processes of one user and machine have in common."""
+
+    key: str  # hexadecimal digits
+    shown: str  # start of messages
+    made_by: str  # the function that makes the value; processes with another one are refused
+
+    def address(self, kind: str, number: int) -> bytes:
+        """Return an abstract address."""
+        return f"\0loaderpool/{os.geteuid()}/{self.key}/{kind}{number}".encode()
+
+
+def job_key(kind: str, job: str, name: str) -> str:
+    """Return the key of a name within a job. Versions of Python and of this module have their own."""
+    return checksum([repr((_FORMAT, sys.version_info[:2], kind, job, name)).encode()])
+
+
+def obtain(name: Name, make: Callable[[], tuple[int, bytes]]) -> Held:
+    """Return the file of a name: from a process that has it, otherwise made here.
+
+    Blocks: while another process makes it. Handlers of signals run meanwhile, and in `make`.
+
+    Args:
+        name: the name.
+        make: returns the descriptor of the complete file, and at most 32 KiB for the other
+            processes. Called only while no other process has the file or makes it.
+
+    Raises:
+        ArgumentError: the value of this name is made by another function, a process of another user
+            has the address, or `make` asks for the name that it makes.
+    """
+    with InterruptsHeld():
+        while True:
+            found = _ask(name)
+            if found is not None:
+                return _hold(name, *found)
+            lock = _take_lock(name)
+            if lock is None:
+                continue
+            try:
+                found = _ask(name)
+                if found is None:
+                    found = _make(name, make)
+                # The holder listens before the lock is free.
+                return _hold(name, *found)
+            finally:
+                _release(lock)
+
+
+# ---- files: data, and a header behind them ----
+
+
+def finish(descriptor: int, nbytes: int, header: bytes) -> bytes:
+    """Write a header behind the data of a memory file, and make the file final.
+
+    Args:
+        descriptor: the file. No process has mapped it for shared writes.
+        nbytes: size of the data, a multiple of the page size.
+        header: tells other processes how to read the data.
+
+    Returns:
+        The `info` for `obtain`.
+    """
+    end = nbytes
+    while end < nbytes + len(header):  # one call writes 2 GiB at most
+        end += os.pwrite(descriptor, memoryview(header)[end - nbytes :], end)
+    machine.seal(descriptor)
+    return marshal.dumps((nbytes, len(header), checksum([header])))
+
+
+def read_final(held: Held) -> tuple[memoryview, bytes]:
+    """Return the data of a final file, mapped read-only, and its header.
+
+    Ownership: the data own the file, and end serving it when they are collected.
+    """
+    nbytes, header_bytes, expected = marshal.loads(held.info)
+    block = final_block(held.descriptor, nbytes, held.stop)
+    # All processes have one position in the file, so nobody may use it.
+    header = b""
+    while part := os.pread(held.descriptor, header_bytes - len(header), nbytes + len(header)):
+        header += part
+    if checksum([header]) != expected:
+        raise PoolBrokenError("shared data of another process are damaged")
+    return block, header
+
+
+def _make(name: Name, make: Callable[[], tuple[int, bytes]]) -> tuple[int, bytes]:
+    _makers[name.key] = os.getpid(), threading.get_ident()
+    try:
+        with InterruptsAllowed():
+            return make()
+    finally:
+        del _makers[name.key]
+
+
+# ---- newcomers ----
+
+# Process and thread that make the file of a key. A fork keeps what its parent had.
+_makers: dict[str, tuple[int, int]] = {}
+
+
+class _Peer:
+    """A connection to the process that listens at an address. `close` ends it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.pid, self.uid = machine.peer_of(connection)
+        self._began = machine.start_time(self.pid)
+        self.close = connection.close
+
+    def is_dead(self) -> bool:
+        """Return True if the process is gone, although a fork of it keeps the socket."""
+        if not machine.start_time(os.getpid()):  # the system has no /proc
+            return False
+        return not self._began or machine.start_time(self.pid) != self._began
+
+    def why_refused(self, name: Name) -> str:
+        """Return the reason why this process cannot be trusted; "" if it can."""
+        if self.uid != os.geteuid():
+            return (
+                f"{name.shown}: process {self.pid} of user {self.uid} listens at its address, but "
+                f"this process belongs to user {os.geteuid()}. End that process, or pass another "
+                "name."
+            )
+        if not self.pid:
+            return _elsewhere(name)
+        return ""
+
+    def receive(self) -> tuple[Any, list[int]]:
+        """Return the answer and its descriptors; None and [] if the process has gone."""
+        flags = socket.MSG_CMSG_CLOEXEC
+        try:
+            answer, files, _, _ = socket.recv_fds(self.connection, _MOST_MESSAGE_BYTES, 1, flags)
+        except OSError:  # the connection is reset, or the process has died without an answer
+            return None, []
+        return marshal.loads(answer) if answer else None, files
+
+
+def _elsewhere(name: Name) -> str:
+    return (
+        f"{name.shown}: a process in another container (PID namespace) has the data. "
+        "Containers with one network share names only if they share the PID namespace, too "
+        "(docker run --pid, shareProcessNamespace of a Pod). Do that, or pass another name in "
+        "each container."
+    )
+
+
+def _connect(address: bytes) -> _Peer | None:
+    """Connect to the process that listens at an address; None if no living process does."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.setblocking(False)
+    try:
+        connection.connect(address)
+        peer = _Peer(connection)
+    except OSError:  # refused: nobody listens. EAGAIN: too many processes wait there.
+        connection.close()
+        return None
+    if peer.pid and peer.is_dead():
+        connection.close()
+        return None
+    return peer
+
+
+def _first(peers: list[_Peer]) -> _Peer:
+    """Wait for the first process that answers, closes its socket, or ends."""
+    poll, of = select.poll(), dict[int, _Peer]()
+    for peer in peers:
+        of[peer.connection.fileno()] = peer
+        poll.register(peer.connection, select.POLLIN)
+    with InterruptsAllowed():
+        while True:
+            for number, _ in poll.poll(_LOOK_MS):
+                return of[number]
+            for peer in peers:
+                if peer.is_dead():
+                    return peer
+
+
+def _ask(name: Name) -> tuple[int, bytes] | None:
+    """Return descriptor and info from the first holder that answers; None: there is no holder."""
+    refused = ""
+    with contextlib.ExitStack() as stack:
+        peers = list[_Peer]()
+        for number in range(_MOST_HOLDERS):
+            peer = _connect(name.address("", number))
+            if peer is not None:
+                stack.callback(peer.close)
+                reason = peer.why_refused(name)
+                refused = refused or reason
+                if not reason:
+                    peers.append(peer)
+        while peers:
+            peer = _first(peers)
+            peers.remove(peer)
+            answer, files = peer.receive()
+            if answer == _FROM_ELSEWHERE:
+                refused = refused or _elsewhere(name)
+            elif answer is not None:
+                made_by, info = answer
+                if made_by == name.made_by and files:
+                    return machine.above_standard(files[0]), info
+                for file in files:
+                    os.close(file)
+                if made_by == name.made_by:
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+                raise ArgumentError(
+                    f"{name.shown}: process {peer.pid} has the data of {made_by}, but this process "
+                    f"passed {name.made_by}. Pass another name, or the same function in all "
+                    "processes."
+                )
+    if refused:
+        raise ArgumentError(refused)
+    return None
+
+
+# ---- the lock ----
+
+
+def _take_lock(name: Name) -> socket.socket | None:
+    """Return the lock's socket, for `_release`. None: a wait is over, check the holders again.
+
+    Only one living process has the lock. To have it, a process listens at one of the addresses, and
+    then finds no other process that listens at another one. Of two processes, the one that listens
+    later finds the other. It waits if its number is higher, and otherwise the other one yields, or
+    has the lock and is waited for. Waits go from higher to lower numbers, or to a process that does
+    not wait, so there is no circle.
+    """
+    number, own = 0, None
+    while own is None:
+        if number == _MOST_LOCKS:  # forks by C code keep all of them
+            return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own = _listen(name.address("lock", number))
+        if own is None:
+            if _wait_for(name, number):
+                return None
+            number += 1
+    try:
+        for other in range(_MOST_LOCKS):
+            if other < number and (peer := _connect(name.address("lock", other))):
+                with contextlib.closing(peer):
+                    _release(own)
+                    _wait(name, peer)
+                    return None
+            if other > number:
+                _wait_for(name, other)
+    except BaseException:
+        _release(own)
+        raise
+    return own
+
+
+def _release(lock: socket.socket) -> None:
+    """Close the lock's socket, and all connections of processes that wait for it.
+
+    The connections would stay open if a fork by C code had a copy of the socket.
+    """
+    with lock, contextlib.suppress(OSError):
+        lock.shutdown(socket.SHUT_RDWR)
+        lock.setblocking(False)
+        while True:
+            lock.accept()[0].close()
+
+
+def _wait_for(name: Name, number: int) -> bool:
+    """Wait for the living process that listens at a lock's address. False: there is none."""
+    peer = _connect(name.address("lock", number))
+    if peer is None:
+        return False
+    with contextlib.closing(peer):
+        _wait(name, peer)
+    return True
+
+
+def _wait(name: Name, peer: _Peer) -> None:
+    reason = peer.why_refused(name)
+    if reason:
+        raise ArgumentError(reason)
+    pid, thread = _makers.get(name.key, (0, 0))
+    if peer.pid == pid and (pid != os.getpid() or thread == threading.get_ident()):
+        raise ArgumentError(
+            f"{name.shown}: the function that makes the data asks for them itself. Pass another "
+            "name inside of it."
+        )
+    _first([peer])
+
+
+# ---- holders ----
+
+_FROM_ELSEWHERE = "elsewhere"  # answer to a process of another PID namespace
+# Listening sockets of this process, and the descriptor that each gives to others; -1: none.
+_listeners: weakref.WeakKeyDictionary[socket.socket, int] = weakref.WeakKeyDictionary()
+
+
+def _listen(address: bytes) -> socket.socket | None:
+    """Listen at an abstract address. None: another socket has it.
+
+    Raises:
+        OSError: the system refuses the socket, or no descriptor is left.
+    """
+    _prepare()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    _listeners[listener] = -1
+    try:
+        listener.bind(address)
+        listener.listen(_MOST_WAITING)
+    except OSError as error:
+        listener.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+    return listener
+
+
+@functools.cache
+def _prepare() -> None:
+    machine.at_forks(after_in_child=_close_all)
+    # A daemon thread answers nobody once the interpreter is exiting.
+    atexit.register(_shut_all)
+
+
+def _close_all() -> None:
+    for each in list(_listeners):
+        _end(each)
+
+
+def _shut_all() -> None:
+    for each in list(_listeners):
+        _shut(each, os.getpid())
+
+
+def _shut(listener: socket.socket, pid: int) -> None:
+    """End the listening of a process's own socket, and with it the thread that serves there."""
+    if os.getpid() == pid:  # a fork has closed its copy
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def _hold(name: Name, descriptor: int, info: bytes) -> Held:
+    """Serve the file to other processes, until `stop` of the result is called."""
+    # A thread in the supervisor would keep it from forking workers.
+    if role() == "supervisor":
+        return Held(descriptor, info, bool)
+    listener = None
+    try:
+        addresses = (name.address("", number) for number in range(_MOST_HOLDERS))
+        listener = next(filter(None, map(_listen, addresses)), None)
+        if listener is None:
+            return Held(descriptor, info, bool)
+        _listeners[listener] = machine.above_standard(os.dup(descriptor))
+        message = marshal.dumps((name.made_by, info))
+        threading.Thread(
+            target=_serve, args=(listener, message), name="loaderpool-holder", daemon=True
+        ).start()
+    except BaseException:
+        if listener is not None:
+            _end(listener)
+        os.close(descriptor)
+        raise
+    return Held(descriptor, info, functools.partial(_shut, listener, os.getpid()))
+
+
+def _end(listener: socket.socket) -> None:
+    listener.close()
+    descriptor = _listeners.pop(listener, -1)
+    if descriptor >= 0:
+        os.close(descriptor)
+
+
+def _serve(listener: socket.socket, message: bytes) -> None:
+    """Give the file to each process that connects, until the socket is shut down.
+
+    Runs in: a daemon thread, which takes no signal of the program. It ends the socket.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                time.sleep(_PAUSE_S)
+                continue
+            break
+        with connection, contextlib.suppress(OSError):  # the process has gone
+            connection.setblocking(False)
+            pid, uid = machine.peer_of(connection)
+            flags = socket.MSG_NOSIGNAL
+            if uid == os.geteuid() and pid:
+                socket.send_fds(connection, [message], [_listeners[listener]], flags)
+            elif uid == os.geteuid():
+                connection.send(marshal.dumps(_FROM_ELSEWHERE), flags)
+    _end(listener)
