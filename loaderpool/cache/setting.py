@@ -46,7 +46,8 @@ class CachePlan(NamedTuple):
     where: str  # "memory", or a directory
     max_bytes: int | None
     items: int  # number of different items of the source, or of their samples
-    fields: Mapping[str, str] = {}  # on disk: fingerprint of function, setup hook and source
+    # on disk, or shared by ranks: fingerprint of function, setup hook and source
+    fields: Mapping[str, str] = {}
     counters_at: int = 0  # offset of the counters in the arena
 
 
@@ -56,9 +57,10 @@ class Cache:
 
     Args:
         where: `"memory"`, until the loader is closed; or a directory on a local disk, which is kept
-            for later runs.
-        max_bytes: Largest size in bytes, or as `"8GiB"`. Default: half of the free memory; of a
-            disk, all but 5 %.
+            for later runs. Ranks of one job on a machine share a cache in memory. Function, `setup`
+            and source must be equal.
+        max_bytes: Largest size in bytes, or as `"8GiB"`; of a shared cache, for all ranks together.
+            Default: half of the free memory; of a disk, all but 5 %.
     """
 
     where: str

@@ -24,10 +24,11 @@ import tempfile
 import threading
 import weakref
 import zlib
+from collections.abc import Callable
 
 from loaderpool.cache.setting import MEMORY, Cache, CachedOf, CachePlan, Count
 from loaderpool.config import MAX_WORKERS
-from loaderpool.errors import CacheError, brief, closed_error, counted, warn
+from loaderpool.errors import ArgumentError, CacheError, brief, closed_error, counted, warn
 from loaderpool.memory.arena import Arena, Extent, map_memory_file
 from loaderpool.sources.varying import varying
 from loaderpool.system import abilities, capacity, machine, ranks
@@ -337,9 +338,54 @@ def make_cache(cache: Cache, made_of: CachedOf) -> SharedCache:
         from loaderpool.cache.identity import describe
 
         plan = plan._replace(fields=describe(*made_of))
+    elif ranks.are_here() and abilities.can_fork_workers():
+        return _make_for_ranks(plan, made_of)
     elif cache.max_bytes is None:
         plan = plan._replace(max_bytes=ranks.memory_bytes() // _MEMORY_SHARE)
     return SharedCache.create(plan)
+
+
+def _make_for_ranks(plan: CachePlan, made_of: CachedOf) -> SharedCache:
+    """Return the cache in memory that all ranks with these functions and this source have."""
+    from loaderpool.cache.identity import describe
+    from loaderpool.memory.holders import Name, job_key, obtain
+
+    plan = plan._replace(fields=describe(*made_of))
+    key = job_key("cache", ranks.job(), repr(plan))
+    if plan.max_bytes is None:  # the ranks use it together
+        plan = plan._replace(max_bytes=capacity.available_memory_bytes() // _MEMORY_SHARE)
+
+    def make() -> tuple[int, bytes]:
+        return _memory_file(plan), str(plan.max_bytes).encode()
+
+    with InterruptsHeld():
+        try:
+            held = obtain(Name(key, 'cache="memory"', ""), make)
+        except ArgumentError as refusal:
+            warn(f"The ranks do not share their caches. {refusal}")
+            return SharedCache.create(plan)
+        # The process that made the file has chosen the size.
+        plan = plan._replace(max_bytes=int(held.info))
+        return SharedCache(plan, held.descriptor, stop=held.stop)
+
+
+def _memory_file(plan: CachePlan) -> int:
+    """Create an empty store in memory and return its descriptor.
+
+    Raises:
+        CacheError: there is no memory.
+    """
+    with InterruptsHeld():
+        try:
+            file = machine.create_memory_file("cache")
+            try:
+                write_head(file, plan)
+            except BaseException:
+                os.close(file)
+                raise
+            return file
+        except OSError as error:
+            raise CacheError(f"cache: shared memory could not be created: {error}") from error
 
 
 class SharedCache:
@@ -352,25 +398,34 @@ class SharedCache:
         plan: description of the cache.
         descriptor: descriptor of the memory file; -1: the cache is on disk.
         counters: result of `counters_in`; None: no other process counts.
+        stop: ends serving the file to other ranks, which have it, too. None: it is the loader's own.
     """
 
     _undoing: Undoing | None = None  # finalizer that closes the descriptor
+    _serving: Undoing | None = None  # finalizer that ends serving the file to other ranks
     # Arena, extent and lock of the counters; None: the counters are not in an arena.
     _lent: tuple[Arena, Extent, threading.RLock] | None = None
 
     def __init__(
-        self, plan: CachePlan, descriptor: int = -1, counters: memoryview | None = None
+        self,
+        plan: CachePlan,
+        descriptor: int = -1,
+        counters: memoryview | None = None,
+        stop: Callable[[], object] | None = None,
     ) -> None:
         self.plan, self.descriptor = plan, descriptor
         if descriptor >= 0:
             self._undoing = Undoing(self, functools.partial(os.close, descriptor))
+        if stop is not None:
+            self._serving = Undoing(self, stop)
         self._counters = (
             memoryview(bytearray(_COUNTER_BYTES)).cast("Q") if counters is None else counters
         )
         self._store: Store | None = None
         self._store_pid = 0
         self._last: list[int] | None = None  # final counts, once the cache is closed
-        self._of: dict[str, str] = {}  # fingerprint of a cache in memory, if `identify` was called
+        # fingerprint of a cache in memory, if the ranks share it, or if `identify` was called
+        self._of = dict(plan.fields)
         self._warned: set[Count] = set()  # counters with a warning so far
 
     @staticmethod
@@ -390,12 +445,7 @@ class SharedCache:
                 "directory"
             )
         with InterruptsHeld():
-            try:
-                made = SharedCache(plan, machine.create_memory_file("cache"))
-                write_head(made.descriptor, plan)
-                return made
-            except OSError as error:
-                raise CacheError(f"cache: shared memory could not be created: {error}") from error
+            return SharedCache(plan, _memory_file(plan))
 
     def count_in(self, arena: Arena, lock: threading.RLock) -> None:
         """Move the counters to an extent of the arena, where workers count, until `close`.
@@ -417,7 +467,7 @@ class SharedCache:
 
         Called in the main process; pairs with `check`. Blocks: as `describe`.
         """
-        if self.plan.where == MEMORY:
+        if self.plan.where == MEMORY and not self._of:
             from loaderpool.cache.identity import describe
 
             self._of = describe(*made_of)
@@ -492,13 +542,15 @@ class SharedCache:
         """Close the cache in this process. Idempotent.
 
         Args:
-            clears: True to free the memory of the entries, even if other processes have the file
-                open.
+            clears: True to free the memory of the entries, even if other processes of this loader
+                have the file open.
         """
         if self._last is not None:
             return
         self._last = self.counts()
-        if clears and self.descriptor >= 0:
+        if self._serving is not None:
+            self._serving.now()
+        elif clears and self.descriptor >= 0:
             # Head and table are freed first, so that other processes find no entries.
             machine.return_pages(self.descriptor, 0, os.fstat(self.descriptor).st_size)
         self._store = None

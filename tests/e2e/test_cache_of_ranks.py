@@ -1,0 +1,149 @@
+"""`cache="memory"` of the ranks of one job on a machine: one copy, and one call for each item."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.interpreters import Interpreter
+from tests.support.processes import wait_until
+
+ITEMS, RANKS = 1600, 4
+MOST_CALLS = 1.3 * ITEMS  # with a cache in each rank, there are 4,900
+IN_FLIGHT = 8  # calls that had begun
+
+SCRIPT = """
+import os, sys
+import numpy as np
+import loaderpool as lp
+
+FOLDER, RANK = sys.argv[1], int(sys.argv[2])
+
+def decode(number):
+    with open(f"{FOLDER}/calls", "ab") as file:
+        file.write(b"x")
+    return np.full(100, number)
+
+def other(number):
+    return np.full(100, -number)
+
+def start(fn=decode, cache="memory"):
+    global loader
+    loader = lp.Loader(
+        range(1600), fn, cache=cache, batch_size=50, shuffle=True, seed=5, workers=1,
+        shard=lp.Shard(4, RANK),
+    )
+
+def sums():
+    return sum(int(batch[:, 7].sum()) for batch in loader)
+
+def counts():
+    cache = loader.statistics().cache
+    return cache.hits, cache.misses
+
+loader = None
+print(os.getpid(), flush=True)
+for line in sys.stdin:
+    try:
+        print(repr(eval(line)), flush=True)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+"""
+
+Ranks = Callable[..., list[Interpreter]]
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    """Start interpreters; all are ended after the test."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    running = list[Interpreter]()
+
+    def start(count: int = RANKS, job: str = "job", local: int = RANKS) -> list[Interpreter]:
+        launcher = {"TORCHELASTIC_RUN_ID": f"{job} {tmp_path}", "LOCAL_WORLD_SIZE": f"{local}"}
+        started = [
+            Interpreter(tmp_path / "script.py", str(tmp_path), str(rank), **launcher)
+            for rank in range(count)
+        ]
+        running.extend(started)
+        return started
+
+    yield start
+    for each in running:
+        each.end()
+
+
+def run(ranks: list[Interpreter], line: str) -> list[str]:
+    for rank in ranks:
+        rank.begin(line)
+    return [rank.answer() for rank in ranks]
+
+
+def calls(folder: Path) -> int:
+    return (folder / "calls").stat().st_size
+
+
+def test_ranks_call_the_function_once_for_each_item(ranks: Ranks, tmp_path: Path) -> None:
+    several = ranks()
+    assert run(several, "start()") == ["None"] * RANKS
+    for _ in range(4):
+        assert sum(map(int, run(several, "sums()"))) == ITEMS * (ITEMS - 1) // 2
+    # A rank that is ahead may begin its next epoch while others make the same items for the first.
+    assert ITEMS <= calls(tmp_path) <= MOST_CALLS
+    hits, misses = zip(*map(eval, run(several, "counts()")), strict=True)
+    assert sum(misses) == calls(tmp_path) and sum(hits) >= 4 * ITEMS - MOST_CALLS
+    sizes = {*run(several, "loader.statistics().cache.bytes")}
+    assert len(sizes) == 1 and int(sizes.pop()) > ITEMS * 800
+
+
+def test_a_closed_loader_leaves_the_cache_to_others(ranks: Ranks, tmp_path: Path) -> None:
+    several = ranks()
+    run(several, "start()")
+    run(several, "sums()")
+    before = calls(tmp_path)
+    assert run(several[:2], "loader.close()") == ["None"] * 2
+    several[2].end(signal.SIGKILL)
+    assert several[3].run("sums()").isdecimal()
+    assert several[0].run("start()") == "None" and several[0].run("sums()").isdecimal()
+    assert calls(tmp_path) <= before + IN_FLIGHT
+    run([several[0], several[3]], "loader.close()")
+    wait_until(lambda: not any(map(has_cache, several)))
+    several[0].run("start()")
+    several[0].run("sums()")
+    assert calls(tmp_path) >= before + ITEMS // RANKS
+
+
+def has_cache(rank: Interpreter) -> bool:
+    if not Path(f"/proc/{rank.pid}").exists():
+        return False
+    names = [str(each.readlink()) for each in Path(f"/proc/{rank.pid}/fd").iterdir()]
+    return any("loaderpool-cache" in each for each in names)
+
+
+@pytest.mark.parametrize(
+    ("job", "local", "line"),
+    [("another", RANKS, "start()"), ("job", 1, "start()"), ("job", RANKS, "start(other)")],
+    ids=["other job", "one rank", "other function"],
+)
+def test_others_have_caches_of_their_own(
+    ranks: Ranks, tmp_path: Path, job: str, local: int, line: str
+) -> None:
+    (first,), (second,) = ranks(1), ranks(1, job, local)
+    first.run("start()")
+    total = int(first.run("sums()"))
+    assert second.run(line) == "None"
+    found = int(second.run("sums()"))
+    assert found == (-total if "other" in line else total)
+    assert int(second.run("counts()[1]")) >= ITEMS // RANKS
+
+
+def test_the_limit_is_for_all_ranks_together(ranks: Ranks) -> None:
+    several = ranks()
+    assert run(several, "start(cache=lp.Cache('memory', '500kB'))") == ["None"] * RANKS
+    run(several, "sums()")
+    sizes = {*map(int, run(several, "loader.statistics().cache.bytes"))}
+    assert len(sizes) == 1 and sizes.pop() <= 500_000
+    assert run(several, "loader.statistics().cache.is_full").count("True") >= 1
