@@ -115,7 +115,7 @@ def describe_code(function: object) -> str:
 
     The module of a script is its path.
     """
-    while True:
+    for _ in range(_MOST_LEVELS):
         # of a decorated function, a `functools.partial`, and a bound method
         inner = next(filter(None, (getattr(function, name, None) for name in _WITHIN)), None)
         if inner is None:

@@ -378,14 +378,17 @@ def _listen(address: bytes) -> socket.socket | None:
 
 @functools.cache
 def _prepare() -> None:
-    machine.at_forks(after_in_child=_close_all)
+    machine.at_forks(after_in_child=_after_fork)
     # A daemon thread answers nobody once the interpreter is exiting.
     atexit.register(_shut_all)
 
 
-def _close_all() -> None:
+def _after_fork() -> None:
     for each in list(_listeners):
         _end(each)
+    for key, (_, thread) in list(_makers.items()):
+        if thread != threading.get_ident():  # this process does not come from the function
+            del _makers[key]
 
 
 def _shut_all() -> None:

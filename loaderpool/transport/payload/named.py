@@ -55,8 +55,8 @@ def share_by_name(make: Callable[[], Any], name: str) -> Any:
         with InterruptsHeld():
             held = obtain(Name(key, shown, made_by), functools.partial(_write, make, name))
             value = _read(held, shown)
-        value = _values.setdefault(key, value)
         _made_by[key] = made_by
+        value = _values.setdefault(key, value)
     elif _made_by[key] != made_by:
         raise ArgumentError(
             f"{shown}: this process has the data of {_made_by[key]}, and now passed {made_by}. Pass "

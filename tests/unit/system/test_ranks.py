@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from types import SimpleNamespace
@@ -26,6 +27,8 @@ LAUNCHERS = [
     "SLURM_CPUS_ON_NODE",
     "MASTER_ADDR",
     "WORLD_SIZE",
+    "TF_CONFIG",
+    *ranks._JOB_NAMES,
 ]
 
 
@@ -86,6 +89,47 @@ def test_processes_of_jax_are_counted_on_one_machine(
     state = SimpleNamespace(coordinator_address=address, num_processes=3)
     monkeypatch.setitem(sys.modules, "jax._src.distributed", SimpleNamespace(global_state=state))  # type: ignore[arg-type]
     assert ranks.local_count() == count
+
+
+@pytest.mark.parametrize(
+    ("settings", "other"),
+    [
+        ("TORCHELASTIC_RUN_ID=1 MASTER_ADDR=a MASTER_PORT=1", "MASTER_ADDR=a MASTER_PORT=1"),
+        ("MASTER_ADDR=localhost MASTER_PORT=1", "MASTER_ADDR=localhost MASTER_PORT=2"),
+        ("SLURM_JOB_ID=7 SLURM_STEP_ID=0", "SLURM_JOB_ID=7 SLURM_STEP_ID=1"),
+        ("PMIX_NAMESPACE=prterun-1@1", "PMIX_NAMESPACE=prterun-2@1"),
+        ("RAY_JOB_ID=01000000", "RAY_JOB_ID=02000000"),
+        ("KERAS_DISTRIBUTION_JOB_ADDRESSES=a:1,b:1", ""),
+    ],
+)
+def test_jobs_have_different_names(
+    monkeypatch: pytest.MonkeyPatch, settings: str, other: str
+) -> None:
+    assert ranks.job() == ""
+    setenv(monkeypatch, settings)
+    named = ranks.job()
+    assert named and ranks.job() == named
+    for each in settings.split():
+        monkeypatch.delenv(each.split("=")[0])
+    setenv(monkeypatch, other)
+    assert ranks.job() != named
+
+
+def test_tasks_of_tensorflow_and_processes_of_jax_have_one_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = set()
+    for task in range(2):
+        config = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"index": task}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+        state = SimpleNamespace(coordinator_address="localhost:1", num_processes=2, process_id=task)
+        monkeypatch.setitem(
+            sys.modules, "jax._src.distributed", SimpleNamespace(global_state=state)
+        )  # type: ignore[arg-type]
+        names.add(ranks.job())
+    assert len(names) == 1 and "a:1" in names.pop()
+    monkeypatch.setenv("TF_CONFIG", "no JSON")
+    assert "localhost:1" in ranks.job()
 
 
 def machine_of(
