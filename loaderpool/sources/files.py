@@ -37,11 +37,13 @@ from loaderpool.sources.indexing import position_of
 from loaderpool.sources.remote import is_of_this_process, is_url, remote_chunks
 from loaderpool.sources.stream import ReplicatedSource, checked_lengths
 from loaderpool.sources.tables import import_extra
+from loaderpool.system import ranks
 from loaderpool.system.hashes import blake2b
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.system.progress import Progress
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+_PLAIN = frozenset({bool, int, str, tuple, type(None)})
 _SHORT_OFFSETS = 1 << 32
 """Size of a file in bytes from which on offsets need more than 32 bits."""
 _MOST_OPEN = 64
@@ -306,7 +308,19 @@ class FileSource:
             import_extra(self._library, type(self).__name__)
 
     def _index_files(self) -> None:
-        """Index all files, and join their offsets in one array.
+        # The index of a user's class may depend on more than these facts.
+        if type(self).__module__.startswith("loaderpool.") and ranks.are_here():
+            from loaderpool.sources.shared_index import shared_index
+
+            settings = {name: each for name, each in vars(self).items() if type(each) in _PLAIN}
+            facts = repr((type(self), self._stamps, settings))
+            found = shared_index(facts, self.kind, self._made_index)
+        else:
+            found = self._made_index()
+        self._first_records, self._starts = found
+
+    def _made_index(self) -> tuple[tuple[int, ...], npt.NDArray[Any] | None]:
+        """Index all files. Return `first_records`, and the offsets of all files in one array.
 
         Each file has one more offset than records. In the joined array, the offset of record i of
         all files, which is in file f, is therefore element i + f.
@@ -339,10 +353,10 @@ class FileSource:
                 raise SourceError(
                     f"{path} has {count} {self.unit}s, but shard_lengths states {stated}"
                 )
-        self._first_records = tuple(itertools.accumulate(counts, initial=0))
-        self._starts = np.concatenate(pieces) if pieces else None
-        if self._starts is not None:
-            self._starts.flags.writeable = False
+        starts = np.concatenate(pieces) if pieces else None
+        if starts is not None:
+            starts.flags.writeable = False
+        return tuple(itertools.accumulate(counts, initial=0)), starts
 
     def _checked_offsets(self, found: npt.ArrayLike, size: int) -> npt.NDArray[Any]:
         offsets = np.asarray(found)
