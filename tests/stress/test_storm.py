@@ -71,7 +71,9 @@ def test_a_short_storm_loses_nothing() -> None:
     assert "seed 67" in result.stderr
 
 
-ONLY_ORDERS = "--seconds 0 --kills 0 --supervisor-kills 0 --passes 0 --trainers 0 --seed 46"
+ONLY_ORDERS = (
+    "--seconds 0 --kills 0 --supervisor-kills 0 --passes 0 --shares 0 --trainers 0 --seed 46"
+)
 
 LOSSY = """
 save = orders._save
