@@ -465,6 +465,15 @@ def keep_freed_blocks(
         libc.mallopt(_M_TRIM_THRESHOLD, ctypes.c_int(heap_bytes))
 
 
+def return_freed_blocks() -> None:
+    """Return the pages of freed blocks of malloc to the machine. Best effort.
+
+    Without it, glibc keeps the pages of many small objects if a later block is behind them.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library lacks the function
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
 class _MappedHeader(NamedTuple):
     """Header of a block that malloc has mapped separately, as `_learn_header` found it."""
 

@@ -269,6 +269,22 @@ def test_a_script_and_its_spawned_processes_share(tmp_path: Path, name: str) -> 
     assert sorted(output.stdout.split()) == ["made", "shared", "shared"], output.stderr
 
 
+def test_the_maker_returns_the_memory_of_its_objects(start: Start) -> None:
+    rank = start()
+    assert rank.run("value = lp.share(lambda: [1], name=NAME + ' before')") == "done"
+    before = own_bytes(rank.pid)
+    # Each object is in malloc's heap, from which the kernel gets nothing back by itself.
+    line = "{number: os.urandom(1000) for number in range(60_000)}"
+    assert rank.run(f"value = lp.share(lambda: {line}, name=NAME)") == "done"
+    assert own_bytes(rank.pid) < before + 15e6
+
+
+def own_bytes(pid: int) -> int:
+    """Memory that only this process has, without files."""
+    with open(f"/proc/{pid}/smaps_rollup", encoding="utf-8") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss_Anon:"))
+
+
 # -- the life of a value
 
 

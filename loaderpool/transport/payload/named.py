@@ -87,8 +87,10 @@ def _write(make: Callable[[], Any], name: str) -> tuple[int, bytes]:
         header = marshal.dumps((stream.getvalue(), places))
     nbytes, descriptor = file.nbytes, machine.above_standard(os.dup(file.descriptor))
     try:
-        # All mappings through which the file could be changed go now.
+        # All mappings through which the file could be changed go now. The objects that `make` has
+        # returned are freed, too, unless the user keeps them.
         del value, arrays, file
+        machine.return_freed_blocks()
         return descriptor, finish(descriptor, nbytes, header)
     except BaseException:
         os.close(descriptor)

@@ -173,16 +173,18 @@ class _ItemPickler(PayloadPickler):
         # all the rest.
         self.dispatch_table: dict[type, Function] = dict(PayloadPickler.dispatch_table)
         self._file = io.BytesIO()
-        super().__init__(self._file, buffer_callback=out_of_band(self._keep, OUT_OF_BAND_BYTES))
+        self._buffers: list[Any] = []
+        self._wanted: list[int] = []  # numbers of the buffers that items hold
+        # The callback does not refer to the pickler, because in such a cycle all pickles would stay
+        # until the next garbage collection.
+        keep = functools.partial(_keep, self._buffers, self._wanted, {})
+        super().__init__(self._file, buffer_callback=out_of_band(keep, OUT_OF_BAND_BYTES))
         self._others, self._refuses_generators = met, refuses_generators
         self._usual: set[type] = set()  # types that always use pickle's default
         # key of this pickler; classes, functions and modules by number
         self._key, self._parts = next(keys or _keys), list[object]()
         # pickled reference to each class, function and module, by id
         self._references: dict[int, tuple[Any, ...]] = {}
-        self._buffers: list[Any] = []
-        self._numbers: dict[tuple[int, int], int] = {}  # numbers of buffers, by address and length
-        self._wanted: list[int] = []  # numbers of the buffers that items hold
 
     def pack(self, items: Sequence[Any], most_bytes: int | None = None) -> PackedList:
         """Pickle the items. Called once.
@@ -217,14 +219,6 @@ class _ItemPickler(PayloadPickler):
             np.array(wanted_ends, np.int64) if wanted else None,
         )
 
-    def _keep(self, buffer: memoryview) -> None:
-        array_of = np.frombuffer(buffer, np.uint8)  # kept, so that its address is not reused
-        key = array_of.__array_interface__["data"][0], array_of.nbytes
-        number = self._numbers.setdefault(key, len(self._buffers))
-        if number == len(self._buffers):
-            self._buffers.append(array_of)
-        self._wanted.append(number)
-
     def reducer_override(self, obj: object) -> object:
         kind = type(obj)
         if kind in self._usual:
@@ -256,6 +250,20 @@ class _ItemPickler(PayloadPickler):
             self._references[id(named)] = part, (self._key, len(self._parts))
             self._parts.append(named)
         return self._references[id(named)]
+
+
+def _keep(
+    buffers: list[Any],
+    wanted: list[int],
+    numbers: dict[tuple[int, int], int],  # numbers of buffers, by address and length
+    buffer: memoryview,
+) -> None:
+    array_of = np.frombuffer(buffer, np.uint8)  # kept, so that its address is not reused
+    key = array_of.__array_interface__["data"][0], array_of.nbytes
+    number = numbers.setdefault(key, len(buffers))
+    if number == len(buffers):
+        buffers.append(array_of)
+    wanted.append(number)
 
 
 # ---- lists and dicts that the user shares ----
