@@ -183,13 +183,30 @@ def check_signature(name: str, function: Function, example: str, may_take: tuple
         missing = re.search(r"missing .*'\w*(gen|rand|rng|seed|state)\w*'", str(error))
         is_for_rng = missing is not None and "rng" in may_take and "rng" not in keywords
         more = ". Name a parameter rng to get a random number generator" * is_for_rng
-        if name == "fn" and "missing a required" in str(error) and not is_for_rng:
-            more = (
-                '. It gets one item. An item of columns in a dict has row["label"], and of columns '
-                "in a tuple row[1]"
-            )
+        if "missing a required" in str(error) and not is_for_rng:
+            more = _advice_on_missing(name, example, signature)
         text = f"{name} must be callable as {name}({example}), but {called} is not: {error}{more}"
         raise ArgumentError(text) from None
+
+
+def _advice_on_missing(name: str, example: str, signature: inspect.Signature) -> str:
+    """Return the advice for a function that has more parameters than its call passes."""
+    required = [
+        each.name
+        for each in signature.parameters.values()
+        if each.kind in _BY_POSITION and each.default is each.empty
+    ]
+    advice = ""
+    if name == "make_generator" and not example:
+        return f". Pass shards=, one value of {required[0]} for each generator" if required else ""
+    if name in ("fn", "augment") and len(required) > 1:
+        advice = f". Write def {name}({example}): {', '.join(required)} = {example}"
+    if name == "fn":
+        advice += (
+            '. It gets one item. An item of columns in a dict has row["label"], and of columns in '
+            "a tuple row[1]"
+        )
+    return advice
 
 
 def open_parameter(function: object, name: str, given: int = 1) -> inspect.Parameter | None:

@@ -553,10 +553,12 @@ def unit_of(config: LoaderConfig, batch_fn: object) -> UnitKind:
 def check_workers(name: str, value: object, *, at_least: int) -> int | Auto:
     """Return the checked `workers` argument: `Auto`, or a number up to MAX_WORKERS."""
     if isinstance(value, tuple) and len(value) == 2:
-        least = whole_number(f"{name}[0]", value[0], at_least=1, at_most=MAX_WORKERS)
-        most = or_none(
-            f"{name}[1]", value[1], check=whole_number, at_least=least, at_most=MAX_WORKERS
-        )
+        check = partial(whole_number, at_least=1, at_most=MAX_WORKERS)
+        least, most = check(f"{name}[0]", value[0]), or_none(f"{name}[1]", value[1], check=check)
+        if most is not None and most < least:
+            raise ArgumentError(
+                f"{name}=({least}, {most}) must be (fewest, most), with most at least {least}"
+            )
         return Auto(least, most)
     if isinstance(value, str) and value == "auto":
         return Auto()
@@ -564,9 +566,9 @@ def check_workers(name: str, value: object, *, at_least: int) -> int | Auto:
         raise ArgumentError(
             f'{name} must be a number, "auto" or a pair (fewest, most), got {brief(value)}'
         )
-    hint = (
-        'of a Loader also 0: run in the main process, or a loaderpool.Pool; "auto": find the number'
-    )
+    hint = '"auto": as many as training needs'
+    if not at_least:
+        hint = f"0: load in the main process; {hint}; or a loaderpool.Pool"
     return whole_number(name, value, at_least=at_least, at_most=MAX_WORKERS, hint=hint)
 
 
@@ -575,7 +577,11 @@ def _check_shuffle(name: str, value: object) -> bool | int:
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         return flag(name, value, also=", or for a stream a number of items")
     return whole_number(
-        name, value, at_least=1, at_most=2**31, hint="the shuffle window of a stream, in items"
+        name,
+        value,
+        at_least=1,
+        at_most=2**31,
+        hint="the shuffle window of a stream, in items; shuffle=False: keep the order",
     )
 
 
@@ -705,7 +711,11 @@ SETTINGS: dict[str, Callable[[str, Any], Any]] = {
         at_most=_MOST_SAMPLES,
         hint="length of the list that fn returns for an item",
     ),
-    "seed": partial(whole_number, at_least=0),
+    "seed": partial(
+        whole_number,
+        at_least=0,
+        hint="for other numbers in each run, pass seed=secrets.randbits(32)",
+    ),
     "drop_remainder": flag,
     "deterministic": flag,
     "shard": partial(check_group, kind=Shard, also=' or "auto"'),

@@ -13,6 +13,8 @@ from loaderpool.errors import ArgumentError, brief
 from loaderpool.hints import known_names_only
 
 MEMORY = "memory"
+# Names, in any case, that users take for a kind of cache. A directory of such a name needs a path.
+_KINDS = frozenset({MEMORY, "mem", "ram", "disk"})
 
 
 class Count(enum.IntEnum):
@@ -73,10 +75,11 @@ class Cache:
             raise ArgumentError(
                 f'cache must be "memory", a directory or a loaderpool.Cache, got {brief(where)}'
             )
-        if place != MEMORY and place.lower() == MEMORY and isinstance(where, str):
+        if place != MEMORY and place.lower() in _KINDS and isinstance(where, str):
+            advice = 'cache="memory", or ' * (place.lower() != "disk")
             raise ArgumentError(
-                f'cache={brief(place)} would be a directory: write cache="memory", or a path such '
-                f"as {brief(os.path.join(os.curdir, place))}"
+                f"cache={brief(place)} would be a directory: write {advice}a path such as "
+                f"{brief(os.path.join(os.curdir, place))}"
             )
         # A Path is always a directory, because pathlib converts "./memory" to "memory".
         in_memory = isinstance(where, str) and place == MEMORY

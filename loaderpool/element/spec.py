@@ -456,9 +456,16 @@ def fill_value(pad: object, component: ArraySpec, path: str) -> object:
                 return cast
         except (TypeError, ValueError, OverflowError):
             pass
-    what = f"type {component.text}" if component.text is not None else f"dtype {component.dtype}"
+    dtype, what, advice = component.dtype, f"type {component.text}", "Pass a string"
+    if component.text is None:
+        what, advice = f"dtype {dtype}", "Pass a number"
+        if dtype.kind in "iu":
+            what += f" ({np.iinfo(dtype).min} to {np.iinfo(dtype).max})"
+        own = np.min_scalar_type(np.asarray(pad))
+        if own.kind in "biufc" and dtype.kind in "biufc":
+            advice = f"Return x.astype({np.result_type(own, dtype).name!r})"
+    if path:
+        advice = "Give each component its own value, such as pad={'x': 0, 'y': -1}"
     raise SpecMismatchError(
-        f"{named(path)}: the pad value {brief(pad)} does not fit its {what}. Give each component "
-        "its own value, such "
-        "as pad={'x': 0, 'y': -1}."
+        f"{named(path)}: the pad value {brief(pad)} does not fit its {what}. {advice}"
     )

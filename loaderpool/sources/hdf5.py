@@ -102,7 +102,13 @@ def _checked_keys(keys: object) -> tuple[Structure, tuple[str, ...]]:
     names = tuple(structure.flatten(keys))
     for name, where in zip(names, structure.paths, strict=True):
         if not isinstance(name, str):
-            raise ArgumentError(f"keys{where} must be the name of a dataset, got {brief(name)}")
+            advice = ""
+            if isinstance(name, list) and {*map(type, name)} == {str}:
+                advice = f": write {brief(tuple(name) if len(name) > 1 else name[0])}"
+            raise ArgumentError(
+                f"keys{where} must be the name of a dataset, or a tuple or dict of names, got "
+                f"{brief(name)}{advice}"
+            )
     return structure, names
 
 

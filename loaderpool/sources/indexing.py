@@ -6,6 +6,8 @@ import operator
 from collections.abc import Callable
 from typing import Any, Protocol, SupportsIndex
 
+from loaderpool.errors import brief
+
 
 class Indexed(Protocol):
     """A source that a loader reads by index, from 0 to its length."""
@@ -46,7 +48,12 @@ def position_of(index: SupportsIndex, size: int) -> int:
         IndexError: the index is out of range.
         TypeError: the index is not an integer.
     """
-    position = operator.index(index)
+    try:
+        position = operator.index(index)
+    except TypeError:
+        raise TypeError(
+            f"a source index must be an integer, such as source[0], got {brief(index)}"
+        ) from None
     if position < 0:
         position += size
     if not 0 <= position < size:

@@ -317,9 +317,10 @@ def _refusal(obj: object) -> str:
             f"is a generator function: use Loader.from_generator({obj.__name__}, shards=[...]), "
             "which calls it in a worker for each shard, such as a file"
         )
+    what = "None" if obj is None else f"a {kind}, which has no length, or no items by index"
     return (
-        f"is a {kind}, which has no length, or no items by index: pass a sequence, arrays, or "
-        "range(n) if fn needs only the index. A generator function goes to Loader.from_generator"
+        f"is {what}: pass a sequence, arrays, or range(n) if fn needs only the index. A generator "
+        "function goes to Loader.from_generator"
     )
 
 

@@ -126,8 +126,9 @@ def import_extra(module: str, needed_by: str, extra: str = "files") -> ModuleTyp
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the package is installed, but one that it needs is not
+        package = "protobuf" if error.name.partition(".")[0] == "google" else error.name
         raise ImportError(
-            f"{needed_by} needs {error.name}, which is not installed: "
+            f"{needed_by} needs {package}, which is not installed: "
             f"pip install 'loaderpool[{extra}]'",
             name=error.name,
         ) from None

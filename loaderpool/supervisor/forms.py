@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderpool.config import LoaderConfig, UnitKind
 from loaderpool.element.spec import ArraySpec, ElementSpec, fill_value, padding_of
-from loaderpool.errors import MemoryLimitError, SpecMismatchError, shortened
+from loaderpool.errors import MemoryLimitError, SpecMismatchError, readable_bytes, shortened
 from loaderpool.memory.arena import HEADROOM_BYTES
 from loaderpool.memory.layout import BatchForm, FixedLayout, batch_form
 from loaderpool.plan.batches import Plan
@@ -67,7 +67,7 @@ def choose(probe: Probe, settings: LoaderSettings, workers: int) -> tuple[BatchF
         )
         raise MemoryLimitError(
             f"{setting} is too small: {large}. Set Limits(memory={least}) "
-            f"({least / 2**20:.1f} MiB) or more, or lower batch_size."
+            f"({readable_bytes(least)}) or more, or lower batch_size."
         )
     call_s = probe.elapsed_ns / 1e9 / max(1, probe.rows)
     return form, layout, call_s / min(config.threads, _calls_of(form))

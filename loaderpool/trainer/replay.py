@@ -12,7 +12,7 @@ from loaderpool.checks import whole_number
 from loaderpool.config import MAX_EPOCH
 from loaderpool.element.spec import ElementSpec, sample_spec
 from loaderpool.engine.local_engine import LocalEngine
-from loaderpool.errors import ArgumentError, LoaderpoolError
+from loaderpool.errors import ArgumentError, LoaderpoolError, brief
 from loaderpool.hints import known_names_only
 from loaderpool.plan.places import Position
 from loaderpool.trainer.arguments import check_arguments
@@ -51,6 +51,10 @@ def replay(loader: Loader, index: int, epoch: int = 0) -> Any:
         9
         >>> loader.close()
     """
+    if not hasattr(loader, "_core"):
+        raise ArgumentError(
+            f"loader must be a Loader, got {brief(loader)} of type {type(loader).__name__}"
+        )
     found = Replay(loader, whole_number("index", index, at_least=0), epoch)
     if (engine := loader._core.engine) is not None:
         engine.warn_of_replay()

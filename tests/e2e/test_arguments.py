@@ -254,7 +254,7 @@ def test_a_parameter_for_random_numbers_is_to_be_named_rng() -> None:
         ArgumentError, match=r"'generator'\. Name a parameter rng to get a random number generator$"
     ):
         lp.Loader(range(8), with_generator, workers=0)
-    with pytest.raises(ArgumentError, match=r"argument: 'label'\. It gets one item"):
+    with pytest.raises(ArgumentError, match=r"argument: 'label'\. Write def fn\(item\): "):
         lp.Loader(range(8), with_two, workers=0)
 
 

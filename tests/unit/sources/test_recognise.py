@@ -202,7 +202,7 @@ def _generate() -> Iterator[int]:
 
 
 REFUSED = [
-    (None, "is a NoneType, which has no length, or no items by index: pass a sequence"),
+    (None, "is None: pass a sequence"),
     (5, r"is a number: did you mean range\(5\)\?"),
     (np.int64(5), r"did you mean range\(5\)\?"),
     (2.5, "is a float, which has no length"),
