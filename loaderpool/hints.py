@@ -53,14 +53,29 @@ ARGUMENTS = {
     "batch",
     "dataset": "Write source={0}",
     "map_func": "Write fn={0}",
+    "func": "Write fn={0}",
+    "function": "Write fn={0}",
+    "preprocessing_function": "Write fn={0}",
     "transform": "Write fn=function, or augment=function if the results of fn are cached",
     "sampler": "Write order={0}",
     "batch_sampler": "Write order={0}, without batch_size=",
     "max_tokens": "Write order=TokenBudget(lengths, max_tokens={0}), without batch_size=",
     "packing": "Write order=Packed(lengths, length=n)",
+    "weights": "Write order=Weighted({0})",
+    "num_samples": "Write order=Weighted(weights, num_samples={0})",
+    "replacement": "Write order=Weighted(weights, replacement={0})",
+    "in_order": "Write deterministic={0}",
+    "lengths": "Write buckets=Buckets({0}, boundaries=[...])",
+    "boundaries": "Write buckets=Buckets(lengths, boundaries={0})",
+    "bucket_boundaries": "Write buckets=Buckets(lengths, boundaries={0})",
+    "batch_sizes": "Write buckets=Buckets(lengths, boundaries, batch_sizes={0})",
+    "bucket_batch_sizes": "Write buckets=Buckets(lengths, boundaries, batch_sizes={0})",
+    "skip_errors": 'Write on_error="skip"',
+    "ignore_errors": 'Write on_error="skip"',
     "buffer_size": "Write shuffle={0}, the shuffle window of a stream",
     "generator": "Write seed=n",
     "random_state": "Write seed={0}",
+    "random_seed": "Write seed={0}",
     "rng": "Write seed=n: a parameter rng of fn gets a generator for each sample",
     "epochs": _NO_EPOCHS,
     "num_epochs": _NO_EPOCHS,
@@ -74,6 +89,9 @@ ARGUMENTS = {
     "output_types": _NO_SIGNATURE,
     "output_shapes": _NO_SIGNATURE,
     "num_shards": "Write shard=Shard(num_shards={0}, index=n)",
+    "num_replicas": "Write shard=Shard(num_shards={0}, index=n)",
+    "world_size": "Write shard=Shard(num_shards={0}, index=n)",
+    "rank": "Write shard=Shard(num_shards=n, index={0})",
     "compression_type": "Remove it: compression is detected by the content of each file",
     "timeout": "Write limits=Limits(timeout_s={0})",
     "timeout_s": "Write limits=Limits(timeout_s={0})",
@@ -109,7 +127,17 @@ ATTRIBUTES = {
     "iter_batches": _YIELDS_ARRAYS,
     "save": "Write loader.state_dict()",
     "load": "Write loader.load_state_dict(state)",
+    "from_generator": "Write Loader.from_generator(make_generator, shards=...)",
+    "from_sequence": "Write Loader.from_sequence(sequence)",
+    "from_tensor_slices": "Write Loader((x, y))",
     "WebDataset": "Write TarSamples(paths)",
+    "IterableDataset": "Write Loader.from_generator(make_generator, shards=...)",
+    "Sampler": "Write Loader(..., order=sampler)",
+    "BatchSampler": "Write Loader(..., order=sampler)",
+    "RandomSampler": "Write Loader(..., shuffle=True)",
+    "SubsetRandomSampler": "Write Loader(..., order=indices)",
+    "WeightedRandomSampler": "Write Loader(..., order=Weighted(weights, num_samples=n))",
+    "DistributedSampler": 'Write Loader(..., shuffle=True, shard="auto")',
     "__getitem__": "Write next(iter(loader)) for the first batch, or itertools.islice(loader, n)",
     "__next__": "Write next(iter(loader))",
     "DataLoader": "Write Loader(dataset, batch_size=n, shuffle=True)",
@@ -121,6 +149,9 @@ ATTRIBUTES = {
 }
 _HEADERS = ("skip", "skip_header", "skip_lines", "skip_rows", "skiprows", "header")
 _FUNCTIONS = ("fn", "batch_fn", "augment", "setup", "make_generator")
+# Least similarity of two names (`difflib`) at which one is meant. Smaller: `n` would mean `fn`.
+# Larger: `num_workers` would no longer mean `workers`.
+_SIMILAR = 0.75
 _P = ParamSpec("_P")
 _Returned = TypeVar("_Returned")
 
@@ -263,11 +294,15 @@ def _shown_value(value: object) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is most similar, ignoring case; "" if none is similar."""
+    """Return the known name that is most similar, ignoring case; "" if none is similar.
+
+    Otherwise return the first known name that is the last word of `name`.
+    """
     import difflib  # imported here, because only errors need it
 
-    by_lower = {each.lower(): each for each in known}
-    found = difflib.get_close_matches(name.lower(), by_lower, 1)
+    lower, by_lower = name.lower(), {each.lower(): each for each in known}
+    found = difflib.get_close_matches(lower, by_lower, 1, _SIMILAR)
+    found += [each for each in by_lower if lower.endswith(f"_{each}")]
     return by_lower[found[0]] if found else ""
 
 

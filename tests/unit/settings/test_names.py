@@ -153,6 +153,19 @@ def test_each_argument_of_the_table_says_what_to_write(name: str, way: str) -> N
         ({"restarts_per_item": 8}, "Write limits=Limits(restarts_per_item=8)."),
         ({"max_bytes": 8}, 'Write cache=Cache("memory", max_bytes=8).'),
         ({"xyzzy": 8}, "Its arguments are source, fn, batch_size,"),
+        ({"n": 2}, "Its arguments are source, fn, batch_size,"),
+        ({"in_order": False}, "Write deterministic=False."),
+        ({"skip_errors": True}, 'Write on_error="skip".'),
+        ({"replacement": True}, "Write order=Weighted(weights, replacement=True)."),
+        ({"num_samples": 9}, "Write order=Weighted(weights, num_samples=9)."),
+        ({"weights": [1]}, "Write order=Weighted(...)."),
+        ({"random_seed": 3}, "Write seed=3."),
+        ({"rank": 1}, "Write shard=Shard(num_shards=n, index=1)."),
+        ({"world_size": 4}, "Write shard=Shard(num_shards=4, index=n)."),
+        ({"lengths": [1]}, "Write buckets=Buckets(..., boundaries=[...])."),
+        ({"boundaries": [1]}, "Write buckets=Buckets(lengths, boundaries=...)."),
+        ({"function": resized}, "Write fn=..."),
+        ({"preprocessing_function": resized}, "Write fn=..."),
     ],
 )
 def test_the_value_stands_where_it_belongs(given: dict[str, Any], told: str) -> None:
@@ -341,7 +354,7 @@ def test_a_sequence_that_is_batched_says_so_for_the_names_of_others() -> None:
 )
 def test_each_attribute_of_the_table_says_what_to_write(name: str) -> None:
     with pytest.raises(AttributeError) as caught:
-        getattr(lp if name[:1].isupper() else loader(), name)
+        getattr(lp if name[:1].isupper() or hasattr(lp.Loader, name) else loader(), name)
     text = str(caught.value)
     assert repr(name) in text
     check_advice(text.partition(". ")[2], lp.Loader)
@@ -354,6 +367,11 @@ def test_other_attributes_are_answered_with_what_is_near() -> None:
         (loader(), "no_such", "'Loader' object has no attribute 'no_such'"),
         (lp, "TFRecord", "Did you mean TFRecords?"),
         (lp, "loader", "Did you mean Loader?"),
+        (lp, "Sampler", "Write Loader(..., order=sampler)"),
+        (lp, "WeightedRandomSampler", "order=Weighted(weights, num_samples=n)"),
+        (lp, "from_generator", "Write Loader.from_generator(make_generator, shards=...)"),
+        (lp, "from_sequence", "Write Loader.from_sequence(sequence)"),
+        (lp, "from_tensor_slices", "Write Loader((x, y))"),
         (lp, "no_such", "module 'loaderpool' has no attribute 'no_such'"),
     ):
         with pytest.raises(AttributeError, match=re.escape(told)):
