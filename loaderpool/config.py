@@ -111,6 +111,9 @@ class Buckets:
                 f"{len(edges)} boundaries, got {len(sizes)}"
             )
 
+    def __repr__(self) -> str:
+        return _short_repr(self)
+
 
 # `weights` may be an array, which has no plain equality.
 @dataclasses.dataclass(frozen=True, init=False, eq=False)
@@ -145,6 +148,9 @@ class Weighted:
         replacement: bool = True,
     ) -> None:
         _set(self, locals())
+
+    def __repr__(self) -> str:
+        return _short_repr(self)
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -782,3 +788,10 @@ def _set(
     for field in dataclasses.fields(group):
         checked = check_setting(f"{type(group).__name__}.{field.name}", given[field.name])
         object.__setattr__(group, field.name, checked)
+
+
+def _short_repr(group: Buckets | Weighted) -> str:
+    """Return the text of a group whose fields may have millions of numbers."""
+    names = (field.name for field in dataclasses.fields(group))
+    shown = (f"{name}={brief(getattr(group, name))}" for name in names)
+    return f"{type(group).__name__}({', '.join(shown)})"

@@ -43,6 +43,25 @@ def test_a_group_is_a_value(group: lp.Limits | lp.Shard | lp.Buckets) -> None:
     assert isinstance(group, lp.Buckets) or {group} == {copy.copy(group)}
 
 
+@pytest.mark.parametrize(
+    ("group", "start"),
+    [
+        (lp.Buckets(range(10**6), range(1, 60_000)), "Buckets(by=range(0, 1000000), boundaries=("),
+        (lp.Buckets([7] * 10**6, [9]), "Buckets(by=[7, 7, 7, "),
+        (lp.Weighted([0.5] * 10**6, num_samples=3), "Weighted(weights=[0.5, 0.5, "),
+    ],
+    ids=["boundaries", "lengths", "weights"],
+)
+def test_the_repr_of_a_group_is_short(group: lp.Buckets | lp.Weighted, start: str) -> None:
+    assert repr(group).startswith(start) and len(repr(group)) < 600
+
+
+def test_the_repr_of_a_group_has_every_field() -> None:
+    assert repr(lp.Weighted([1, 2])) == (
+        "Weighted(weights=[1, 2], num_samples=None, replacement=True)"
+    )
+
+
 def test_a_loader_that_is_replaced_takes_whole_groups() -> None:
     loader = lp.Loader(
         range(30), workers=0, limits=lp.Limits(timeout_s=3, memory="1GiB"), shard=lp.Shard(3, 2)
