@@ -102,10 +102,7 @@ class Structure:
         where = f" at {path}" if path else ""
         kind, keys, parts = opened(value)
         if value is None:
-            advice = ": leave it out, or use a value such as 0 or NaN instead"
-            if not path and origin.endswith("returned"):
-                advice = ". Did you forget a return statement?"
-            raise SpecMismatchError(f"{origin} None{where}{advice}")
+            raise none_refusal(origin, where)
         if kind == "leaf":
             return _LEAF
         if not keys:
@@ -157,6 +154,19 @@ class Structure:
 
     def __str__(self) -> str:
         return sketch(self.unflatten(["*"] * self.num_leaves), str, depth=-1)
+
+
+def none_refusal(origin: str, where: str = "") -> SpecMismatchError:
+    """Return the error for None in the place of a sample, or at a path inside one.
+
+    Args:
+        origin: start of the message, such as "fn returned".
+        where: " at " and the path of a component, " for " and the name of an item, or empty.
+    """
+    advice = ": leave it out, or use a value such as 0 or NaN instead"
+    if origin.endswith("returned") and not where.startswith(" at "):
+        advice = ". Did you forget a return statement?"
+    return SpecMismatchError(f"{origin} None{where}{advice}")
 
 
 def opened(value: object) -> tuple[Kind, tuple[Hashable, ...], Sequence[Any]]:

@@ -24,6 +24,7 @@ from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.messages import Ticket
 from loaderpool.transport.pickling import send
+from loaderpool.worker.rows import none_for
 from loaderpool.worker.tickets import Abandoned, Probe, WorkFailed
 from loaderpool.worker.work import Work
 
@@ -165,6 +166,8 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
         elapsed = clock.monotonic_ns() - started
         if inspect.isawaitable(result):
             _refuse_awaitable(result, calls.chain.origin)
+        if result is None:
+            raise none_for(calls.chain.origin, work.unit, indices[0])
         spec = sample_spec(result, work.given_spec, calls.chain.origin)
         leaves = zip(spec.structure.flatten(result), spec.structure.paths, strict=True)
         kept = [_kept(leaf, path) for leaf, path in leaves]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.config import UnitKind
 from loaderpool.element.spec import (
     ArraySpec,
     Origin,
@@ -21,7 +22,7 @@ from loaderpool.element.spec import (
     mismatch,
     padding_of,
 )
-from loaderpool.element.structure import can_write, convert_leaf, named
+from loaderpool.element.structure import can_write, convert_leaf, named, none_refusal
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.layout import BatchForm, Block
 from loaderpool.plan.item_names import item_name
@@ -50,12 +51,18 @@ class Converter:
         is_given: True if the user gave the spec. It allows `same_kind` casts; an inferred spec
             allows no cast of arrays.
         pad, is_ragged: as in `LoaderConfig`, for the advice in errors.
+        origin: start of a message about a result, as in `Chain`.
     """
 
     def __init__(
-        self, form: BatchForm, is_given: bool, pad: object = False, is_ragged: bool = False
+        self,
+        form: BatchForm,
+        is_given: bool,
+        pad: object = False,
+        is_ragged: bool = False,
+        origin: str = "fn returned",
     ) -> None:
-        self._is_given, self._pad = is_given, pad
+        self._is_given, self._pad, self._unit, self._origin = is_given, pad, form.unit, origin
         spec = self._spec = form.item_spec or form.spec
         self._flatten = spec.structure.flatten
         self.paths = spec.structure.paths
@@ -78,6 +85,8 @@ class Converter:
         try:
             leaves = self._flatten(result)
         except SpecMismatchError as error:
+            if result is None:
+                raise none_for(self._origin, self._unit, index) from None
             given = ", given by element_spec=" * self._is_given
             raise SpecMismatchError(f"{error}{given} ({item_name(index)})") from None
         return [self.leaf(leaf, component, index) for component, leaf in enumerate(leaves)]
@@ -109,6 +118,8 @@ class Converter:
         try:
             array = convert_leaf(value, path)
         except SpecMismatchError as error:
+            if value is None and not path:
+                raise none_for(self._origin, self._unit, index) from None
             raise SpecMismatchError(f"{error} ({item_name(index)})") from None
         fits = _fits(array.shape, expected.shape, self._origins[component] == "length")
         if not fits or is_text != (array.dtype == object):
@@ -230,6 +241,12 @@ class Converter:
             # the caller repeats single calls to find the row of a wrong value
             array[row + at] = self.leaf(value, component, 0)
         return True
+
+
+def none_for(origin: str, unit: UnitKind, index: int) -> SpecMismatchError:
+    """Return the error for a call that returned None. `index` is that of its first item."""
+    batch = "the batch that begins with " * (unit == "batch")
+    return none_refusal(origin, f" for {batch}{item_name(index)}")
 
 
 def _join(

@@ -179,14 +179,15 @@ class Work:
     def set_form(self, form: BatchForm, is_given: bool) -> None:
         """Set the form of the batches, which the main process has decided."""
         self.form = form
+        config, origin = self.config, self.calls.chain.origin
         if form.item_spec is None:
             self.calls.chain.unflatten = form.spec.structure.unflatten
         else:
             # Imported here, because few loaders need it.
             from loaderpool.worker.packing import Packing
 
-            self._packing = Packing(form, self.config.on_error.action == "skip")
-        self._converter = Converter(form, is_given, self.config.pad, self.config.ragged)
+            self._packing = Packing(form, config.on_error.action == "skip")
+        self._converter = Converter(form, is_given, config.pad, config.ragged, origin)
         # The last batch of a generator is shorter, so its batches vary in size. But no row of them
         # is ever left out.
         may_write_rows = form.fixed is not None or (form.has_plain_rows and self.plan.lanes > 0)

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +316,60 @@ def test_a_sample_unlike_the_first_names_component_index_and_both_sides(
         for piece in says:
             assert piece in str(raised.value)
         assert str(loader.last_error) == str(raised.value)
+
+
+def none_at(index: int, other: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda item: None if item == index else other(item)
+
+
+def numbers_with_none(shard: int) -> Iterator[Any]:
+    yield from (0, 1, 2, None)
+
+
+def refusal(loader: lp.Loader) -> str:
+    with loader, pytest.raises(SpecMismatchError) as raised:
+        list(loader)
+    return str(raised.value)
+
+
+FORGOT = "Did you forget a return statement?"
+LEAVE_OUT = "leave it out, or use a value such as 0 or NaN instead"
+
+
+@pytest.mark.parametrize("index", [0, 7])
+@pytest.mark.parametrize(
+    ("other", "settings"),
+    [
+        (lambda item: item, {}),
+        (lambda item: (item, item), {}),
+        (lambda item: {"x": item}, {}),
+        (np.ones, {"pad": True}),
+        (lambda item: np.ones(3), {"element_spec": lp.ArraySpec((None, 3), "f8")}),
+    ],
+    ids=["number", "tuple", "dict", "padded", "spec"],
+)
+def test_none_for_a_sample_names_its_index(
+    other: Any, settings: dict[str, Any], index: int, made_in: dict[str, Any]
+) -> None:
+    for name in ("fn", "augment"):
+        function = {name: none_at(index, other)}
+        told = refusal(lp.Loader(range(20), batch_size=4, **function, **settings, **made_in))
+        assert told.startswith(f"{name} returned None for source index {index}. {FORGOT}")
+
+
+@pytest.mark.parametrize("index", [0, 8])
+def test_none_for_a_batch_names_its_first_index(index: int, made_in: dict[str, Any]) -> None:
+    batch_fn = lambda items: None if items[0] == index else np.stack(items)  # noqa: E731
+    told = refusal(lp.Loader(range(20), batch_fn=batch_fn, batch_size=4, **made_in))
+    batch = f"the batch that begins with source index {index}"
+    assert told.startswith(f"batch_fn returned None for {batch}. {FORGOT}")
+
+
+def test_none_from_a_source_or_a_generator_names_the_item(made_in: dict[str, Any]) -> None:
+    told = refusal(lp.Loader([0, 1, None], batch_size=2, **made_in))
+    assert told.startswith(f"the source gave None for source index 2: {LEAVE_OUT}")
+    made = lp.Loader.from_generator(numbers_with_none, shards=[5], batch_size=2, **made_in)
+    assert refusal(made).startswith(f"the source gave None for item 3 of generator 0: {LEAVE_OUT}")
 
 
 # ---- what cannot travel ----
