@@ -163,7 +163,7 @@ def sample_error(
         cause: Exception object, if the function ran in this process.
         preface: Beginning of the message.
     """
-    failure = _with_source_lines(failure)
+    failure, preface = _with_source_lines(failure), preface + failure.preface
     if failure.is_setup:
         return setup_error(failure, "the setup hook raised")
     if failure.load_advice:

@@ -9,7 +9,6 @@ the same for any number of workers, and after a resume.
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -25,10 +24,10 @@ from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.messages import Ticket
 from loaderpool.transport.pickling import send
 from loaderpool.worker.rows import none_for
-from loaderpool.worker.tickets import Abandoned, Probe, WorkFailed
-from loaderpool.worker.work import Work
+from loaderpool.worker.tickets import Abandoned, Probe, WorkFailed, with_preface
+from loaderpool.worker.work import Work, nothing_to_repeat
 
-# Samples that the probe tries if errors may be skipped. Smaller: it stops after a few bad
+# Samples that the probe tries at least if errors may be skipped. Smaller: it stops after a few bad
 # samples at the start. Larger: an error that all samples have is reported later.
 _PROBES = 64
 # Samples of the first batch that are checked for varying axes. Smaller: an axis that varies rarely
@@ -63,10 +62,12 @@ def probe(work: Work, epoch: int, feed: int = 0) -> Probe:
         WorkFailed: the function raised, or its result cannot become a batch.
     """
     work.find_order(Ticket(feed=feed))
-    action = work.config.on_error.action
-    tries = _PROBES if action == "skip" or (action == "replace" and work.unit == "sample") else 1
     first_error: WorkFailed | None = None
-    for positions, start in itertools.islice(_starts(work, epoch, feed), tries):
+    tried = 0
+    for positions, start in _starts(work, epoch, feed):
+        if tried and not _may_try_more(work, tried):
+            break
+        tried += 1
         stop = len(positions) if work.unit == "batch" else start + 1
         try:
             found = _probe_at(work, epoch, positions[start:stop], len(positions))
@@ -79,10 +80,44 @@ def probe(work: Work, epoch: int, feed: int = 0) -> Probe:
                 _refuse_elements_for_items(work, epoch, positions, found.spec.structure)
             return _look_at_more(work, epoch, found, positions[start + 1 :])
     if first_error is not None:
-        raise first_error
+        raise _without_a_shape(work, first_error, tried)
     from loaderpool.sources.stream import nothing_there  # imported here: empty sources are rare
 
     raise work.failures.of(SourceError(nothing_there(work.plan)), epoch)
+
+
+def _may_try_more(work: Work, tried: int) -> bool:
+    """Return True if the probe may try another sample (or batch) after `tried` failures.
+
+    It tries as many as `on_error` allows to fail. Without such a limit, it tries all samples of the
+    epoch if the user gave a spec.
+    """
+    policy = work.config.on_error
+    if policy.action == "raise" or (policy.action == "replace" and work.unit != "sample"):
+        return False
+    if tried < _PROBES:
+        return True
+    if policy.budget is None:
+        return work.given_spec is not None and not work.plan.is_endless
+    rows = 0 if work.plan.is_open else work.plan.rows_per_epoch
+    return policy.allows(tried * (work.plan.most_rows if work.unit == "batch" else 1), rows)
+
+
+def _without_a_shape(work: Work, first: WorkFailed, tried: int) -> WorkFailed:
+    """Return the first failure of the probe, with the reason why it is raised despite `on_error`.
+
+    `tried` is the number of calls, all of which failed.
+    """
+    action = work.config.on_error.action
+    if action == "raise":
+        return first
+    if action == "replace" and work.unit != "sample":
+        return nothing_to_repeat(first)
+    one, many = ("batch", "batches") if work.unit == "batch" else ("sample", "samples")
+    text = f"The first {one} failed" if tried == 1 else f"The first {tried:,} {many} all failed"
+    if work.given_spec is None:
+        text += f', so on_error="{action}" found none that shows the shape'
+    return with_preface(first, f"{text}. The first error")
 
 
 def _look_at_more(work: Work, epoch: int, first: Probe, positions: npt.NDArray[np.int64]) -> Probe:

@@ -324,6 +324,11 @@ class Failures:
         return failure._replace(index=None, indices=tuple(indices[:1000]))
 
 
+def with_preface(failed: WorkFailed, preface: str) -> WorkFailed:
+    """Return the failure with this beginning of its message."""
+    return WorkFailed(failed.failure._replace(preface=f"{preface}:\n"), failed.error)
+
+
 # ---- notes on progress ----
 
 

@@ -34,7 +34,14 @@ from loaderpool.worker.handing_over import HandingOver
 from loaderpool.worker.items import IndexedItems
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.rows import Converter, blocks_of_array, collate
-from loaderpool.worker.tickets import MadeRows, Opened, Progress, StreamedItems, WorkFailed
+from loaderpool.worker.tickets import (
+    MadeRows,
+    Opened,
+    Progress,
+    StreamedItems,
+    WorkFailed,
+    with_preface,
+)
 
 if TYPE_CHECKING:
     from loaderpool.worker.packing import Packing
@@ -47,6 +54,12 @@ _BLOCK_ROWS = 128
 _PASSES = 4  # concurrent iterations over one loader whose drawn orders are kept
 
 _Leaves = list[npt.NDArray[Any]]
+
+
+def nothing_to_repeat(failed: WorkFailed) -> WorkFailed:
+    """Return the failure of a batch without a valid row, which cannot replace any."""
+    text = 'No row of this batch was valid, so on_error="replace" has nothing to repeat'
+    return with_preface(failed, f"{text}. The last error")
 
 
 class RowTimes:
@@ -479,8 +492,10 @@ class Work:
         try:
             arrays = self._made(calls, opened, start, stop)
         except WorkFailed as failed:
-            if self.config.on_error.action != "skip":
+            if self.config.on_error.action == "raise":
                 raise
+            if self.config.on_error.action == "replace":
+                raise nothing_to_repeat(failed) from None
             return (0, self._collated([], [])), [RowFailure(failed.failure, 0)]
         pairs = zip(arrays, spec.components, strict=True)
         blocks = [
@@ -502,8 +517,10 @@ class Work:
             try:
                 rows.append(self._made(calls, opened, at, at + 1))
             except WorkFailed as failed:
-                if action == "raise" or (action == "replace" and at == stop - 1 and not any(rows)):
+                if action == "raise":
                     raise
+                if action == "replace" and at == stop - 1 and not any(rows):
+                    raise nothing_to_repeat(failed) from None
                 failures.append(RowFailure(failed.failure, at - start))
                 rows.append(None)
         good = [leaves for leaves in rows if leaves is not None]

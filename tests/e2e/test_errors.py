@@ -380,6 +380,7 @@ def test_a_batch_fn_that_raises_names_the_whole_batch_or_all_its_rows_count(
             assert (statistics.skipped_indices, statistics.errors) == ((12, 13, 14, 15), 4)
             return
         batches, error = failing_pass(loader)  # to replace it there is no good row
+    assert str(error).startswith("No row of this batch was valid") is (action == "replace")
     assert len(batches) == 3
     assert isinstance(error, KeyError) and isinstance(error, SampleError)
     assert error.index is None and "[12, 13, 14, 15]" in str(error)
@@ -510,6 +511,69 @@ def test_what_arrives_before_the_budget_is_exceeded_is_no_matter_of_chunks(
             assert statistics.skipped_indices == failed * (epoch + 1)
             assert statistics.errors == len(failed) * (epoch + 1)
             assert statistics.batches == 35 * (epoch + 1)
+
+
+SPEC = lp.ArraySpec((None,), np.int64)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"on_error": "skip", "element_spec": SPEC},
+        {"on_error": "replace", "element_spec": SPEC, "batch_size": 100},
+        {"on_error": ("skip", 70)},
+        {"on_error": ("skip", 0.35)},
+    ],
+    ids=["a spec", "a spec and replace", "a count", "a fraction"],
+)
+def test_many_failures_at_the_start_are_skipped(
+    settings: dict[str, Any], made_in: dict[str, Any]
+) -> None:
+    given = {"batch_size": 5, **settings, **made_in}
+    with lp.Loader(range(200), fail_at(range(70)), **given) as loader:
+        rows = np.concatenate(list(loader))
+    assert rows[-130:].tolist() == [*range(70, 200)]
+    assert len(rows) == (200 if settings["on_error"] == "replace" else 130)
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [({"on_error": "skip"}, 64), ({"on_error": "replace"}, 64), ({"on_error": ("skip", 69)}, 70)],
+    ids=["skip", "replace", "a count"],
+)
+def test_a_start_of_failures_says_that_none_shows_the_shape(
+    settings: dict[str, Any], count: int, made_in: dict[str, Any]
+) -> None:
+    loader = lp.Loader(range(200), fail_at(range(70)), batch_size=5, **settings, **made_in)
+    action = settings["on_error"] if count == 64 else "skip"
+    with loader, pytest.raises(ValueError) as raised:
+        next(iter(loader))
+    assert str(raised.value).startswith(
+        f'The first {count} samples all failed, so on_error="{action}" found none that shows the '
+        "shape. The first error:\nitem 0 is bad"
+    )
+    assert isinstance(raised.value, SampleError) and raised.value.index == 0
+
+
+def test_an_epoch_of_failures_says_that_all_failed(made_in: dict[str, Any]) -> None:
+    given = {"batch_size": 5, "on_error": "skip", "element_spec": SPEC, **made_in}
+    told = r"^The first 90 samples all failed\. The first error:"
+    with (
+        lp.Loader(range(90), fail_at(range(90)), **given) as loader,
+        pytest.raises(ValueError, match=told),
+    ):
+        next(iter(loader))
+
+
+def test_a_batch_without_a_valid_row_has_nothing_to_repeat(made_in: dict[str, Any]) -> None:
+    told = 'No row of this batch was valid, so on_error="replace" has nothing to repeat. The last'
+    given = {"batch_size": 5, "on_error": "replace", **made_in}
+    with lp.Loader(range(20), fail_at(range(5, 10)), **given) as loader:
+        batches = iter(loader)
+        assert len(next(batches)) == 5
+        with pytest.raises(ValueError) as raised:
+            next(batches)
+    assert str(raised.value).startswith(f"{told} error:\nitem 9 is bad")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
