@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import io
 import itertools
+import math
 import numbers
 import os
 from collections.abc import Iterable, Mapping, MappingView
@@ -109,6 +110,37 @@ def as_source(obj: object) -> Indexed | StreamSource | ReplicatedSource:
         )
     is_ready = type(source) in _READY or isinstance(source, _ALSO_READY)
     return source if is_ready else Sized(source, size)
+
+
+def warn_of_columns(obj: object, has_function: bool) -> None:
+    """Warn if a list was probably meant as columns, such as `[x, y]` for `(x, y)`.
+
+    That is a list of 2 to 4 arrays of many rows each. Arrays of one shape may be samples, such as
+    images or volumes, or recordings for a function. Columns differ in their axes, or one of them
+    has more rows than numbers in a row.
+
+    Args:
+        obj: the user's source.
+        has_function: True if the user's function gets the items.
+
+    Raises:
+        LoaderpoolWarning: a filter turns the warning into an error.
+    """
+    if type(obj) is not list or len(obj) not in _FEW_ARRAYS or not all(map(is_array, obj)):
+        return
+    shapes = [each.shape for each in obj]
+    rows, kinds = shapes[0][0], {(each.shape, each.dtype) for each in obj}
+    is_table = len({*map(len, shapes)}) > 1 or any(math.prod(each[1:]) < rows for each in shapes)
+    if (
+        {shape[0] for shape in shapes} == {rows}
+        and rows >= _MANY_ROWS
+        and is_table
+        and not (has_function and len(kinds) == 1)
+    ):
+        warn(
+            f"source is a list of {len(obj)} arrays of {rows:,} rows, so it has {len(obj)} items. "
+            "For rows, pass tuple(source), such as (X, y)"
+        )
 
 
 def length_of(source: Indexed) -> int:
@@ -246,6 +278,9 @@ def _rows_of(array: Array) -> Indexed:
 _REFUSALS = (TypeError, NotImplementedError, LookupError, io.UnsupportedOperation)
 
 _STREAM = "can only be iterated"
+# Numbers of arrays, and of rows of each, of a list that was probably meant as columns. More arrays,
+# or fewer rows: lists of samples would bring a warning.
+_FEW_ARRAYS, _MANY_ROWS = range(2, 5), 100
 _SHOWN_ARRAYS = 4  # names of a group's arrays in a message
 
 
@@ -288,6 +323,14 @@ def _refusal(obj: object) -> str:
         )
     if is_of(obj, "tensorflow") and hasattr(obj, "numpy"):
         return f"is a TensorFlow {kind}: pass its .numpy(), because workers run without TensorFlow"
+    if any(is_of(obj, home, "DataLoader", "StatefulDataLoader") for home in ("torch", "torchdata")):
+        loader: Any = obj
+        is_own = loader.collate_fn and "default_" not in getattr(loader.collate_fn, "__name__", "")
+        own = ", batch_fn=loader.collate_fn" if is_own else ""
+        return (
+            f"is a {kind}, whose items are batches: pass its dataset, Loader(loader.dataset, "
+            f"batch_size={loader.batch_size or 'n'}{own})"
+        )
     if isinstance(obj, (AbstractSet, MappingView)) and not _has(obj, "__getitem__"):
         return (
             f"is a {kind}, which cannot be indexed: pass sorted(source), or list(source) if its "

@@ -23,7 +23,7 @@ from loaderpool.plan.order import Order
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.sources.blocks import block_starts
 from loaderpool.sources.indexing import Sized
-from loaderpool.sources.recognise import as_source, whole_batches
+from loaderpool.sources.recognise import as_source, warn_of_columns, whole_batches
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
 from loaderpool.sources.varying import varying
@@ -58,6 +58,9 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
         _check_samples_per_item(arguments)
     given_spec = None if arguments["element_spec"] is None else read_spec(arguments["element_spec"])
     source = as_source(arguments["source"])
+    if config.batch_size is not None:  # otherwise each array may be a batch
+        has_function = arguments["fn"] is not None or arguments["batch_fn"] is not None
+        warn_of_columns(arguments["source"], has_function)
     if config.batch_size is not None and (reason := whole_batches(arguments["source"])) is not None:
         raise SourceError(f"source {reason}")
     plan: Plan

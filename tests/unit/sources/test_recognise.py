@@ -5,13 +5,16 @@ from __future__ import annotations
 import collections
 import io
 import pathlib
+import re
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from loaderpool.errors import ArgumentError, SourceError
+from loaderpool import Loader
+from loaderpool.errors import ArgumentError, LoaderpoolWarning, SourceError
 from loaderpool.sources.recognise import as_source
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
 from tests.support.samples import Point
@@ -301,6 +304,98 @@ def test_an_iterable_dataset_is_named_with_advice(home: str, library: str) -> No
             as_source(source)
         with pytest.raises(ArgumentError, match=rf"got {name}: pass its method __iter__, with"):
             ReplicatedSource(source, None, None)
+
+
+LONG = np.zeros((1000, 2)), np.zeros(1000)
+
+
+@pytest.mark.parametrize(
+    ("source", "settings"),
+    [
+        ([LONG[1], LONG[1]], {}),
+        ([LONG[0], LONG[0]], {}),
+        ([np.zeros((1000, 3072)), np.zeros((1000, 10))], {}),
+        ([*LONG], {}),
+        ([*LONG], {"fn": len}),
+        ([*LONG], {"batch_fn": len, "batch_size": 2}),
+        ([LONG[1]] * 4, {}),
+    ],
+)
+def test_a_list_of_columns_is_warned_about(source: Any, settings: dict[str, Any]) -> None:
+    count = len(source)
+    told = (
+        f"source is a list of {count} arrays of 1,000 rows, so it has {count} items. For rows, "
+        "pass tuple(source), such as (X, y)"
+    )
+    with pytest.warns(LoaderpoolWarning, match=re.escape(told)) as warned:
+        Loader(source, workers=0, **settings)
+    assert warned[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("source", "settings"),
+    [
+        ([np.zeros((64, 64))] * 3, {}),  # small images
+        ([np.zeros((224, 224))] * 2, {}),
+        ([np.zeros((224, 300, 3)), np.zeros((224, 200, 3))], {"pad": True}),
+        ([np.zeros((224, 224, 3))] * 3, {}),  # images
+        ([LONG[1]] * 5, {}),
+        ([LONG[1]] * 3, {"fn": len}),  # recordings of one length
+        ([LONG[1], np.zeros(900)], {}),
+        ([LONG[1]] * 3, {"batch_size": None}),  # batches
+        ([LONG[1]], {}),
+        ([[0.0] * 1000] * 2, {}),
+        ((LONG[0], LONG[1]), {}),
+        (LONG[0], {}),
+    ],
+)
+def test_a_list_of_samples_brings_no_warning(source: Any, settings: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Loader(source, workers=0, **settings)
+
+
+def data_loader(home: str, **attributes: Any) -> Any:
+    never = {"__iter__": lambda self: pytest.fail("it was read"), "__len__": lambda self: 3}
+    kind = type("DataLoader", (), {"__module__": home, **never, **attributes})
+    return type("OfUser", (kind,), {})()
+
+
+def default_collate(items: list[Any]) -> Any:
+    return items
+
+
+def own_collate(items: list[Any]) -> Any:
+    return items
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments"),
+    [
+        (
+            data_loader(
+                "torch.utils.data.dataloader", batch_size=8, collate_fn=staticmethod(own_collate)
+            ),
+            "batch_size=8, batch_fn=loader.collate_fn",
+        ),
+        (
+            data_loader("torch.utils.data", batch_size=8, collate_fn=staticmethod(default_collate)),
+            "batch_size=8",
+        ),
+        (
+            data_loader("torchdata.stateful_dataloader", batch_size=None, collate_fn=None),
+            "batch_size=n",
+        ),
+    ],
+    ids=["own collate", "default collate", "batch sampler"],
+)
+def test_a_data_loader_is_refused_for_its_dataset(source: Any, arguments: str) -> None:
+    with pytest.raises(SourceError) as raised:
+        as_source(source)
+    assert str(raised.value) == (
+        f"source is a OfUser, whose items are batches: pass its dataset, "
+        f"Loader(loader.dataset, {arguments})"
+    )
 
 
 @pytest.mark.parametrize(
