@@ -170,7 +170,12 @@ def test_in_passes_and_after_them_from_any_thread(tmp_path: Path, start: Any) ->
     check_slow_sample(after, 30_000)
     compressed = load(gzip.decompress((tmp_path / "after.json.gz").read_bytes()).decode())
     # The first samples may be made before there are tickets, and more are made for the next pass.
-    assert len(compressed.named("item")) >= len(after.named("item")) >= 60
+    # An item that still runs has its record only after its ticket, so a later trace may lack it.
+    recorded = [
+        [each for each in trace.named("item") if "still running" not in each["name"]]
+        for trace in (compressed, after)
+    ]
+    assert len(recorded[0]) >= len(recorded[1]) >= 60
     assert (tmp_path / "after.json.gz").stat().st_size < (
         tmp_path / "after.json"
     ).stat().st_size / 4
