@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
 
 import click
@@ -31,6 +31,14 @@ _NOT_USERS = {"loaderpool", *sys.stdlib_module_names}  # installed packages may 
 def load_target(target: str, of_part: bool = False) -> Loader:
     """Return the Loader that TARGET names, or that the function it names returns.
 
+    The arguments and errors are those of `find_target`.
+    """
+    return find_target(target, of_part)[0]()
+
+
+def find_target(target: str, of_part: bool = False) -> tuple[Callable[[], Loader], bool]:
+    """Return a function that returns the Loader of TARGET, and True if each call makes a new one.
+
     Args:
         target: `package.module:name`.
         of_part: If the import trains, use the part of the module before the training. Not for
@@ -45,7 +53,7 @@ def load_target(target: str, of_part: bool = False) -> Loader:
         or module_name.endswith(".py")
         or not all(map(str.isidentifier, module_name.split(".")))
     ):
-        raise _wrong(
+        raise wrong_target(
             target, "must have the form package.module:name, without .py, such as train:make_loader"
         )
     # `loaderpool` has its script's folder first in sys.path. Only `python -m` has the current
@@ -62,15 +70,22 @@ def load_target(target: str, of_part: bool = False) -> Loader:
         ]
         near = nearest(name, usable)
         meant = f". Did you mean {near}?" * bool(near)
-        raise _wrong(target, f"was not found: module {module_name} has no {brief(name)}{meant}")
-    made = getattr(module, name)
-    if callable(made):
-        with _users_code(target):
-            made = made()
-    if not isinstance(made, Loader):
-        what = "must be a loaderpool.Loader, or a function without arguments that returns one"
-        raise _wrong(target, f"{what}, got {type(made).__qualname__}")
-    return made
+        raise wrong_target(
+            target, f"was not found: module {module_name} has no {brief(name)}{meant}"
+        )
+    found = getattr(module, name)
+
+    def make() -> Loader:
+        made = found
+        if callable(found):
+            with _users_code(target):
+                made = found()
+        if not isinstance(made, Loader):
+            what = "must be a loaderpool.Loader, or a function without arguments that returns one"
+            raise wrong_target(target, f"{what}, got {type(made).__qualname__}")
+        return made
+
+    return make, callable(found)
 
 
 def _imported(module_name: str, wanted: str) -> ModuleType:
@@ -147,7 +162,8 @@ def _users_code(what: str) -> Iterator[None]:
         ) from error
 
 
-def _wrong(target: str, what: str) -> click.UsageError:
+def wrong_target(target: str, what: str) -> click.UsageError:
+    """Return the error for TARGET. `what` follows its name."""
     return click.UsageError(
         f"TARGET {brief(target)} {what}", click.get_current_context(silent=True)
     )

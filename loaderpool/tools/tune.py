@@ -17,8 +17,9 @@ from loaderpool.config import MAX_THREADS, MAX_WORKERS
 from loaderpool.errors import ArgumentError, counted, readable_number
 from loaderpool.system import capacity, clock
 from loaderpool.tools.commands import SECONDS, numbers, output, results
-from loaderpool.tools.target import load_target
+from loaderpool.tools.target import find_target, wrong_target
 from loaderpool.trainer.loader import Loader
+from loaderpool.trainer.loader_core import without_workers
 
 # Seconds before the measurement. The first calls import modules and open files, and the first
 # batches fault the slots' pages in. Smaller: some of that is measured. Larger: only the measurement
@@ -55,14 +56,15 @@ class Measurement:
 
 
 def measure_all(
-    loader: Loader,
+    make: Callable[[], Loader],
     settings: Sequence[Setting],
     seconds: float,
     on_round: Callable[[Measurement, int], None],
 ) -> list[Measurement]:
     """Measure each setting in two rounds, forward and backward.
 
-    Thus a machine that gets busier favors no setting. `settings` are ascending. Settings with 0
+    Thus a machine that gets busier favors no setting. Each measurement calls `make`, and replaces
+    the settings of the loader that it returns. `settings` are ascending. Settings with 0
     workers come last: a function that kills its process is an error with the sample's name if there
     are workers. Without workers it kills this process. Blocks: `seconds` for each setting and
     round, or longer if a batch takes longer.
@@ -70,7 +72,7 @@ def measure_all(
     order = sorted(settings, key=lambda setting: setting.workers == 0)
     rounds: dict[Setting, list[Measurement]] = {setting: [] for setting in settings}
     for setting in [*order, *reversed(order)]:
-        with loader.replace(workers=setting.workers, threads=setting.threads) as measured:
+        with make().replace(workers=setting.workers, threads=setting.threads) as measured:
             rounds[setting].append(_measure(measured, setting, seconds))
         on_round(rounds[setting][-1], len(rounds[setting]))
     pairs = [sorted(pair, key=lambda each: each.samples_per_s) for pair in rounds.values()]
@@ -135,6 +137,12 @@ def bursts_of(loader: Loader) -> Generator[float, None, None]:
                 yield now_s
         if taken == before:
             raise ArgumentError("the loader has no batches, so there is nothing to measure")
+        stream = loader._core.stream
+        if stream is not None and stream.is_one_shot:
+            raise ArgumentError(
+                f"source is a {stream.kind}, which ended after {taken} batches, before the "
+                "measurement did. Set a smaller --seconds"
+            )
 
 
 def default_counts(cpus: int) -> list[int]:
@@ -242,8 +250,18 @@ def tune(
     setting does the same work.
     """
     cpus = capacity.usable_cpu_count()
-    loader = load_target(target)
-    loader.close()  # its idle workers would use memory that the measured ones need
+    make, is_function = find_target(target)
+    with without_workers():  # they would use memory that the measured ones need
+        loader = make()
+    stream = loader._core.stream
+    is_one_shot = stream is not None and stream.is_one_shot
+    if stream is not None and is_one_shot and not is_function:
+        raise wrong_target(
+            target,
+            f"reads a {stream.kind}, which can be read only once. Name a function that returns the "
+            "loader: it is called for each setting",
+        )
+    loader.close()
     if has_cache := loader._core.arguments["cache"] is not None:
         loader = loader.replace(cache=None, workers=0)
     threads = threads or (loader.config.threads,)
@@ -253,13 +271,20 @@ def tune(
         for each in threads
     }
 
+    def fresh() -> Loader:
+        """Return the loader, or a new one if the source can be read only once."""
+        if not is_one_shot:
+            return loader
+        with without_workers():
+            return make()
+
     def say(done: Measurement, number: int) -> None:
         click.echo(
             f"round {number} of 2, {done.setting}: {readable_number(done.samples_per_s)} samples/s",
             err=True,
         )
 
-    measurements = measure_all(loader, sorted(settings), seconds / 2, say)
+    measurements = measure_all(fresh, sorted(settings), seconds / 2, say)
     chosen, reason = choose(measurements, cpus)
 
     console = results()

@@ -47,6 +47,14 @@ def make_cached():
     return lp.Loader(range(50), wait, batch_size=4, workers=2, cache="kept")
 
 
+def make_streaming():
+    return lp.Loader(map(wait, range(100_000)), batch_size=4, workers=2)
+
+
+def make_short():
+    return lp.Loader(map(wait, range(8)), batch_size=4, workers=2)
+
+
 def make_failing():
     return lp.Loader(range(50), fail, batch_size=4, workers=1)
 
@@ -247,6 +255,33 @@ def test_an_unknown_command_says_which_there_are(
     code, text = main_here(name)
     assert code == 2
     assert says in text
+
+
+def test_a_function_is_called_again_for_each_setting_of_a_stream(
+    command: Callable[..., ChildResult],
+) -> None:
+    result = command("tune", "jobs:make_streaming", "--seconds", "0.4", "--workers", "0,1").check()
+    assert [f"round {each} of 2, workers=1: " in result.stderr for each in (1, 2)] == [True, True]
+
+
+def test_a_stream_that_is_too_short_to_measure_says_so(
+    main_here: Callable[..., tuple[int, str]],
+) -> None:
+    code, text = main_here("tune", "jobs:make_short", "--seconds", "5", "--workers", "0")
+    assert code == 1
+    assert "source is a map, which ended after 2 batches, before the measurement did" in text
+
+
+def test_a_loader_of_an_iterator_is_to_be_made_by_a_function(
+    main_here: Callable[..., tuple[int, str]], project: Path
+) -> None:
+    (project / "stream.py").write_text(
+        "import loaderpool as lp\nloader = lp.Loader(iter(range(9)), workers=0)\n"
+    )
+    code, text = main_here("tune", "stream:loader")
+    assert code == 2
+    assert "TARGET 'stream:loader' reads a range_iterator, which can be read only once" in text
+    assert "Name a function that returns the loader" in text
 
 
 def test_a_function_that_fails_on_a_sample_shows_its_error_and_where(

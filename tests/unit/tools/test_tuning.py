@@ -119,7 +119,10 @@ def test_rounds_go_forth_and_back_and_no_rate_is_above_what_can_be() -> None:
     loader = lp.Loader(range(40), _wait, batch_size=4, workers=0)
     settings = [Setting(0), Setting(2)]
     found = measure_all(
-        loader, settings, 0.3, lambda done, number: order.append((number, done.setting.workers))
+        lambda: loader,
+        settings,
+        0.3,
+        lambda done, number: order.append((number, done.setting.workers)),
     )
     assert order == [(1, 2), (1, 0), (2, 0), (2, 2)]  # 0 workers last
     none, two = found
