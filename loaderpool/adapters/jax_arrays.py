@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
+
+try:
+    import jax
+except ImportError as missing:
+    raise ImportError("as_jax needs JAX: pip install jax") from missing
 
 from loaderpool.adapters.conversion import (
     Convert,

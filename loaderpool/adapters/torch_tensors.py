@@ -7,7 +7,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+try:
+    import torch
+except ImportError as missing:
+    raise ImportError("as_torch needs PyTorch: pip install torch") from missing
 
 from loaderpool.adapters.conversion import (
     TEXT_CURE,

@@ -19,8 +19,16 @@ from loaderpool.errors import brief
 from loaderpool.hints import nearest
 
 
+class WholeNumber(click.IntRange):
+    """Range of integers, by a name that users know."""
+
+    name = "whole number"
+
+
 class _Seconds(click.FloatRange):
     """Range of seconds that excludes NaN."""
+
+    name = "number"
 
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None
@@ -39,7 +47,7 @@ def numbers(least: int, most: int) -> Callable[..., tuple[int, ...]]:
 
     The callback returns whole numbers within bounds, ascending, without duplicates.
     """
-    kind: Any = click.IntRange(least, most)
+    kind: Any = WholeNumber(least, most)
 
     def read(
         context: click.Context, parameter: click.Parameter, value: str | None
@@ -62,8 +70,14 @@ def output(*endings: str) -> Callable[..., str | None]:
 
     def read(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
         if value is not None:
-            if Path(value).is_dir() or not Path(value).parent.is_dir():
-                raise click.BadParameter(f"{brief(value)} is a directory, or in none.")
+            if Path(value).is_dir():
+                example = f"{context.info_name}{endings[0]}"
+                raise click.BadParameter(
+                    f"{brief(value)} is a folder: name a file, such as {example}."
+                )
+            if not Path(value).parent.is_dir():
+                folder = brief(str(Path(value).parent))
+                raise click.BadParameter(f"the folder {folder} does not exist.")
             if not value.endswith(endings):
                 raise click.BadParameter(f"{brief(value)} must end in {', '.join(endings)}.")
         return value

@@ -14,7 +14,7 @@ from rich.table import Table
 from loaderpool.element.structure import convert_leaf
 from loaderpool.errors import ArgumentError, SpecMismatchError, counted, readable_s, shortened
 from loaderpool.system import clock
-from loaderpool.tools.commands import results
+from loaderpool.tools.commands import WholeNumber, results
 from loaderpool.tools.target import load_target
 from loaderpool.trainer.loader_core import without_workers
 from loaderpool.trainer.replay import Replay
@@ -32,9 +32,7 @@ _MOST_SHOWN = 2000  # characters of a printed result: the bytes of an image woul
     required=True,
     help="Source index of the sample, as in error messages.",
 )
-@click.option(
-    "--epoch", metavar="E", type=click.IntRange(0), default=0, help="Epoch of the sample."
-)
+@click.option("--epoch", metavar="E", type=WholeNumber(0), default=0, help="Epoch of the sample.")
 @click.option("--pdb", "debug", is_flag=True, help="Open the debugger where the error is raised.")
 def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     """Load one sample of TARGET again, with its random numbers.

@@ -26,7 +26,7 @@ import loaderpool
 from loaderpool.errors import readable_bytes, readable_number, readable_s, shortened
 from loaderpool.plan.item_names import numbered
 from loaderpool.system import capacity, clock, machine
-from loaderpool.tools.commands import results
+from loaderpool.tools.commands import WholeNumber, results
 from loaderpool.trainer.explain.page import FORMAT, NAME, PAGE_BYTES, read_page
 
 _LOOK_S = 0.5
@@ -138,7 +138,7 @@ def printable(text: str) -> str:
 
 
 @click.command(epilog="Ctrl-C quits.")
-@click.argument("pid", required=False, type=click.IntRange(1))
+@click.argument("pid", required=False, type=WholeNumber(1))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and exit.")
 def top(pid: int | None, as_json: bool) -> None:
     """Show why a running training waits, and what each worker is doing.

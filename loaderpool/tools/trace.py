@@ -11,13 +11,13 @@ import click
 
 from loaderpool.errors import readable_bytes
 from loaderpool.system import clock
-from loaderpool.tools.commands import SECONDS, output
+from loaderpool.tools.commands import SECONDS, WholeNumber, output
 from loaderpool.tools.top import find_training, memory_files, read_at, read_pages
 from loaderpool.trainer.tracing import VIEWER, Tracing, write_trace
 
 
 @click.command(epilog="Example:  loaderpool trace 12345 --last 10 -o slow.json.gz")
-@click.argument("pid", required=False, type=click.IntRange(1))
+@click.argument("pid", required=False, type=WholeNumber(1))
 @click.option(
     "--last", "seconds", metavar="SECONDS", type=SECONDS, default=30, help="Seconds to include."
 )

@@ -170,16 +170,16 @@ class Replay:
 
 def _why_not(plan: Plan, epoch: int, index: int) -> str:
     """Return the reason why a shard does not have a source index in an epoch."""
+    other_epoch = ". Pass the epoch that the error names"
     if plan.order.is_drawn and index not in plan.order.indices(epoch, np.arange(plan.order.size)):
-        return "its order leaves it out"
+        return f"its order leaves it out{other_epoch}"
     others = "" if not plan.order.shuffle else ". It may be in another one in other epochs"
     for shard in range(min(plan.num_shards, _MOST_SHARDS)):
         if find(dataclasses.replace(plan, shard_index=shard), epoch, index) is not None:
             has = f"Shard({plan.num_shards}, {plan.shard_index})"
             return f"Shard({plan.num_shards}, {shard}) does, and this loader has {has}{others}"
-    return "drop_remainder=True drops it" + ", or another shard does" * (
-        plan.num_shards > _MOST_SHARDS
-    )
+    or_other = ", or another shard does" * (plan.num_shards > _MOST_SHARDS)
+    return f"drop_remainder=True drops it{or_other}{other_epoch * plan.order.shuffle}"
 
 
 def find(plan: Plan, epoch: int, index: int) -> tuple[int, int] | None:

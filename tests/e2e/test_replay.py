@@ -116,6 +116,14 @@ def test_replay_refuses_an_index_outside_the_source(index: Any, message: str) ->
         lp.replay(loader, index)
 
 
+def test_an_item_that_a_shuffled_epoch_drops_is_of_another_epoch() -> None:
+    loader = lp.Loader(range(10), batch_size=9, shuffle=True, drop_remainder=True, workers=0)
+    (dropped,) = {*range(10)} - {*loader.indices(0, 0).tolist()}
+    told = r"drop_remainder=True drops it\. Pass the epoch that the error names$"
+    with loader, pytest.raises(lp.ArgumentError, match=told):
+        lp.replay(loader, dropped)
+
+
 def test_setup_runs_before_and_the_global_streams_are_put_back(tmp_path: Path) -> None:
     calls: list[str] = []
 
