@@ -33,11 +33,14 @@ class Chart(NamedTuple):
     file: str
     title: str
     bars: tuple[Bar, ...]
+    line: tuple[float, str] | None = None  # value and label of a vertical line
 
     @property
     def data(self) -> str:
         """What it shows, as text that the picture's file holds, too."""
-        return "; ".join([self.title, *(f"{bar.label}: {bar.text}" for bar in self.bars)])
+        line = [] if self.line is None else [f"line at {self.line[0]:g}: {self.line[1]}"]
+        bars = (f"{bar.label}: {bar.text}" for bar in self.bars)
+        return "; ".join([self.title, *bars, *line])
 
 
 def table(page: str, mark: str) -> dict[str, dict[str, str]]:
@@ -76,9 +79,8 @@ def charts() -> Iterator[Chart]:
         Bar(work, float(share.strip("%")), share.replace("%", " %"))
         for work, share in shares.items()
     ]
-    yield Chart(
-        "limits", "Batches per second, in percent of bare processes. Higher is better.", tuple(bars)
-    )
+    title = "Batches per second, in percent of bare processes. Higher is better."
+    yield Chart("limits", title, tuple(bars), (100.0, "bare processes"))
     title = "Milliseconds from construction to the first batch. Lower is better."
     yield _costs("start", title, "times", "from construction")
     yield _costs(
@@ -215,9 +217,16 @@ def draw(chart: Chart) -> None:
     is_alone = all("loaderpool" not in bar.label for bar in chart.bars)
     colors = [OURS if is_alone or "loaderpool" in bar.label else OTHERS for bar in chart.bars]
     bars = axis.barh(labels, [bar.value for bar in chart.bars], color=colors)
-    axis.bar_label(bars, [bar.text for bar in chart.bars], padding=4)
+    texts = axis.bar_label(bars, [bar.text for bar in chart.bars], padding=4)
     axis.invert_yaxis()
     axis.margins(x=0.14, y=0.02)
+    if chart.line is not None:
+        value, label = chart.line
+        axis.axvline(value, color="#404040", linestyle="--", linewidth=1)
+        for text in texts:  # the line would cross some of them
+            text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
+        above = axis.get_xaxis_transform()
+        axis.text(value, 1.0, label, transform=above, ha="center", va="bottom", fontsize=9)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     axis.spines[["top", "right", "bottom"]].set_visible(False)
     axis.tick_params(bottom=False, labelbottom=False, left=False)

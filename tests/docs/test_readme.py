@@ -106,3 +106,17 @@ def test_each_chart_shows_the_numbers_of_its_table() -> None:
     for name, data in shown.items():
         with Image.open(ROOT / "docs" / "images" / f"{name}.png") as picture:
             assert picture.info["Description"] == data, "docs/pictures.py draws it"
+
+
+def test_each_picture_is_on_a_page() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    pictures = {path.name for path in (ROOT / "docs" / "images").iterdir()}
+    assert {name for name in pictures if f"images/{name})" not in text} == set()
+
+
+def test_a_chart_in_percent_has_a_line_at_its_limit() -> None:
+    charts = {chart.file: chart for chart in program("pictures").charts()}
+    assert charts["limits"].line == (100.0, "bare processes")
+    assert "line at 100: bare processes" in charts["limits"].data
+    assert charts["speed"].line is None
