@@ -64,15 +64,14 @@ def probe(work: Work, epoch: int, feed: int = 0) -> Probe:
     work.find_order(Ticket(feed=feed))
     first_error: WorkFailed | None = None
     tried = 0
-    for positions, start in _starts(work, epoch, feed):
-        if tried and not _may_try_more(work, tried):
-            break
-        tried += 1
+    for tried, (positions, start) in enumerate(_starts(work, epoch, feed), start=1):
         stop = len(positions) if work.unit == "batch" else start + 1
         try:
             found = _probe_at(work, epoch, positions[start:stop], len(positions))
         except WorkFailed as error:
             first_error = first_error or error
+            if not _may_try_more(work, tried):
+                break
         else:
             if _may_be_shorter(work, found.rows) and _has_tuple_of(
                 found.spec.structure, found.rows
