@@ -149,8 +149,8 @@ ATTRIBUTES = {
 }
 _HEADERS = ("skip", "skip_header", "skip_lines", "skip_rows", "skiprows", "header")
 _FUNCTIONS = ("fn", "batch_fn", "augment", "setup", "make_generator")
-# Least similarity of two names (`difflib`) at which one is meant. Smaller: `n` would mean `fn`.
-# Larger: `num_workers` would no longer mean `workers`.
+# Least similarity of two names (`difflib`) at which one is meant. Smaller: "n" would mean
+# `fn`. Larger: "num_workers" would not mean the `workers` of a pool.
 _SIMILAR = 0.75
 _P = ParamSpec("_P")
 _Returned = TypeVar("_Returned")
