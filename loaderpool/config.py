@@ -222,6 +222,9 @@ class TokenBudget:
     ) -> None:
         _set(self, locals())
 
+    def __repr__(self) -> str:
+        return _short_repr(self)
+
 
 # `lengths` may be an array, which has no plain equality.
 @dataclasses.dataclass(frozen=True, init=False, eq=False)
@@ -275,6 +278,9 @@ class Packed:
         shuffle: bool = True,
     ) -> None:
         _set(self, locals())
+
+    def __repr__(self) -> str:
+        return _short_repr(self)
 
 
 # Settings of an order, which `Loader` gets as `order`.
@@ -790,7 +796,7 @@ def _set(
         object.__setattr__(group, field.name, checked)
 
 
-def _short_repr(group: Buckets | Weighted) -> str:
+def _short_repr(group: Buckets | Weighted | TokenBudget | Packed) -> str:
     """Return the text of a group whose fields may have millions of numbers."""
     names = (field.name for field in dataclasses.fields(group))
     shown = (f"{name}={brief(getattr(group, name))}" for name in names)

@@ -112,7 +112,7 @@ def as_source(obj: object) -> Indexed | StreamSource | ReplicatedSource:
     return source if is_ready else Sized(source, size)
 
 
-def warn_of_columns(obj: object, has_function: bool) -> None:
+def warn_of_columns(obj: list[Any], has_function: bool) -> None:
     """Warn if a list was probably meant as columns, such as `[x, y]` for `(x, y)`.
 
     That is a list of 2 to 4 arrays of many rows each. Arrays of one shape may be samples, such as
@@ -126,7 +126,7 @@ def warn_of_columns(obj: object, has_function: bool) -> None:
     Raises:
         LoaderpoolWarning: a filter turns the warning into an error.
     """
-    if type(obj) is not list or len(obj) not in _FEW_ARRAYS or not all(map(is_array, obj)):
+    if len(obj) not in _FEW_ARRAYS or not all(map(is_array, obj)):
         return
     shapes = [each.shape for each in obj]
     rows, kinds = shapes[0][0], {(each.shape, each.dtype) for each in obj}

@@ -58,7 +58,8 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
         _check_samples_per_item(arguments)
     given_spec = None if arguments["element_spec"] is None else read_spec(arguments["element_spec"])
     source = as_source(arguments["source"])
-    if config.batch_size is not None:  # otherwise each array may be a batch
+    # Without a batch size, each array may be a batch.
+    if config.batch_size is not None and type(arguments["source"]) is list:
         has_function = arguments["fn"] is not None or arguments["batch_fn"] is not None
         warn_of_columns(arguments["source"], has_function)
     if config.batch_size is not None and (reason := whole_batches(arguments["source"])) is not None:

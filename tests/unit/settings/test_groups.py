@@ -49,10 +49,12 @@ def test_a_group_is_a_value(group: lp.Limits | lp.Shard | lp.Buckets) -> None:
         (lp.Buckets(range(10**6), range(1, 60_000)), "Buckets(by=range(0, 1000000), boundaries=("),
         (lp.Buckets([7] * 10**6, [9]), "Buckets(by=[7, 7, 7, "),
         (lp.Weighted([0.5] * 10**6, num_samples=3), "Weighted(weights=[0.5, 0.5, "),
+        (lp.TokenBudget([7] * 10**6, 100), "TokenBudget(lengths=[7, 7, "),
+        (lp.Packed([7] * 10**6, 100), "Packed(lengths=[7, 7, "),
     ],
-    ids=["boundaries", "lengths", "weights"],
+    ids=["boundaries", "lengths", "weights", "budget", "packed"],
 )
-def test_the_repr_of_a_group_is_short(group: lp.Buckets | lp.Weighted, start: str) -> None:
+def test_the_repr_of_a_group_is_short(group: Any, start: str) -> None:
     assert repr(group).startswith(start) and len(repr(group)) < 600
 
 
