@@ -69,6 +69,7 @@ class Draws:
         config: Settings of the loader. The order may set the batch size.
         plan: Plan of the loader, without an order.
         generators: Random generators that the user's object holds.
+        repeats: True if all epochs have the same arrays, until the training writes to them.
 
     Args:
         order: The checked argument `order`.
@@ -126,6 +127,7 @@ class Draws:
             made = DrawnBatches if given.has_batches else Plan
             self.plan = made(drawn, **settings)
         self.config = config
+        self.repeats = self._source.repeats
         self._source.check()
 
     def __call__(self, epoch: int) -> Plan:
@@ -212,6 +214,10 @@ def _check_unsized(order: str, config: LoaderConfig, is_sized: bool, more: str =
 class _Source(Protocol):
     """Reads the order of an epoch from the user's object."""
 
+    @property
+    def repeats(self) -> bool:
+        """As in `Draws`. Then equal arrays of two epochs are the same objects."""
+
     def read(self, epoch: int) -> Drawn:
         """Return the order of an epoch."""
 
@@ -239,6 +245,8 @@ class _Given:
     def __init__(self, order: Any, items: int) -> None:
         self._order, self._items = order, items
         self._is_function = is_function_of_epoch(order)
+        self.repeats = is_array_of_indices(order)
+        self._latest: Drawn | None = None  # order of the latest epoch, if orders repeat
         self.batch_size: int | None = None
         self.has_batches = not self._is_function and _gives_batches(order)
         if self.has_batches and _module_of(order) == _TORCH and type(order).__name__ == _BATCHES:
@@ -246,6 +254,14 @@ class _Given:
             self.batch_size, self.has_batches = int(order.batch_size), False
 
     def read(self, epoch: int) -> Drawn:
+        drawn, latest = self._read(epoch), self._latest
+        if latest is not None and _are_equal_orders(drawn, latest):
+            return latest
+        if self.repeats:
+            self._latest = drawn
+        return drawn
+
+    def _read(self, epoch: int) -> Drawn:
         order = self._order
         _set_epoch(order, epoch)
         given = order(epoch) if self._is_function else order
@@ -298,6 +314,7 @@ class _Weights:
         self._of = f"{items:,} items of source"
         if samples is not None:
             self._of = f"{items:,} samples ({items // samples:,} items, samples_per_item={samples})"
+        self.repeats = order.replacement and not callable(order.weights)
         # Weights of the latest epoch, and their table. Most trainings never change them.
         self._latest: tuple[npt.NDArray[Any], npt.NDArray[np.uint64]] | None = None
 
@@ -339,6 +356,8 @@ class _ByLength:
 
     The orders of the latest epochs are kept, because they take a microsecond per item.
     """
+
+    repeats = False
 
     def __init__(self, order: TokenBudget | Packed, items: int, seed: int) -> None:
         self._order, self._items, self._seed = order, items, seed
@@ -472,6 +491,11 @@ def _check_weights(weights: npt.NDArray[Any], epoch: int) -> None:
         largest = max(largest, float(part.max()))
     if not largest:
         raise ArgumentError(f"{of}, and one above 0, got only zeros in epoch {epoch}")
+
+
+def _are_equal_orders(one: Drawn, other: Drawn) -> bool:
+    pairs = zip((one.table, *one.batches), (other.table, *other.batches), strict=True)
+    return all(_are_equal(*pair) for pair in pairs)
 
 
 def _are_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import LoaderpoolError
 from loaderpool.plan.batches import Plan
+from loaderpool.plan.drawn import has_same_arrays
 from loaderpool.plan.places import Position, first_number
 from loaderpool.system.interrupts import FailuresIgnored, InterruptsHeld
 from loaderpool.trainer.counters import Counters
@@ -83,28 +84,28 @@ class ParkedRun:
     """At most one run, kept for the pass of the next epoch. Its own epoch was delivered."""
 
     def __init__(self) -> None:
-        self._parked: tuple[Run, Position] | None = None
+        self._parked: tuple[Run, Position, Plan] | None = None
         self._lock = threading.RLock()  # reentrant, because a signal's handler may start a pass
 
     def __bool__(self) -> bool:
         return self._parked is not None
 
-    def put(self, run: Run, position: Position) -> bool:
-        """Park a run that is at this position. Return False if another run is parked."""
+    def put(self, run: Run, position: Position, plan: Plan) -> bool:
+        """Park a run of this plan that is at this position. False: another run is parked."""
         with self._lock:
             if self._parked is not None:
                 return False
-            self._parked = run, position
+            self._parked = run, position, plan
             return True
 
-    def take(self, position: Position) -> Run | None:
-        """Return the run if it is at this position. Otherwise end it, and return None."""
+    def take(self, position: Position) -> tuple[Run, Plan] | None:
+        """Return the run if it is at this position, and its plan. Otherwise end it."""
         parked = self._remove()
         if parked is None:
             return None
-        run, parked_at = parked
+        run, parked_at, plan = parked
         if parked_at == position:
-            return run
+            return run, plan
         run.end()
         return None
 
@@ -114,7 +115,7 @@ class ParkedRun:
         if parked is not None:
             parked[0].end()
 
-    def _remove(self) -> tuple[Run, Position] | None:
+    def _remove(self) -> tuple[Run, Position, Plan] | None:
         with self._lock:
             parked, self._parked = self._parked, None
         return parked
@@ -170,6 +171,8 @@ class EpochTracker:
         self.is_backed_up = False
         self.indexed_form: BatchForm | None = None
         self._was_whole = False  # a pass was delivered whole, so more passes may follow
+        # True: an order that may repeat has changed between epochs, so it may change again.
+        self._order_changes = False
 
     def note_error(self, error: BaseException) -> None:
         """Store a copy of the error that has ended a pass."""
@@ -255,12 +258,16 @@ class EpochTracker:
             # Before the number is claimed, because this waits for the first sample.
             self.engine().form()
         place = self.next.take()
-        run = self.parked.take(place)
+        parked = self.parked.take(place)
+        run = None if parked is None else parked[0]
         try:
             log = self.log_at(place)
+            if parked is not None and not self._continues(parked[1], log):
+                parked[0].end()
+                run = None
             # The remainder of an epoch has fewer batches than later epochs, so it needs its own
             # run. So does an epoch without a known end.
-            ahead = 0 if place.is_rest or log.plan.is_open else self._ahead()
+            ahead = 0 if place.is_rest or log.plan.is_open else self._ahead(log)
             limit = log.first + log.plan.batches_per_epoch + ahead
             if run is not None:
                 run.extend(limit)
@@ -272,14 +279,22 @@ class EpochTracker:
                 run.end()
             raise
 
-    def _ahead(self) -> int:
+    def _continues(self, plan: Plan, log: PassLog) -> bool:
+        """Return True if a run of an earlier pass's plan has the batches of a new pass."""
+        if self.draws is None or has_same_arrays(plan, log.whole):
+            return True
+        self._order_changes = True
+        return False
+
+    def _ahead(self, log: PassLog) -> int:
         """Return the number of batches of the next epoch that may be made during a pass.
 
-        Its order is drawn when it starts, because it may depend on the epoch before.
+        An order that the user's code draws may depend on the epoch before, so it is drawn when its
+        epoch starts. An array is expected to stay as it is, until it has changed once.
         """
-        if self.hooks or self.draws is not None:
+        if self.hooks or (self.draws is not None and not self.draws.repeats) or self._order_changes:
             return 0
-        batches = self.plan.batches_per_epoch
+        batches = log.plan.batches_per_epoch
         if self._was_whole:
             return batches
         return min(max(1, batches // _FEW), self.engine().read_ahead())
@@ -288,9 +303,10 @@ class EpochTracker:
         """Park a run whose epoch this pass has delivered, or end it if no pass can continue it."""
         place = Position(log.epoch + 1)
         self._was_whole = True
-        # A run of generators has a single epoch.
-        goes_on = not log.plan.is_open and log.plan is self.plan
-        if not (goes_on and self.next.position == place and self.parked.put(run, place)):
+        # A run of generators has a single epoch. A run of a remainder has another plan.
+        goes_on = not log.plan.is_open and log.plan is log.whole
+        goes_on = goes_on and (self.draws is None or self.draws.repeats)
+        if not (goes_on and self.next.position == place and self.parked.put(run, place, log.plan)):
             run.end()
 
 

@@ -117,3 +117,40 @@ def test_no_more_batches_are_made_ahead_than_workers_and_one(calls: Calls, pool:
     with lp.Loader(range(1000), calls.fn, batch_size=1, workers=pool) as loader:
         assert len(list(loader)) == 1000
         assert calls.settled(1000 + WORKERS + 1, pool) == 1000 + WORKERS + 1
+
+
+@pytest.mark.parametrize(
+    ("order", "is_made_ahead"),
+    [
+        (np.arange(ITEMS), True),
+        (lp.Weighted(np.ones(ITEMS)), True),
+        (lp.Weighted(lambda epoch: np.ones(ITEMS)), False),
+        (lambda epoch: np.arange(ITEMS), False),
+    ],
+    ids=["array", "weights", "function of weights", "function"],
+)
+def test_orders_of_arrays_are_made_ahead(
+    order: Any, is_made_ahead: bool, calls: Calls, pool: lp.Pool
+) -> None:
+    with lp.Loader(
+        range(ITEMS), calls.fn, batch_size=BATCH_SIZE, order=order, workers=pool
+    ) as loader:
+        a_loop(loader)
+        # One call more shows the form of a sample, because the order is not known before.
+        expected = ITEMS + 1 + FEW * is_made_ahead
+        assert calls.settled(expected, pool) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_arrays_that_change_between_epochs_are_read_again(workers: int) -> None:
+    indices, weights = np.arange(ITEMS), np.ones(ITEMS)
+    orders: list[Any] = [indices, lp.Weighted(weights)]
+    for order in orders:
+        with lp.Loader(range(ITEMS), batch_size=8, order=order, workers=workers) as loader:
+            assert len({int(item) for batch in loader for item in batch}) > ITEMS / 2
+            for item in (5, 6):
+                indices[:] = item
+                weights[:] = 0
+                weights[item] = 1
+                assert {int(item) for batch in loader for item in batch} == {item}
+            weights[:] = 1
