@@ -162,6 +162,14 @@ def orders() -> Iterator[Panel]:
             lengths,
             {"order": lp.Packed(lengths, 150), "batch_size": 1, "fn": np.zeros},
         ),
+        "samples_per_item=4, shuffle=True\n(here a window of 4 items)": (
+            items[:16],
+            {
+                "order": lp.Blocks(window=4),
+                "samples_per_item": 4,
+                "fn": lambda item: [4 * item + part for part in range(4)],
+            },
+        ),
         "mix of 16 and 48 items,\nhalf each": (mixed, {}),
     }
     for title, (source, settings) in kinds.items():
@@ -169,7 +177,7 @@ def orders() -> Iterator[Panel]:
         if settings["batch_size"] is None:
             del settings["batch_size"]
         with lp.Loader(source, workers=0, **settings) as loader:
-            if "fn" in settings:  # several items in a row
+            if "Packed" in title:  # several items in a row
                 numbers = range(len(loader))
                 found = [lengths[loader.indices(0, number)].tolist() for number in numbers]
             else:
