@@ -28,22 +28,26 @@ Row: TypeAlias = "tuple[int, ...]"
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of order. A row of its batches names the item and a number of the sample's random stream."""
+    """A kind of order.
+
+    A row of its batches has the item and a number of the sample's random stream, and a packed row has these of each of
+    its items.
+    """
 
     settings: Callable[[], dict[str, Any]]  # of the loader, made anew in each training
     left_out: range | None = None  # batches of the first epoch that its only rank leaves out
     rows: Callable[[Any], list[Row]] = lambda batch: rows_of(batch)
-    source: Callable[[], Any] = lambda: range(ITEMS)
+    source: Callable[[Path], Any] = lambda folder: range(ITEMS)  # may write files there
     function: Callable[..., Any] = lambda item, rng: (item, rng.integers(1 << 60))
 
-    def make(self, workers: int = 0, rank: int = 0, ranks: int = 1) -> lp.Loader:
-        """Return a loader of this kind. Its batches have four rows, if the order does not say more."""
+    def make(self, folder: Path, workers: int = 0, rank: int = 0, ranks: int = 1) -> lp.Loader:
+        """Return a loader of this kind. Its batches have four rows, if the order does not give other batches."""
         given = self.settings()
-        if "order" not in given or not isinstance(given["order"], (_Batches, list)):
+        if not isinstance(given.get("order"), (_Batches, list, lp.TokenBudget)):
             given = {"batch_size": 4, **given}
         shard = lp.Shard(ranks, rank)
         return lp.Loader(
-            self.source(), self.function, workers=workers, shard=shard, seed=5, **given
+            self.source(folder), self.function, workers=workers, shard=shard, seed=5, **given
         )
 
 
@@ -82,6 +86,41 @@ def _changing_weights(epoch: int) -> Any:
     return 1 + (np.arange(ITEMS) + epoch) % 9
 
 
+def _budget() -> dict[str, Any]:
+    return {"order": lp.TokenBudget(_changing_lengths, max_tokens=60, max_rows=9, window=100)}
+
+
+def _packed() -> dict[str, Any]:
+    return {"order": lp.Packed(_LENGTHS, _ROW_LENGTH, window=100)}
+
+
+def _changing_lengths(epoch: int) -> Any:
+    return np.roll(_LENGTHS, epoch)
+
+
+def _tokens(item: int, rng: np.random.Generator) -> Any:
+    size = _LENGTHS[item]
+    return {"item": np.full(size, item), "number": np.full(size, rng.integers(1 << 60))}
+
+
+def _patches(item: int, rng: np.random.Generator) -> Any:
+    return [(item * _PATCHES + patch, rng.integers(1 << 60)) for patch in range(_PATCHES)]
+
+
+def _chunked(folder: Path) -> Any:
+    """Return the rows of an HDF5 file in compressed chunks. The first call writes it."""
+    import h5py
+
+    path = folder / "rows.h5"
+    if not path.exists():
+        with h5py.File(path, "w") as file:
+            file.create_dataset("rows", data=np.arange(ITEMS), chunks=(_CHUNK,), compression="gzip")
+    return lp.HDF5(path, "rows")
+
+
+_PATCHES = 5  # samples of an item
+_CHUNK = 16  # rows of a chunk
+_ROW_LENGTH = 40
 _LENGTHS = [1 + item * item % 17 for item in range(ITEMS)]
 # A new kind of order is a line here.
 KINDS = {
@@ -93,11 +132,21 @@ KINDS = {
     "sampler": Kind(lambda: {"order": _Sampler()}),
     "batch sampler": Kind(lambda: {"order": _Batches()}),
     "blocks": Kind(lambda: {"order": lp.Blocks(rows=9, window=3)}),
+    "blocks of a chunked file": Kind(lambda: {"order": lp.Blocks(window=3)}, source=_chunked),
+    "token budget": Kind(_budget),
+    "packed": Kind(_packed, rows=lambda batch: segments_of(batch), function=_tokens),
+    "several samples of an item": Kind(
+        lambda: {"shuffle": True, "samples_per_item": _PATCHES}, function=_patches
+    ),
     "left-out batches": Kind(lambda: {"shuffle": True}, range(7, 31)),
     "left-out batches, buckets": Kind(
         lambda: {"shuffle": True, "buckets": lp.Buckets(_LENGTHS, [6, 12], [6, 4, 3])}, range(5, 20)
     ),
     "left-out batches, batch sampler": Kind(lambda: {"order": _Batches()}, range(3, 40)),
+    "left-out batches, token budget": Kind(_budget, range(4, 25)),
+    "left-out batches, packed": Kind(
+        _packed, range(3, 11), rows=lambda batch: segments_of(batch), function=_tokens
+    ),
 }
 
 
@@ -116,6 +165,28 @@ class Outcome:
 def rows_of(batch: Any) -> list[Row]:
     """Return the rows of a batch, a tuple of arrays."""
     return [*zip(*(part.tolist() for part in batch), strict=True)]
+
+
+def segments_of(batch: Any) -> list[Row]:
+    """Return the rows of a batch of `Packed`: item and random number of each segment, in order.
+
+    Raises:
+        AssertionError: Part of an item is missing, or a row has anything else.
+    """
+    found = []
+    for places, items, numbers, segments in zip(
+        batch["positions"], batch["item"], batch["number"], batch["segment_ids"], strict=True
+    ):
+        firsts = np.flatnonzero((places == 0) & (segments > 0))
+        sizes = [_LENGTHS[item] for item in items[firsts]]
+        rest = len(items) - sum(sizes)
+        parts = [*range(len(sizes))]
+        assert segments.tolist() == [*np.repeat(parts, sizes) + 1, *[0] * rest], segments
+        assert places.tolist() == [*np.concatenate([*map(np.arange, sizes)]), *[0] * rest], places
+        for values in (items, numbers):
+            assert values.tolist() == [*np.repeat(values[firsts], sizes), *[0] * rest], values
+        found.append(tuple(np.stack([items[firsts], numbers[firsts]], axis=1).ravel().tolist()))
+    return found
 
 
 def run_orders(
@@ -137,6 +208,7 @@ def run_kind(name: str, stops: int, draw: random.Random) -> Outcome:
     got: collections.defaultdict[int, list[Row]] = collections.defaultdict(list)
     killed = 0
     with tempfile.TemporaryDirectory(prefix="loaderpool-stress-") as folder:
+        kind.source(Path(folder))  # writes its files before several processes read them
         for stop in range(stops + 1):
             if mismatches:
                 break
@@ -162,8 +234,8 @@ def run_kind(name: str, stops: int, draw: random.Random) -> Outcome:
             ]
             state = states[0]
             killed += not is_last
-    epochs = max(got, default=-1) + 1
-    mismatches += _compare(kind, got, epochs)
+        epochs = max(got, default=-1) + 1
+        mismatches += _compare(kind, Path(folder), got, epochs)
     count = sum(map(len, got.values()))
     return Outcome(name, killed, epochs, count, time.monotonic() - began, mismatches)
 
@@ -186,8 +258,8 @@ def _join(got: dict[int, list[Row]], parts: list[list[Any]]) -> Iterator[str]:
             got[epoch].append(row)
 
 
-def _compare(kind: Kind, got: dict[int, list[Row]], epochs: int) -> Iterator[str]:
-    with kind.make() as loader:
+def _compare(kind: Kind, folder: Path, got: dict[int, list[Row]], epochs: int) -> Iterator[str]:
+    with kind.make(folder) as loader:
         for epoch in range(epochs):
             batches = [kind.rows(batch) for batch in loader]
             if epoch == 0 and kind.left_out is not None:
@@ -227,7 +299,7 @@ def _train(name: str, task: dict[str, Any], workers: list[int], folder: str) -> 
 
 def _be_rank(name: str, task: dict[str, Any], rank: int, workers: int, file: str) -> None:
     kind, taken, rows = KINDS[name], 0, list[Any]()
-    with kind.make(workers, rank, task["ranks"]) as loader:
+    with kind.make(Path(file).parent, workers, rank, task["ranks"]) as loader:
         if task["state"] is not None:
             loader.load_state_dict(task["state"])
         elif kind.left_out is not None:
