@@ -29,7 +29,7 @@ from loaderpool.hints import no_attribute
 from loaderpool.plan.places import Position
 from loaderpool.trainer.loader_core import LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
-from loaderpool.trainer.pass_log import IterationLog
+from loaderpool.trainer.pass_log import IterationLog, PassLog
 
 # The number of first batches of a pass that are kept, to be delivered a second time. Keras reads
 # one batch to build a model. On JAX it prefetches a second one (Keras 3.7, and later versions on a
@@ -91,6 +91,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         self._latest: _Passes | Position | None = None
         self._left: _Passes | Position | None = None
         self._again: _Passes | None = None  # an abandoned pass that the next iterator continues
+        self._had_rest = False  # True: Keras' latest epoch began within one of the loader
         # Texts of the warnings already given: Keras calls the checks several times.
         self._warnings = set[str]()
 
@@ -290,15 +291,14 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
     def on_epoch_begin(self) -> None:
         """Note the loader's position if a strategy makes the iterators. Called by Keras.
 
-        Keras keeps the number of batches of its first epoch. Epochs of a drawn order may differ, so
-        their number is set here.
+        Keras keeps the number of batches of its first epoch. Epochs of a drawn order may differ, and
+        the rest of an epoch has fewer, so their number is set here.
         """
-        core = self._core
         iterator: Any = sys._getframe(1).f_locals.get("self")
-        has_count = isinstance(getattr(iterator, "_num_batches", None), int)
-        if core.tracker.draws is not None and self.epochs is not None and has_count:
-            first = core.tracker.epoch - (self._again is not None)
-            iterator._num_batches = self._count(self.epochs, first)
+        # With `steps_per_epoch`, an iterator may have begun in an earlier epoch of Keras.
+        is_new = not (getattr(iterator, "steps_per_epoch", None) and iterator._steps_seen)
+        if self.epochs is not None and is_new and hasattr(iterator, "_num_batches"):
+            self._set_count(iterator)
         stream = self._core.stream
         if self._takes_apart and not (stream and stream.is_one_shot):
             self._latest, self._left = self._core.tracker.next.position, None
@@ -316,6 +316,27 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
             self._again = left if left.rewind() else None
         elif left is not None:
             tracker.resume_at(left)
+
+    def _set_count(self, iterator: Any) -> None:
+        """Set the number of batches of Keras' next epoch, which may begin with a rest.
+
+        If the number is unknown, Keras counts the steps of its first epoch, and the later ones have
+        as many. The count of a rest is removed, so that Keras counts again.
+        """
+        tracker, again = self._core.tracker, self._again
+        log = None if again is None or again.placed != tracker.next.times_set else again.first_log
+        position = tracker.next.position if log is None else log.place
+        had_rest, self._had_rest = self._had_rest, position.is_rest
+        try:
+            count = self._count(1, position.epoch)
+        except TypeError:
+            if had_rest:
+                iterator._num_batches = None
+            return
+        if position.is_rest:
+            count = (log or tracker.next_log()).batches
+        assert self.epochs is not None
+        iterator._num_batches = count + self._count(self.epochs - 1, position.epoch + 1)
 
     # ---- passes ----
 
@@ -443,6 +464,11 @@ class _Passes:
         elif given == len(self._first):
             self._first.append(batch)
         return batch
+
+    @property
+    def first_log(self) -> PassLog | None:
+        """Log of the first pass; None: it has not begun."""
+        return next(iter(self._iteration.passes), None)
 
     def rewind(self) -> bool:
         """Go back to the first batch. Return False if it is no longer kept."""

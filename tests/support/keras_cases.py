@@ -242,6 +242,46 @@ def epochs_of_an_order_may_have_other_numbers_of_steps() -> None:
 
 
 @case
+def an_epoch_without_left_out_batches_has_fewer_steps() -> None:
+    executions = 1 if BACKEND == "torch" else 3
+    settings: list[tuple[int, dict[str, Any]]] = [
+        (1, {}),
+        (2, {"workers": 0}),
+        (1, {"shuffle": False, "order": lambda epoch: np.random.permutation(70)}),
+        (1, {"batch_size": 4, "buckets": lp.Buckets([*range(70)], [30], [4, 2])}),
+    ]
+    for number, (epochs, given) in enumerate(settings):
+        with loader(**given) as made, warnings.catch_warnings():
+            warnings.filterwarnings("error", ".*ran out of data")
+            first, size = inputs(made, 4), len(made)
+            made.skip_batches(3)
+            made.skip_batches(range(5, 7))
+            trained = model(number % 2 == 0, steps_per_execution=executions)
+            trained.fit(made.for_keras(epochs), epochs=4 // epochs, verbose=0)
+            assert seen(trained) == (4 * size - 5, mixed(first[3:5] + first[7:])), given
+            assert made.epoch == 4
+            made.skip_batches(size - 2)
+            held_out = made.for_keras()
+            assert len(trained.predict(held_out, verbose=0)) <= 2 * 8
+            assert made.epoch == 5
+
+
+@case
+def steps_of_unknown_number_do_not_become_those_of_a_rest() -> None:
+    for order in (None, lambda epoch: np.random.permutation(70)):
+        with (
+            loader(on_error="skip", shuffle=order is None, order=order) as made,
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", ".*ran out of data")
+            expected = inputs(made, 3)
+            made.skip_batches(4)
+            trained = model()
+            trained.fit(made.for_keras(), epochs=3, verbose=0)
+            assert seen(trained) == (27 - 4, mixed(expected[4:]))
+
+
+@case
 def hooks_are_called_once_an_epoch_and_never_late() -> None:
     calls: list[str] = []
 
