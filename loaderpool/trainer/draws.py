@@ -70,6 +70,8 @@ class Draws:
         plan: Plan of the loader, without an order.
         generators: Random generators that the user's object holds.
         repeats: True if all epochs have the same arrays, until the training writes to them.
+        batch_limit: The setting of the order that limits a batch, as in `Snapshot.batch_limit`;
+            None: it is the loader's `batch_size`.
 
     Args:
         order: The checked argument `order`.
@@ -95,6 +97,7 @@ class Draws:
         self._lock = threading.RLock()  # reentrant, because a draw may use another loader
         self._seed = config.seed
         self._source: _Source
+        self.batch_limit: tuple[str, tuple[int, ...]] | None = None
         self.plan: Plan
         drawn = DrawnOrder(items, True, config.seed)
         if isinstance(order, Weighted):
@@ -105,6 +108,9 @@ class Draws:
             _check_unsized("order=TokenBudget(...)", config, is_sized, ", or set max_rows=")
             self._source = _ByLength(order, items, config.seed)
             self.plan = DrawnBatches(drawn, **settings)
+            rows = () if order.max_rows is None else (order.max_rows,)
+            text = "order=lp.TokenBudget(..., max_tokens={}" + ", max_rows={}" * len(rows) + ")"
+            self.batch_limit = text, (order.max_tokens, *rows)
         elif isinstance(order, Packed):
             # Imported here, because few loaders need it.
             from loaderpool.plan.packed import PackedPlan
@@ -116,6 +122,8 @@ class Draws:
                 self._source = given = _Given(order, items)
             if given.has_batches:
                 _check_unsized("order", config, is_sized)
+            if given.has_batches or given.batch_size is not None:
+                self.batch_limit = "", ()
             if given.batch_size is not None:
                 if is_sized and config.batch_size != given.batch_size:
                     raise ArgumentError(

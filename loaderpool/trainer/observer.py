@@ -90,9 +90,16 @@ class Observer:
         can_have_cache = (
             calls_of == "sample" and not plan.is_open and config.threads == 1 and not has_cache
         )
+        limit = None if tracker.draws is None else tracker.draws.batch_limit
+        if config.buckets is not None:
+            sizes = config.buckets.batch_sizes
+            text = f"buckets=lp.Buckets(..., batch_sizes=[{', '.join(['{}'] * len(sizes))}])"
+            limit = text, sizes
         self.constants: dict[str, Any] = {
             "threads": config.threads,
             "calls_of": calls_of,
+            "takes_batch_fn": config.order != "Packed" and config.samples_per_item is None,
+            "batch_limit": limit or ("batch_size={}", (config.batch_size or 1,)),
             "items_to_cache": plan.rows_per_epoch if can_have_cache else 0,
             "deterministic": config.deterministic,
             "is_stream": plan.is_open and not plan.lanes,

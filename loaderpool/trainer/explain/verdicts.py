@@ -262,7 +262,7 @@ def _cheaper(seen: Window) -> _Advice:
 
 def _batched(seen: Window) -> _Advice | None:
     """Advise `batch_fn` if calls cost as much as samples."""
-    if seen.calls_of != "sample" or seen.call_s >= _CHEAP_CALL_S:
+    if seen.calls_of != "sample" or not seen.takes_batch_fn or seen.call_s >= _CHEAP_CALL_S:
         return None
     change = (
         "lp.Loader(..., batch_fn=make_batch)  "
@@ -326,9 +326,11 @@ def _batch_overhead(seen: Window) -> Iterator[Finding]:
     elif not seen.workers:
         change, expect = _batched(seen) or ("", "")
     elif seen.calls_of == "sample":
-        rows = _TIMES_LARGER * max(1, round(seen.samples / seen.steps))
-        change = f"lp.Loader(..., batch_size={rows})  # if the training allows larger batches"
-        expect = f"{_TIMES_LARGER} times fewer batches"
+        argument, limits = seen.batch_limit
+        if limits:
+            larger = argument.format(*(_TIMES_LARGER * limit for limit in limits))
+            change = f"lp.Loader(..., {larger})  # if the training allows larger batches"
+            expect = f"{_TIMES_LARGER} times fewer batches"
     yield Finding(Verdict.BATCH_OVERHEAD, why, change, expect)
 
 

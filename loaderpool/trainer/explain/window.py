@@ -219,6 +219,10 @@ class Snapshot(Sums):
     # Settings that do not change.
     threads: int = 1  # threads of each worker
     calls_of: str = "sample"  # result of one call of the function: "sample" or "batch"
+    takes_batch_fn: bool = True  # True: `batch_fn` can replace `fn`
+    # Argument that limits a batch, with "{}" for each number, and the numbers. Without numbers: the
+    # user's order gives the batches.
+    batch_limit: tuple[str, tuple[int, ...]] = ("batch_size={}", (32,))
     # Items of an epoch if `cache=` is possible: single samples by index, one thread, no cache yet.
     items_to_cache: int = 0
     deterministic: bool = True  # True: batches come in the plan's order

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import math
 from typing import Any
 
 import pytest
 
 import loaderpool
-from loaderpool import Limits, Loader
+from loaderpool import Buckets, Limits, Loader, Packed, TokenBudget
 from loaderpool.trainer.explain.verdicts import Verdict, find_verdict
 from loaderpool.trainer.explain.window import Autotuned, Decision, Pace, Window
 from tests.support.trainings import BLOCKING, COMPUTING, MIXED, Training, idle, slowed, times
@@ -378,3 +379,69 @@ def test_a_change_is_code_with_arguments_that_there_are(code: str) -> None:
             assert {keyword.arg for keyword in call.keywords} <= set(known)
         if name == "lp.Limits":
             eval(ast.unparse(call), {"lp": loaderpool})
+
+
+# -- advice that fits the loader's order
+
+LENGTHS = [1, 2, 3, 4]
+
+
+class Pairs:
+    """As `torch.utils.data.BatchSampler`, which has a batch size."""
+
+    batch_size, drop_last = 2, False
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Any:
+        return iter([[0, 1], [2, 3]])
+
+
+LARGER: dict[str, tuple[dict[str, Any], str]] = {
+    "batch size": ({"batch_size": 2}, "batch_size=8"),
+    "single samples": ({"batch_size": None}, "batch_size=4"),
+    "packed": ({"order": Packed(LENGTHS, 8), "batch_size": 2}, "batch_size=8"),
+    "token budget": (
+        {"order": TokenBudget(LENGTHS, 8)},
+        "order=lp.TokenBudget(..., max_tokens=32)",
+    ),
+    "most rows": (
+        {"order": TokenBudget(LENGTHS, 8, max_rows=2)},
+        "order=lp.TokenBudget(..., max_tokens=32, max_rows=8)",
+    ),
+    "buckets": (
+        {"buckets": Buckets(LENGTHS, [3], [2, 1])},
+        "buckets=lp.Buckets(..., batch_sizes=[8, 4])",
+    ),
+    "batches": ({"order": [[0, 1], [2, 3]]}, ""),
+    "batch sampler": ({"order": Pairs()}, ""),
+}
+
+
+@pytest.mark.parametrize("kind", LARGER)
+def test_larger_batches_are_advised_where_they_are_set(kind: str) -> None:
+    settings, advised = LARGER[kind]
+    with Loader([*range(4)], math.sqrt, workers=0, **settings) as loader:
+        seen = dataclasses.replace(TINY.window(2), **of_order(loader))
+    found = find_verdict(seen)
+    assert found.verdict is Verdict.BATCH_OVERHEAD
+    assert found.change.partition("  #")[0] == (advised and f"lp.Loader(..., {advised})")
+    assert bool(found.expect) is bool(advised)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_advised"),
+    [({}, True), ({"order": Packed(LENGTHS, 8)}, False), ({"samples_per_item": 2}, False)],
+)
+def test_batch_fn_is_advised_only_where_it_is_possible(
+    settings: dict[str, Any], is_advised: bool
+) -> None:
+    with Loader([*range(4)], math.sqrt, workers=0, **settings) as loader:
+        cheap = dataclasses.replace(TINY, sample_cpu_s=3e-6).in_process(**of_order(loader))
+    assert ("batch_fn" in find_verdict(cheap).change) is is_advised
+
+
+def of_order(loader: Loader) -> dict[str, Any]:
+    constants = loader._core.observer.constants
+    return {name: constants[name] for name in ("batch_limit", "takes_batch_fn")}
