@@ -90,6 +90,53 @@ def test_orders_leave_the_nodes_when_their_passes_are_over(cluster: RayCluster) 
         assert held[2] <= held[0] + (4 << 20), held
 
 
+LENGTHS = [1 + item * item % 17 for item in range(ITEMS)]
+
+
+def tokens(item: int, rng: np.random.Generator) -> Any:
+    return {"item": np.full(LENGTHS[item], item), "noise": rng.normal(size=(LENGTHS[item], 2))}
+
+
+def patches(item: int, rng: np.random.Generator) -> Any:
+    return [(4 * item + patch, rng.normal(size=3)) for patch in range(4)]
+
+
+OF_OTHER_ROWS: dict[str, Callable[[], dict[str, Any]]] = {
+    "packed": lambda: {"fn": tokens, "order": lp.Packed(LENGTHS, 40), "batch_size": 3},
+    "token budget": lambda: {"fn": tokens, "order": lp.TokenBudget(LENGTHS, 60), "pad": True},
+    "samples": lambda: {"fn": patches, "samples_per_item": 4, "shuffle": True, "batch_size": 6},
+}
+
+
+@pytest.mark.parametrize("kind", OF_OTHER_ROWS)
+def test_rows_that_are_not_items_have_the_same_bits(cluster: RayCluster, kind: str) -> None:
+    settings = OF_OTHER_ROWS[kind]
+    with lp.Loader(range(ITEMS), workers=0, **settings()) as here:
+        expected, size = read(here, passes=2), len(here)
+
+    def kill() -> None:
+        strike(cluster.actors)
+
+    with (
+        impatient_pool(cluster.address, 5) as pool,
+        lp.Loader(range(ITEMS), workers=pool, **settings()) as there,
+    ):
+        got = read_while(there, {5: kill})
+        first = len(got)
+        iterator = iter(there)
+        got += read(itertools.islice(iterator, 4))
+        state = there.state_dict()
+        iterator.close()
+        assert_same(got, expected[: first + 4])
+        there.load_state_dict(state)
+        there.skip_batches(3)
+        assert_same(read(there), expected[first + 7 :])
+    assert first == size
+    with lp.Loader(range(ITEMS), workers=1, **settings()) as here:
+        here.load_state_dict(state)
+        assert_same(read(here), expected[first + 4 :])
+
+
 def test_left_out_batches_and_indices(cluster: RayCluster) -> None:
     settings = {"batch_indices": True, "pad": True}
     with loader_of("weights", 0, **settings) as here:
