@@ -115,14 +115,14 @@ def _loaders(file: str, title: str, row: dict[str, str], *others: str) -> Chart:
 
 
 class Panel(NamedTuple):
-    """An epoch of a loader: the source indices of each batch."""
+    """Panel of the picture of orders: the source indices of each batch of an epoch."""
 
     title: str
     batches: list[list[int]]
 
     @property
     def data(self) -> str:
-        """The batches, as text that the picture's file holds, too."""
+        """Text of the batches, which the picture's file contains, too."""
         return f"{self.title}: {self.batches}"
 
 

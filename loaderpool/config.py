@@ -48,20 +48,21 @@ MAX_THREADS = 256
 # shapes.
 _MOST_BOUNDARIES = (1 << 16) - 1
 _MAX_LENGTH = 2**63 - 1
-# Samples of one item. Each has a number in the head of the item's entry, which is read for each
-# sample. Larger: these reads take longer than a small sample.
+# Largest number of samples of an item. The head of the item's place has a number for each sample,
+# and every read of a sample reads the whole head. Larger: this takes longer than reading a small
+# sample.
 _MOST_SAMPLES = 1 << 16
-# Default of `Blocks`, and of a shuffle of the samples of items. Larger: samples of more items are
-# mixed, and more memory is used.
+# Default window of `Blocks`, and of `shuffle=True` with `samples_per_item`. Smaller: rows of fewer
+# blocks are mixed. Larger: more memory is used.
 DEFAULT_WINDOW = 16
 _MAX_ROWS = 2**31
 
 
 class _NotGiven(int):
-    """A default that is recognized by its identity, and shown as its number."""
+    """Default value of an argument. Its identity shows that the user has not set the argument."""
 
 
-# Batch size of a loader to which none is given. An order may have batches of its own.
+# Default batch size. It does not apply if the order determines the batches.
 DEFAULT_BATCH_SIZE: int = _NotGiven(32)
 # Result of one call of the function: a row, a batch of several items, or a whole batch of one item.
 UnitKind = Literal["sample", "batch", "element"]
@@ -157,9 +158,9 @@ class Weighted:
 class Blocks:
     """Shuffle for sources that store rows in blocks, such as chunks of HDF5 or zarr.
 
-    Blocks are shuffled, and then the rows of each window of consecutive blocks. So rows that are
-    stored together are read at about the same time. Each worker keeps the decoded blocks of a
-    window, up to half of the free memory divided by the number of CPUs.
+    The blocks are shuffled, and then the rows of each window of blocks. So rows that are stored
+    together are read at about the same time. Each worker keeps the decoded blocks of a window, up
+    to half of the free memory divided by the number of CPUs.
 
     Args:
         rows: Rows of a block, at least 1. Blocks begin again in each file. Default: from the
@@ -180,19 +181,19 @@ class Blocks:
 class TokenBudget:
     """Batches of items of similar length, each as large as a number of tokens allows.
 
-    A batch costs its rows times the length of its longest item, as it does when it is padded. The
-    items of an epoch are taken in windows. The items of a window are sorted by length and cut into
-    batches, which are then shuffled. The loader's `batch_size` is left out.
+    The size of a batch is its rows times the length of its longest item, as after padding. The
+    items of an epoch are shuffled and cut into windows. The items of a window are sorted by length
+    and cut into batches, which are then shuffled. Leave out the loader's `batch_size`.
 
     Args:
         lengths: Length of each item of the source, as a list or integer array; or a function
             `lengths(epoch)` that returns them. Read when an epoch begins.
-        max_tokens: Most tokens of a batch with its padding, at least 1; or frames, or any other
-            unit of `lengths`.
-        max_rows: Most rows of a batch, at least 1. Default: `None`, no limit.
+        max_tokens: Largest number of tokens in a batch, padding included, at least 1. Instead of
+            tokens, count frames or anything else, if `lengths` does.
+        max_rows: Largest number of rows in a batch, at least 1. Default: `None`, no limit.
         window: Number of items that are sorted by length together, at least 1. Default: 10000.
-        shuffle: Set to `False` to keep the order of the source, and in each window that of the
-            lengths. Default: `True`.
+        shuffle: Set to `False` to take windows in the order of the source, and the batches of each
+            window from long to short. Default: `True`.
 
     Example:
         >>> import numpy as np
@@ -229,16 +230,16 @@ class TokenBudget:
 # `lengths` may be an array, which has no plain equality.
 @dataclasses.dataclass(frozen=True, init=False, eq=False)
 class Packed:
-    """Batches of rows of one length, in each of which several items are packed.
+    """Batches whose rows have one length. Each row contains several items.
 
-    All components of a sample are joined along their first axis, and filled up with zeros, or with
-    the values of the loader's `pad`. A batch gets two more components. They are added to a sample's
-    dict, or to the dict that is the first part of a tuple. An array in their place becomes a dict
+    Each component of the samples in a row is joined along the first axis, and padded with zeros, or
+    with the loader's `pad`. A batch gets two more components. They are added to the sample's dict,
+    or to the dict that is the first part of a tuple. An array instead of this dict becomes a dict
     with the key `"values"`.
 
-    - `"segment_ids"`, `int32[batch_size, length]`: number of the item within its row, from 1;
-      0 where the row is filled up.
-    - `"positions"`, `int32[batch_size, length]`: place within the item, from 0.
+    - `"segment_ids"`, `int32[batch_size, length]`: number of the item within its row, from 1; 0 for
+      padding.
+    - `"positions"`, `int32[batch_size, length]`: place within the item, from 0; 0 for padding.
 
     Args:
         lengths: Length of each item's sample, as a list or integer array; or a function
@@ -283,7 +284,7 @@ class Packed:
         return _short_repr(self)
 
 
-# Settings of an order, which `Loader` gets as `order`.
+# Classes of settings that users pass as `order`.
 ORDERS = (Weighted, Blocks, TokenBudget, Packed)
 
 
@@ -521,14 +522,11 @@ class LoaderConfig(NamedTuple):
 
 
 def _check_packed(arguments: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raise if settings of a loader do not fit `Packed`.
+    """Raise `ArgumentError` if a setting cannot be combined with `Packed`.
 
     Args:
         arguments: All arguments of `Loader`.
         given: Checked settings.
-
-    Raises:
-        ArgumentError: They do not.
     """
     policy = given["on_error"].action
     for is_wrong, what, why in (
@@ -681,7 +679,7 @@ def _check_lengths(name: str, by: object) -> object:
 
 
 def _check_numbers(name: str, value: Any, *, what: str) -> Any:
-    """Return numbers of all items, or a function. They are checked when a pass begins."""
+    """Return numbers for all items, or a function. The numbers are checked when a pass begins."""
     if callable(value):
         check_signature(name, value, "epoch", ())
         return value
@@ -797,7 +795,7 @@ def _set(
 
 
 def _short_repr(group: Buckets | Weighted | TokenBudget | Packed) -> str:
-    """Return the text of a group whose fields may have millions of numbers."""
+    """Return a short repr of a settings group whose fields may contain millions of numbers."""
     names = (field.name for field in dataclasses.fields(group))
     shown = (f"{name}={brief(getattr(group, name))}" for name in names)
     return f"{type(group).__name__}({', '.join(shown)})"

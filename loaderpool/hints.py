@@ -149,7 +149,7 @@ ATTRIBUTES = {
 }
 _HEADERS = ("skip", "skip_header", "skip_lines", "skip_rows", "skiprows", "header")
 _FUNCTIONS = ("fn", "batch_fn", "augment", "setup", "make_generator")
-# Least similarity of two names (`difflib`) at which one is meant. Smaller: "n" would mean
+# Similarity (`difflib`) above which a wrong name stands for a known one. Smaller: "n" would mean
 # `fn`. Larger: "num_workers" would not mean the `workers` of a pool.
 _SIMILAR = 0.75
 _P = ParamSpec("_P")
@@ -294,9 +294,9 @@ def _shown_value(value: object) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is most similar, ignoring case; "" if none is similar.
+    """Return the known name that is most similar, ignoring case.
 
-    Otherwise return the first known name that is the last word of `name`.
+    If none is similar, return the first known name that is the last word of `name`, or "".
     """
     import difflib  # imported here, because only errors need it
 

@@ -45,8 +45,9 @@ _MOST_LEVELS = 50
 _MOST_PARTS = 100
 _CODE_OF = "code of "  # start of the name of a part that is code
 _MOST_NAMED = 5  # maximum number of differences in an error
-_WITHIN = ("__wrapped__", "func", "__func__")  # attributes with the function inside of another
-_SCRIPTS = frozenset({"__main__", "__mp_main__"})  # `multiprocessing` imports the script again
+_WITHIN = ("__wrapped__", "func", "__func__")  # attributes with a wrapped function
+# Module names of the script. Spawned processes import it under the second name.
+_SCRIPTS = frozenset({"__main__", "__mp_main__"})
 _MOST_SHOWN = 40  # maximum length of a value in an error; longer ones are shown as checksums
 
 
@@ -111,12 +112,12 @@ def difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def describe_code(function: object) -> str:
-    """Return module, name and checksum of the code of a callable, without what it captures.
+    """Return a text with the name, the module and a checksum of the code of a callable.
 
-    The module of a script is its path.
+    Captured values do not change the text. For a script, its path stands for the module.
     """
     for _ in range(_MOST_LEVELS):
-        # of a decorated function, a `functools.partial`, and a bound method
+        # Unwrap a decorated function, a `functools.partial`, or a bound method.
         inner = next(filter(None, (getattr(function, name, None) for name in _WITHIN)), None)
         if inner is None:
             break
@@ -134,7 +135,7 @@ def describe_code(function: object) -> str:
 
 
 def _nested(code: types.CodeType) -> list[types.CodeType]:
-    """Return the code and the codes inside of it."""
+    """Return a code object and all code objects nested in it."""
     codes = [code]
     for each in codes:  # the list grows during the loop
         codes += [inner for inner in each.co_consts if isinstance(inner, types.CodeType)]
@@ -205,7 +206,7 @@ class _Identity:
                 used += [(f"{name}.{each}", vars(value)[each], f"{name}.{each}") for each in names]
 
     def use_code(self, code: types.CodeType, part: str = "") -> None:
-        """Add everything that determines the behaviour of a code, but not of codes inside of it.
+        """Add all that determines the behaviour of a code object, except nested code objects.
 
         Line numbers and names of local variables are left out.
         """

@@ -13,7 +13,8 @@ from loaderpool.errors import ArgumentError, brief
 from loaderpool.hints import known_names_only
 
 MEMORY = "memory"
-# Names, in any case, that users take for a kind of cache. A directory of such a name needs a path.
+# Names that users may mean as a kind of cache, in upper or lower case. To use a directory with such
+# a name, users must pass a path.
 _KINDS = frozenset({MEMORY, "mem", "ram", "disk"})
 
 
@@ -47,8 +48,8 @@ class CachePlan(NamedTuple):
 
     where: str  # "memory", or a directory
     max_bytes: int | None
-    items: int  # number of different items of the source, or of their samples
-    # on disk, or shared by ranks: fingerprint of function, setup hook and source
+    items: int  # number of different items of the source, or of samples if items have several
+    # Fingerprint of function, setup hook and source, if the cache is on disk or ranks share it.
     fields: Mapping[str, str] = {}
     counters_at: int = 0  # offset of the counters in the arena
 

@@ -346,13 +346,13 @@ def make_cache(cache: Cache, made_of: CachedOf) -> SharedCache:
 
 
 def _make_for_ranks(plan: CachePlan, made_of: CachedOf) -> SharedCache:
-    """Return the cache in memory that all ranks with these functions and this source have."""
+    """Return the cache in memory that all ranks with equal functions and source share."""
     from loaderpool.cache.identity import describe
     from loaderpool.memory.holders import Name, job_key, obtain
 
     plan = plan._replace(fields=describe(*made_of))
     key = job_key("cache", ranks.job(), repr(plan))
-    if plan.max_bytes is None:  # the ranks use it together
+    if plan.max_bytes is None:  # not divided by the ranks, because they share one cache
         plan = plan._replace(max_bytes=capacity.available_memory_bytes() // _MEMORY_SHARE)
 
     def make() -> tuple[int, bytes]:
@@ -364,7 +364,7 @@ def _make_for_ranks(plan: CachePlan, made_of: CachedOf) -> SharedCache:
         except ArgumentError as refusal:
             warn(f"The ranks do not share their caches. {refusal}")
             return SharedCache.create(plan)
-        # The process that made the file has chosen the size.
+        # Use the size that the rank that made the file has chosen.
         plan = plan._replace(max_bytes=int(held.info))
         return SharedCache(plan, held.descriptor, stop=held.stop)
 
@@ -398,11 +398,11 @@ class SharedCache:
         plan: description of the cache.
         descriptor: descriptor of the memory file; -1: the cache is on disk.
         counters: result of `counters_in`; None: no other process counts.
-        stop: ends serving the file to other ranks, which have it, too. None: it is the loader's own.
+        stop: stops serving the file to other ranks. None: other ranks do not share this cache.
     """
 
     _undoing: Undoing | None = None  # finalizer that closes the descriptor
-    _serving: Undoing | None = None  # finalizer that ends serving the file to other ranks
+    _serving: Undoing | None = None  # finalizer that stops serving the file to other ranks
     # Arena, extent and lock of the counters; None: the counters are not in an arena.
     _lent: tuple[Arena, Extent, threading.RLock] | None = None
 
@@ -424,7 +424,8 @@ class SharedCache:
         self._store: Store | None = None
         self._store_pid = 0
         self._last: list[int] | None = None  # final counts, once the cache is closed
-        # fingerprint of a cache in memory, if the ranks share it, or if `identify` was called
+        # Fingerprint of the cache. A cache in memory has one if ranks share it, or after
+        # `identify`.
         self._of = dict(plan.fields)
         self._warned: set[Count] = set()  # counters with a warning so far
 
@@ -543,7 +544,7 @@ class SharedCache:
 
         Args:
             clears: True to free the memory of the entries, even if other processes of this loader
-                have the file open.
+                have the file open. Ignored if other ranks share the cache.
         """
         if self._last is not None:
             return

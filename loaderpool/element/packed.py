@@ -1,14 +1,15 @@
-"""Spec of batches in each of whose rows several samples are packed.
+"""Spec of batches whose rows each contain several samples.
 
-The samples of a row are joined along their first axis. Two components are added: the number of the
-sample in the row, and the place in the sample, for each place of a row:
+The samples of a row are joined along their first axis. Two components are added. For each place in
+a row, they have the number of the sample in the row, and the place in the sample:
 
     sample                     batch
     {"tokens": t}              {"tokens": t, "segment_ids": s, "positions": p}
     ({"tokens": t}, labels)    ({"tokens": t, "segment_ids": s, "positions": p}, labels)
     t                          {"values": t, "segment_ids": s, "positions": p}
 
-They are in the first part of a tuple, because frameworks take the second for labels.
+If the sample is a tuple, they are added to its first part, because frameworks use the second part
+as labels.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _LEAF = Structure("leaf")
 
 
 def packed_spec(sample: ElementSpec, rows: int | None, length: int) -> tuple[ElementSpec, int]:
-    """Return the spec of batches, and the number of its components before those that are added.
+    """Return the spec of packed batches, and the place of the added components in it.
 
     Args:
         sample: Spec of a sample.
@@ -56,7 +57,7 @@ def item_spec(sample: ElementSpec) -> ElementSpec:
 
 
 def _packed(structure: Structure) -> tuple[Structure, int]:
-    """Return the structure of batches, and the number of its leaves before those that are added."""
+    """Return the structure of packed batches, and the place of the added leaves in it."""
     if structure.kind == "leaf":
         return Structure("dict", (_VALUES, *_ADDED), (_LEAF,) * 3), 1
     keys, children = structure.keys, structure.children

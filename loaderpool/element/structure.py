@@ -160,8 +160,8 @@ def none_refusal(origin: str, where: str = "") -> SpecMismatchError:
     """Return the error for None in the place of a sample, or at a path inside one.
 
     Args:
-        origin: start of the message, such as "fn returned".
-        where: " at " and the path of a component, " for " and the name of an item, or empty.
+        origin: beginning of the message, such as "fn returned".
+        where: " at " and the path of a component, or " for " and the name of an item, or empty.
     """
     advice = ": leave it out, or use a value such as 0 or NaN instead"
     if origin.endswith("returned") and not where.startswith(" at "):

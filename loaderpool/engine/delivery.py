@@ -58,7 +58,7 @@ class Delivery:
 
     first: int  # number of the first stored batch
     count: int  # number of batches to deliver
-    rows: int  # rows of each batch, unless they vary
+    rows: int  # number of rows of each batch; not used if batches differ
     # offset of the slot in the memory file; None: the lane has ended, and the batch does not exist
     slot: int | None = 0
     # Makes a new error for each caller. A stored exception would keep all frames of its traceback.
@@ -77,7 +77,7 @@ class Delivery:
     anchor: npt.NDArray[np.uint8] = dataclasses.field(init=False)  # bytes of all stored batches
     waited_ns: int = 0  # time that the consumer has waited for the delivery
     origin: Origin | None = None  # origin for the flight recorder; None: it is not recorded
-    # source indices of the rows of each batch to deliver, as its first component; None: not wanted
+    # source indices of the rows of each batch to deliver; None if batches come without them
     indices: list[npt.NDArray[np.int64]] | None = None
 
     def choose(self, keep: Iterable[int]) -> None:
@@ -104,7 +104,7 @@ class Delivery:
         return list(by_batch.values())
 
     def stored_numbers(self) -> Sequence[int]:
-        """Return the numbers of the batches to deliver, relative to `first`."""
+        """Return the numbers of the batches to deliver, counted from `first`."""
         return range(self.count) if self.keep is None else self.keep
 
     def counts(self) -> Sequence[BatchCounts]:
@@ -134,7 +134,7 @@ class Delivery:
     def joined(self) -> list[npt.NDArray[Any]]:
         """Return each component of all batches as one array, `dtype[count, rows, ...]`.
 
-        Only if `form.has_equal_batches`.
+        Call it only if `form.has_equal_batches` is True.
         """
         assert self.form.fixed is not None
         stored = self.stored or self.count

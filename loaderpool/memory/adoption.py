@@ -307,14 +307,14 @@ def shared_block(least_bytes: int) -> npt.NDArray[np.uint8]:
 
 
 def final_block(descriptor: int, nbytes: int, undo: Callable[[], object]) -> memoryview:
-    """Map a file whose content is final, read-only, and register it for `find_file`.
+    """Map a file with final content read-only, and register it for `find_file`.
 
-    Ownership: the file is closed with the last view of the block, and then `undo` is called.
+    Ownership: when the last view of the block is gone, the file is closed and `undo` is called.
 
     Args:
-        descriptor: the file.
-        nbytes: bytes to map, a multiple of the page size.
-        undo: never blocks, and may run in a finalizer.
+        descriptor: descriptor of the file.
+        nbytes: number of bytes to map, a multiple of the page size.
+        undo: must not block, because it may run in a finalizer.
     """
     with InterruptsHeld():
         file = DataFile(0, nbytes, descriptor)

@@ -3,14 +3,15 @@
     newcomer ──connects to──▶ holder 0 … 63    all at once; the first answer has the descriptor
         └────binds──────────▶ lock 0 … 7       without a holder: one process makes, others wait
 
-A *holder* is a process that has the file. It listens at the first free address of its name, before
-its user gets the value, and sends the descriptor to each process that connects. So nothing has to
-be handed over when a holder ends. If there is no holder, a process takes the lock, checks the
-holders again, and makes the file.
+A *holder* is a process that has the file. It listens at the first free address of its name before
+`obtain` returns the file. It sends the file's descriptor to each process that connects. So a holder
+may end at any time. If there is no holder, a process acquires the lock, checks the holders again,
+and makes the file.
 
-Addresses are abstract: the kernel forgets them with the last socket, so no death leaves anything.
-Each side asks the kernel for the user and the pid of the other one. A fork by C code keeps copies
-of listening sockets, so a listener counts only while its own process lives.
+Addresses are abstract Unix sockets. The kernel frees an address with its last socket, so a process
+that dies leaves nothing behind. Each side of a connection gets the user and the pid of the other
+one from the kernel. A child that C code forks keeps copies of listening sockets. So a listener
+counts only while the process that created it is alive.
 """
 
 from __future__ import annotations
@@ -38,93 +39,98 @@ from loaderpool.system.hashes import checksum
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.system.process import role
 
-# Holders that serve a name. Smaller: more processes that have the file do not serve it. Larger: a
-# newcomer tries more addresses, at 5 us each.
+# Largest number of holders of a name. Smaller: if these die, no other process serves the file.
+# Larger: a newcomer tries more addresses, at 5 us each.
 _MOST_HOLDERS = 64
-# A lock is skipped if its owner is dead and a fork by C code still has the socket. Smaller: fewer
-# of these forks may exist before several processes make the same file.
+# Number of addresses of the lock. An address is skipped if its owner is dead, but a child forked by
+# C code still has the socket. Smaller: fewer such children suffice to block all addresses. Then
+# several processes may make the same file.
 _MOST_LOCKS = 8
-# Newcomers that one holder keeps waiting at the same time.
+# Backlog of a listening socket: newcomers that wait for its process at the same time.
 _MOST_WAITING = 1024
 _MOST_MESSAGE_BYTES = 1 << 16
 _FORMAT = 1  # version of messages and files
-# Time between two checks that the other processes live. It matters only after a fork by C code.
-_LOOK_MS = 100
+# Time between two checks that the other processes are alive. Without such a check, a socket that a
+# child forked by C code keeps open would make a newcomer wait for a dead process.
+_CHECK_MS = 100
 # Pause of a holder that cannot accept a connection, because its descriptors are used up.
 _PAUSE_S = 0.1
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ECONNABORTED)
 
 
 class Held(NamedTuple):
-    """A memory file that this process has by name. Ownership: the caller closes `descriptor`."""
+    """A memory file that was found or made. Ownership: the caller closes `descriptor`."""
 
     descriptor: int
-    info: bytes  # from the process that made the file
-    stop: Callable[[], object]  # ends serving; never blocks, and may run in a finalizer
+    info: bytes  # result of `make` in the process that made the file
+    stop: Callable[[], object]  # stops serving the file; never blocks, may run in a finalizer
 
 
 class Name(NamedTuple):
-    """A name that processes of one user and machine have in common."""
+    """A name under which processes of one user on one machine find a file."""
 
-    key: str  # hexadecimal digits
-    shown: str  # start of messages
-    made_by: str  # the function that makes the value; processes with another one are refused
+    key: str  # hexadecimal digits that identify the name
+    shown: str  # beginning of error messages
+    made_by: str  # text that identifies the function that makes the value; it must be equal
 
     def address(self, kind: str, number: int) -> bytes:
-        """Return an abstract address."""
+        """Return an abstract address of this name. `kind` is "lock", or "" for holders."""
         return f"\0loaderpool/{os.geteuid()}/{self.key}/{kind}{number}".encode()
 
 
 def job_key(kind: str, job: str, name: str) -> str:
-    """Return the key of a name within a job. Versions of Python and of this module have their own."""
+    """Return the key of a name within a job.
+
+    Other versions of Python, or of the files' format, have other keys.
+    """
     return checksum([repr((_FORMAT, sys.version_info[:2], kind, job, name)).encode()])
 
 
 def obtain(name: Name, make: Callable[[], tuple[int, bytes]]) -> Held:
-    """Return the file of a name: from a process that has it, otherwise made here.
+    """Return the file of a name. If no process has it, make the file.
 
-    Blocks: while another process makes it. Handlers of signals run meanwhile, and in `make`.
+    Blocks: while another process makes the file. Signal handlers run meanwhile, and during `make`.
 
     Args:
         name: the name.
-        make: returns the descriptor of the complete file, and at most 32 KiB for the other
-            processes. Called only while no other process has the file or makes it.
+        make: returns the descriptor of the complete file, and its `info`, at most 32 KiB. Called
+            only while no other process has the file or makes it.
 
     Raises:
-        ArgumentError: the value of this name is made by another function, a process of another user
-            has the address, or `make` asks for the name that it makes.
+        ArgumentError: another function made the value of this name, a process of another user or
+            PID namespace has the address, or `make` obtains the name that it makes.
     """
     with InterruptsHeld():
         while True:
-            found = _ask(name)
+            found = _request(name)
             if found is not None:
-                return _hold(name, *found)
-            lock = _take_lock(name)
+                return _become_holder(name, *found)
+            lock = _acquire_lock(name)
             if lock is None:
                 continue
             try:
-                found = _ask(name)
+                found = _request(name)
                 if found is None:
                     found = _make(name, make)
-                # The holder listens before the lock is free.
-                return _hold(name, *found)
+                # Listen before the lock is released, so that the next owner finds this holder.
+                return _become_holder(name, *found)
             finally:
                 _release(lock)
 
 
-# ---- files: data, and a header behind them ----
+# ---- files: data, followed by a header ----
 
 
 def finish(descriptor: int, nbytes: int, header: bytes) -> bytes:
     """Write a header behind the data of a memory file, and make the file final.
 
     Args:
-        descriptor: the file. No process has mapped it for shared writes.
+        descriptor: descriptor of the file. No process has mapped it for shared writes.
         nbytes: size of the data, a multiple of the page size.
-        header: tells other processes how to read the data.
+        header: description of the data, for the processes that read them.
 
     Returns:
-        The `info` for `obtain`.
+        The `info` that `make` returns to `obtain`.
     """
     end = nbytes
     while end < nbytes + len(header):  # one call writes 2 GiB at most
@@ -136,11 +142,14 @@ def finish(descriptor: int, nbytes: int, header: bytes) -> bytes:
 def read_final(held: Held) -> tuple[memoryview, bytes]:
     """Return the data of a final file, mapped read-only, and its header.
 
-    Ownership: the data own the file, and end serving it when they are collected.
+    Ownership: the data own the file. When they are garbage-collected, serving stops.
+
+    Raises:
+        PoolBrokenError: the header is damaged.
     """
     nbytes, header_bytes, expected = marshal.loads(held.info)
     block = final_block(held.descriptor, nbytes, held.stop)
-    # All processes have one position in the file, so nobody may use it.
+    # Use `pread`, because all processes share the file's position.
     header = b""
     while part := os.pread(held.descriptor, header_bytes - len(header), nbytes + len(header)):
         header += part
@@ -160,12 +169,13 @@ def _make(name: Name, make: Callable[[], tuple[int, bytes]]) -> tuple[int, bytes
 
 # ---- newcomers ----
 
-# Process and thread that make the file of a key. A fork keeps what its parent had.
+# Pid and thread of each `make` that runs, by key of its name. A child forked during `make` keeps
+# the parent's pid, so that a call of `obtain` in this child is recognized.
 _makers: dict[str, tuple[int, int]] = {}
 
 
 class _Peer:
-    """A connection to the process that listens at an address. `close` ends it."""
+    """A connection to the process that listens at an address. `close` closes it."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -174,13 +184,16 @@ class _Peer:
         self.close = connection.close
 
     def is_dead(self) -> bool:
-        """Return True if the process is gone, although a fork of it keeps the socket."""
+        """Return True if the process is dead, even if a forked child keeps the socket open."""
         if not machine.start_time(os.getpid()):  # the system has no /proc
             return False
         return not self._began or machine.start_time(self.pid) != self._began
 
     def why_refused(self, name: Name) -> str:
-        """Return the reason why this process cannot be trusted; "" if it can."""
+        """Return an error message if the process cannot be trusted, otherwise "".
+
+        It is trusted if it has the same user, and its pid is visible here.
+        """
         if self.uid != os.geteuid():
             return (
                 f"{name.shown}: process {self.pid} of user {self.uid} listens at its address, but "
@@ -188,11 +201,11 @@ class _Peer:
                 "name."
             )
         if not self.pid:
-            return _elsewhere(name)
+            return _refusal_of_namespace(name)
         return ""
 
     def receive(self) -> tuple[Any, list[int]]:
-        """Return the answer and its descriptors; None and [] if the process has gone."""
+        """Return the answer and its descriptors; None and [] if the process is dead."""
         flags = socket.MSG_CMSG_CLOEXEC
         try:
             answer, files, _, _ = socket.recv_fds(self.connection, _MOST_MESSAGE_BYTES, 1, flags)
@@ -201,7 +214,7 @@ class _Peer:
         return marshal.loads(answer) if answer else None, files
 
 
-def _elsewhere(name: Name) -> str:
+def _refusal_of_namespace(name: Name) -> str:
     return (
         f"{name.shown}: a process in another container (PID namespace) has the data. "
         "Containers with one network share names only if they share the PID namespace, too "
@@ -211,13 +224,13 @@ def _elsewhere(name: Name) -> str:
 
 
 def _connect(address: bytes) -> _Peer | None:
-    """Connect to the process that listens at an address; None if no living process does."""
+    """Connect to the process that listens at an address. Return None if no living one does."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.setblocking(False)
     try:
         connection.connect(address)
         peer = _Peer(connection)
-    except OSError:  # refused: nobody listens. EAGAIN: too many processes wait there.
+    except OSError:  # ECONNREFUSED: nobody listens. EAGAIN: the backlog is full.
         connection.close()
         return None
     if peer.pid and peer.is_dead():
@@ -226,23 +239,23 @@ def _connect(address: bytes) -> _Peer | None:
     return peer
 
 
-def _first(peers: list[_Peer]) -> _Peer:
-    """Wait for the first process that answers, closes its socket, or ends."""
+def _first_ready(peers: list[_Peer]) -> _Peer:
+    """Return the first process that answers, closes its socket, or dies. Blocks until then."""
     poll, of = select.poll(), dict[int, _Peer]()
     for peer in peers:
         of[peer.connection.fileno()] = peer
         poll.register(peer.connection, select.POLLIN)
     with InterruptsAllowed():
         while True:
-            for number, _ in poll.poll(_LOOK_MS):
+            for number, _ in poll.poll(_CHECK_MS):
                 return of[number]
             for peer in peers:
                 if peer.is_dead():
                     return peer
 
 
-def _ask(name: Name) -> tuple[int, bytes] | None:
-    """Return descriptor and info from the first holder that answers; None: there is no holder."""
+def _request(name: Name) -> tuple[int, bytes] | None:
+    """Return descriptor and info from the first holder that answers. None if there is no holder."""
     refused = ""
     with contextlib.ExitStack() as stack:
         peers = list[_Peer]()
@@ -255,11 +268,11 @@ def _ask(name: Name) -> tuple[int, bytes] | None:
                 if not reason:
                     peers.append(peer)
         while peers:
-            peer = _first(peers)
+            peer = _first_ready(peers)
             peers.remove(peer)
             answer, files = peer.receive()
             if answer == _FROM_ELSEWHERE:
-                refused = refused or _elsewhere(name)
+                refused = refused or _refusal_of_namespace(name)
             elif answer is not None:
                 made_by, info = answer
                 if made_by == name.made_by and files:
@@ -281,18 +294,19 @@ def _ask(name: Name) -> tuple[int, bytes] | None:
 # ---- the lock ----
 
 
-def _take_lock(name: Name) -> socket.socket | None:
-    """Return the lock's socket, for `_release`. None: a wait is over, check the holders again.
+def _acquire_lock(name: Name) -> socket.socket | None:
+    """Return the lock's socket, which `_release` closes. None: check the holders again.
 
-    Only one living process has the lock. To have it, a process listens at one of the addresses, and
-    then finds no other process that listens at another one. Of two processes, the one that listens
-    later finds the other. It waits if its number is higher, and otherwise the other one yields, or
-    has the lock and is waited for. Waits go from higher to lower numbers, or to a process that does
-    not wait, so there is no circle.
+    A process has the lock if it listens at one of the addresses and then finds no living process at
+    any other. So only one living process has the lock: of two, the one that listens later finds the
+    other. If the other one has a lower number, this process stops listening, and then waits for it.
+    If the other one has a higher number, this process waits until the other one stops listening for
+    the same reason, or releases the lock. There is no deadlock, because a process that listens
+    waits only for higher numbers.
     """
     number, own = 0, None
     while own is None:
-        if number == _MOST_LOCKS:  # forks by C code keep all of them
+        if number == _MOST_LOCKS:  # dead owners' children, forked by C code, keep all of them
             return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         own = _listen(name.address("lock", number))
         if own is None:
@@ -315,9 +329,9 @@ def _take_lock(name: Name) -> socket.socket | None:
 
 
 def _release(lock: socket.socket) -> None:
-    """Close the lock's socket, and all connections of processes that wait for it.
+    """Close the lock's socket, and the connections of all processes that wait for it.
 
-    The connections would stay open if a fork by C code had a copy of the socket.
+    If a child forked by C code has a copy of the socket, only this closes the connections.
     """
     with lock, contextlib.suppress(OSError):
         lock.shutdown(socket.SHUT_RDWR)
@@ -327,7 +341,7 @@ def _release(lock: socket.socket) -> None:
 
 
 def _wait_for(name: Name, number: int) -> bool:
-    """Wait for the living process that listens at a lock's address. False: there is none."""
+    """Wait for the process that listens at an address of the lock. Return False if none does."""
     peer = _connect(name.address("lock", number))
     if peer is None:
         return False
@@ -346,18 +360,18 @@ def _wait(name: Name, peer: _Peer) -> None:
             f"{name.shown}: the function that makes the data asks for them itself. Pass another "
             "name inside of it."
         )
-    _first([peer])
+    _first_ready([peer])
 
 
 # ---- holders ----
 
 _FROM_ELSEWHERE = "elsewhere"  # answer to a process of another PID namespace
-# Listening sockets of this process, and the descriptor that each gives to others; -1: none.
+# Listening sockets of this process, each with the descriptor that it serves; -1 for the lock.
 _listeners: weakref.WeakKeyDictionary[socket.socket, int] = weakref.WeakKeyDictionary()
 
 
 def _listen(address: bytes) -> socket.socket | None:
-    """Listen at an abstract address. None: another socket has it.
+    """Return a socket that listens at an abstract address, or None if the address is in use.
 
     Raises:
         OSError: the system refuses the socket, or no descriptor is left.
@@ -379,7 +393,7 @@ def _listen(address: bytes) -> socket.socket | None:
 @functools.cache
 def _prepare() -> None:
     machine.at_forks(after_in_child=_after_fork)
-    # A daemon thread answers nobody once the interpreter is exiting.
+    # Stop listening before the interpreter exits, because its daemon threads then no longer answer.
     atexit.register(_shut_all)
 
 
@@ -387,7 +401,7 @@ def _after_fork() -> None:
     for each in list(_listeners):
         _end(each)
     for key, (_, thread) in list(_makers.items()):
-        if thread != threading.get_ident():  # this process does not come from the function
+        if thread != threading.get_ident():  # another thread of the parent runs `make`
             del _makers[key]
 
 
@@ -397,15 +411,22 @@ def _shut_all() -> None:
 
 
 def _shut(listener: socket.socket, pid: int) -> None:
-    """End the listening of a process's own socket, and with it the thread that serves there."""
-    if os.getpid() == pid:  # a fork has closed its copy
+    """Stop a listening socket of this process, and the thread that serves there, if there is one.
+
+    Args:
+        listener: the socket.
+        pid: pid of the process that created the socket. In a forked child, do nothing.
+    """
+    if os.getpid() == pid:
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
 
 
-def _hold(name: Name, descriptor: int, info: bytes) -> Held:
-    """Serve the file to other processes, until `stop` of the result is called."""
-    # A thread in the supervisor would keep it from forking workers.
+def _become_holder(name: Name, descriptor: int, info: bytes) -> Held:
+    """Serve the file to other processes, until `stop` of the result is called.
+
+    The supervisor serves nothing, because a thread would keep it from forking workers.
+    """
     if role() == "supervisor":
         return Held(descriptor, info, bool)
     listener = None
@@ -435,9 +456,9 @@ def _end(listener: socket.socket) -> None:
 
 
 def _serve(listener: socket.socket, message: bytes) -> None:
-    """Give the file to each process that connects, until the socket is shut down.
+    """Send the file's descriptor to each process that connects, until the socket is shut down.
 
-    Runs in: a daemon thread, which takes no signal of the program. It ends the socket.
+    Then close the socket. Runs in: a daemon thread, which blocks all signals.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     while True:
@@ -448,7 +469,7 @@ def _serve(listener: socket.socket, message: bytes) -> None:
                 time.sleep(_PAUSE_S)
                 continue
             break
-        with connection, contextlib.suppress(OSError):  # the process has gone
+        with connection, contextlib.suppress(OSError):  # the newcomer is dead
             connection.setblocking(False)
             pid, uid = machine.peer_of(connection)
             flags = socket.MSG_NOSIGNAL

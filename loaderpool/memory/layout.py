@@ -5,7 +5,7 @@ There are two forms. One is chosen for each loader:
 - Fixed (`FixedLayout`): every row of a component has the same known shape. Each component is one
   C-contiguous array `dtype[rows, ...]` at a known, aligned offset. So workers write rows directly
   into place, and several workers may fill different rows of one slot. Several consecutive batches
-  (a chunk) are one longer array. Messages say how many rows each batch has, if that differs.
+  (a chunk) are one longer array. If batches differ in their rows, messages have the numbers.
 - Varying (`VaryingLayout`): shapes vary, or there is text. A slot starts with a table of its
   batches. Each batch is a header of int64 numbers, followed by aligned blocks. The data describes
   itself, so an oversize batch in a memory file of its own is read in the same way.
@@ -65,7 +65,7 @@ def aligned(nbytes: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _ends(row_bytes: tuple[int, ...], rows: int) -> tuple[int, ...]:
-    """Return 0, and the end of each component in a slot with this many rows."""
+    """Return the ends of all components in a slot for `rows` rows, after a leading 0."""
     return tuple(itertools.accumulate((aligned(size * rows) for size in row_bytes), initial=0))
 
 
@@ -75,8 +75,8 @@ class FixedLayout:
 
     row_shapes: tuple[tuple[int, ...], ...]  # shape of one row, per component
     dtypes: tuple[np.dtype[Any], ...]
-    # Number of rows in a slot: batch_size times the largest chunk. None: the rows of batches vary,
-    # and the components of each slot follow each other closely.
+    # Number of rows in a slot: batch_size times the largest chunk. None: batches differ in their
+    # rows. Then the offsets of components depend on the number of rows in the slot.
     capacity_rows: int | None
 
     @functools.cached_property
@@ -86,21 +86,21 @@ class FixedLayout:
         return tuple(math.prod(shape) * dtype.itemsize for shape, dtype in pairs)
 
     def offsets_of(self, rows: int) -> tuple[int, ...]:
-        """Return the offsets of the components from the start of a slot with this many rows."""
+        """Return the offsets of the components in a slot that contains `rows` rows."""
         return _ends(self.row_bytes, self.capacity_rows or rows)[:-1]
 
     def bytes_of(self, rows: int) -> int:
-        """Return the size of a slot for this many rows in bytes."""
+        """Return the size in bytes of a slot for `rows` rows."""
         return max(ALIGNMENT_BYTES, _ends(self.row_bytes, rows)[-1])
 
     @functools.cached_property
     def _same_places(self) -> tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...]:
-        """Shape, dtype and offset of each component, if they are the same in each slot."""
+        """Shape, dtype and offset of each component; empty if offsets differ between slots."""
         offsets = self.offsets_of(0) if self.capacity_rows is not None else ()
         return tuple(zip(self.row_shapes, self.dtypes, offsets, strict=False))
 
     def rows_in(self, nbytes: int) -> int:
-        """Return a number of rows that fit this many bytes, at least 1."""
+        """Return a number of rows that fit into `nbytes` bytes, at least 1."""
         free = nbytes - ALIGNMENT_BYTES * len(self.row_bytes)
         return max(1, free // max(1, sum(self.row_bytes)))
 
@@ -110,7 +110,7 @@ class FixedLayout:
         Args:
             buffer: memory that contains the slot.
             base: offset of the slot's start in the buffer.
-            rows: number of rows; all rows of the slot, if the rows of batches vary.
+            rows: number of rows. If batches differ in their rows: number of all rows in the slot.
         """
         arrays = []  # a loop, because a list comprehension costs a call before Python 3.12
         for shape, dtype, offset in self._same_places or zip(
@@ -198,7 +198,7 @@ class VaryingLayout:
 
 
 class OwnMemory:
-    """Rows of a fixed layout that do not fit their slot, in memory of the process that makes them.
+    """Memory of a worker for rows of a fixed layout that do not fit into their slot.
 
     Args:
         layout: layout of the rows.
@@ -206,7 +206,7 @@ class OwnMemory:
 
     Attributes:
         nbytes: size of the rows in bytes.
-        arrays: the rows of each component, to be written.
+        arrays: array of each component, into which the worker writes rows.
     """
 
     def __init__(self, layout: FixedLayout, rows: int) -> None:
@@ -215,7 +215,7 @@ class OwnMemory:
         self.arrays = layout.arrays(self._memory, 0, rows)
 
     def write(self, buffer: Buffer, base: int) -> None:
-        """Copy the rows to `nbytes` bytes of the buffer, from `base` on, as `VaryingLayout`."""
+        """Copy the rows to the buffer, from `base` on. Implements `VaryingLayout.write`."""
         np.ndarray((self.nbytes,), np.uint8, buffer, base)[:] = self._memory
 
 
@@ -266,7 +266,7 @@ _SMALL_CHUNK_BATCHES = 1024
 
 
 def fixed_chunk(batch_bytes: int) -> int:
-    """Return the maximum number of batches in a ticket, if a fixed batch takes this many bytes."""
+    """Return the maximum number of batches in a ticket. A batch has `batch_bytes` bytes."""
     few = min(CHUNK_BATCHES, _CHUNK_BYTES // max(1, batch_bytes))
     return max(1, few, min(_SMALL_CHUNK_BATCHES, _SMALL_CHUNK_BYTES // max(1, batch_bytes)))
 
@@ -289,13 +289,13 @@ class BatchForm:
     padding: tuple[object, ...] = ()
     # Spec of a batch of single samples, if several are packed into a row; None: a row is a sample.
     item_spec: ElementSpec | None = None
-    packed_at: int = 0  # number of the first component that packed rows have in addition
+    packed_at: int = 0  # place of the two components that packed rows have in addition
     # Classes of the function's results: `OwnClasses` in the main process, pickled in others.
     classes: OwnClasses | bytes | None = None
 
     @property
     def has_equal_batches(self) -> bool:
-        """True if all batches of a slot have the same number of rows, so that they are one array."""
+        """True if all batches of a slot have the same number of rows, and so form one array."""
         return self.fixed is not None and self.fixed.capacity_rows is not None
 
     @functools.cached_property
@@ -401,7 +401,7 @@ class BatchForm:
             anchor: the slot's bytes.
             rows: number of rows of each batch. Varying slots describe themselves.
             count: number of batches in a fixed slot.
-            batch_rows: number of rows of each batch in a fixed slot, if they vary.
+            batch_rows: number of rows of each batch in a fixed slot, if batches differ.
         """
         if self.fixed is None:
             return (
@@ -472,11 +472,12 @@ def batch_form(
         spec: spec of a batch.
         unit: result of one function call.
         batch_size: maximum number of rows of a batch; None for whole elements.
-        batch_bytes_seen: size of a batch of samples like those seen; determines varying slots.
+        batch_bytes_seen: size of a batch, estimated from the samples of the probe. It determines
+            the size of varying slots.
         may_leave_rows_out: True for `on_error="skip"`.
         may_replace_rows: True for `on_error="replace"`. Then the next good row must be in the same
             ticket, so batches are not split.
-        rows_vary: True if any batch may have another number of rows.
+        rows_vary: True if batches may differ in their numbers of rows.
         padding: fill values, as in `BatchForm`.
     """
     is_alike = _are_plain(spec) and all(pad is False for pad in padding)

@@ -1,16 +1,17 @@
 """`SampleFile`: samples of items in a memory file, which the workers of a supervisor share.
 
-If `fn` returns several samples for an item, workers need samples of one item at about the same
-time. The first of them calls `fn`, and writes all samples here. The others read theirs.
+If `fn` returns several samples for an item, several workers need these samples at about the same
+time. The first worker calls `fn`, and writes all samples of the item into the file. The others read
+the samples that they need.
 
     [ place 0: head | samples ][ place 1: head | samples ] ...
 
-Each place is a range of a sparse file, and has the samples of one item. The plan decides which item
-has which place. So an item replaces one that was needed long before, and the file has few items.
+Each place is a range of a sparse file, and has the samples of one item. `ItemSamples` chooses the
+place of each item. A new item overwrites an earlier one in its place, so the file has few items.
 
-A process that makes an item holds the lock of its place, a record lock of the kernel. The kernel
-releases it if the process dies. Readers take no lock: they read the head again after the sample,
-and a writer clears the head before it changes anything else (SAMPLES-1).
+A process that makes the samples of an item holds the lock of its place, a record lock of the
+kernel. The kernel releases the lock if the process dies. Readers need no lock: they read the head
+again after the sample, and a writer clears the head before it changes anything else (SAMPLES-1).
 """
 
 from __future__ import annotations
@@ -27,27 +28,28 @@ from loaderpool.memory.arena import HEADROOM_BYTES
 from loaderpool.system import capacity, clock, machine
 from loaderpool.system.interrupts import Undoing
 
-# Range of a place: address space of the file, not memory. Larger: fewer places.
+# Size of a place. It is a range of a sparse file, and takes no memory until it is written. Smaller:
+# large samples do not fit. Larger: fewer places.
 _PLACE_BYTES = 1 << 36
-# A process stores 1/64 of the free memory before it checks again, which takes half a millisecond.
-# Smaller: fewer processes may do this at the same time. Larger: more checks.
-_LOOKS = 64
-# Stamp of the writer, 1 + epoch, index of the item, 1 if making it has failed.
+# A process stores 1/64 of the free memory before it checks the free memory again. A check takes
+# half a millisecond. Smaller: fewer processes may do this at the same time. Larger: more checks.
+_MEMORY_SHARE = 64
+# Time of the write, 1 + epoch, source index of the item, 1 if `fn` failed for the item.
 _HEAD = struct.Struct("<4Q")
 _NUMBER = struct.Struct("<Q")
 
 
 class StoredSample(NamedTuple):
-    """Bytes of a sample, or of the report of a failed item."""
+    """Bytes of a sample, or of the failure report of its item."""
 
     content: bytes
     has_failed: bool
 
 
 class SampleFile:
-    """Samples of items, by place, epoch and index.
+    """Samples of items in a memory file, by place, epoch and source index.
 
-    All processes use one open file, because the kernel's locks belong to processes.
+    A record lock belongs to a process, so processes can share one open file.
 
     Ownership: owns the descriptor.
 
@@ -63,7 +65,7 @@ class SampleFile:
         Undoing(self, functools.partial(os.close, descriptor))
 
     def has(self, place: int, epoch: int, item: int) -> bool:
-        """Return True if the samples of an item are stored. Raises OSError."""
+        """Return True if the samples of an item are stored. Raises OSError like `read`."""
         return self._head(place, epoch, item) is not None
 
     def read(self, place: int, epoch: int, item: int, number: int) -> StoredSample | None:
@@ -87,9 +89,9 @@ class SampleFile:
     def write(
         self, place: int, epoch: int, item: int, parts: Sequence[bytes], has_failed: bool = False
     ) -> None:
-        """Store the samples of an item, or one report. The caller has the lock of the place.
+        """Store the samples of an item, or its failure report.
 
-        If too little memory is free, nothing is stored.
+        The caller holds the lock of the place. If too little memory is free, nothing is stored.
 
         Raises:
             OSError: the file cannot be written.
@@ -112,19 +114,21 @@ class SampleFile:
 
     def _has_room(self, nbytes: int) -> bool:
         if self._spare_bytes < nbytes:
-            self._spare_bytes = (capacity.available_memory_bytes() - HEADROOM_BYTES) // _LOOKS
+            free_bytes = capacity.available_memory_bytes() - HEADROOM_BYTES
+            self._spare_bytes = free_bytes // _MEMORY_SHARE
         self._spare_bytes -= nbytes
         return self._spare_bytes >= 0
 
     def lock(self, place: int, waits: bool) -> bool:
-        """Take the lock of a place. Return False if another process has it.
+        """Acquire the lock of a place. Return False if another process has it.
 
-        `unlock` pairs with a call that returns True.
+        Call `unlock` after a call that returns True.
 
         Blocks: if `waits`, until the lock is free.
 
         Raises:
-            OSError: the descriptor was closed, or processes wait for each other's threads.
+            OSError: the descriptor was closed, or the wait would be a deadlock (EDEADLK). The
+                kernel also refuses waits if different threads of two processes wait for each other.
         """
         flags = fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB)
         try:
@@ -138,7 +142,7 @@ class SampleFile:
         fcntl.lockf(self._file, fcntl.LOCK_UN, 1, place)
 
     def clear(self) -> None:
-        """Free the memory of all samples, because no process needs them any more."""
+        """Free the memory of all samples. Called when no process needs them any more."""
         os.ftruncate(self._file, 0)
 
     def _head(self, place: int, epoch: int, item: int) -> bytes | None:

@@ -2,17 +2,19 @@
 
 Each of the n items has a cell of the same probability, which is divided into levels. The lower
 levels of a cell, up to a threshold, draw its own item. The others draw another item, the *alias*.
-A light item has fewer levels than a cell, and keeps them. The rest of its cell comes from a heavy
-item. A heavy item that has given away more than it has too much gets levels of the next heavy item:
+The weight of an item determines how many levels draw it. A *light* item has fewer levels than a
+cell. A *heavy* item has at least as many, and its surplus fills the cells of light items. If the
+last of these cells needs more than the surplus, the heavy item fills that cell anyway. The next
+heavy item then fills the gap in the heavy item's own cell:
 
 ```
     levels     1    5    3    3       a cell has 3 levels, and 2 are missing in cell 0
     cell     |011| |111| |222| |333|  threshold of cell 0: 1, alias: 1
 ```
 
-Light and heavy items are taken in their order. The sums of what the light ones lack, and of what the
-heavy ones give, say which light item gets levels of which heavy one. So NumPy pairs whole chunks of
-items. A table is the same on every machine.
+Light and heavy items are paired in the order of the source. Running sums of the missing levels of
+light items, and of the surpluses of heavy items, determine which heavy item fills which cell. So
+NumPy pairs whole chunks of items. A table is the same on every machine.
 
 Sources: Walker, "An Efficient Method for Generating Discrete Random Variables with General
 Distributions", 1977; for the order of pairs, Hübschle-Schneider and Sanders, "Parallel Weighted
@@ -29,12 +31,15 @@ import numpy as np
 import numpy.typing as npt
 
 _Integers = npt.NDArray[np.int64]
-# Levels of all cells together. Sums of levels fit int64.
+# All cells together have about 2**62 levels. Sums of levels fit int64.
 _LEVELS_BITS = 62
 # Items of a chunk. Smaller: more calls of NumPy. Larger: arrays of a chunk leave the CPU cache.
 _CHUNK = 1 << 14
-_COLUMNS = 1 << 12  # numbers that are added at once; another number changes tables
-# Weights with a larger exponent are scaled first, so that no sum and no factor overflows.
+# Number of weights that are added at once. Another number rounds sums differently, which may change
+# tables, and with them the items of an epoch.
+_COLUMNS = 1 << 12
+# Weights are scaled first if the largest one has a larger exponent. Otherwise a sum or the factor
+# might overflow.
 _MOST_EXPONENT = 400
 
 
@@ -46,30 +51,31 @@ def alias_table(weights: npt.NDArray[Any], chunk: int = _CHUNK) -> npt.NDArray[n
         chunk: number of items that are paired at once. The table does not depend on it.
 
     Returns:
-        uint64[items]: the alias of each cell in the low bits, and its threshold above them. The
+        uint64[items]: the alias of each cell in the low bits, and the threshold above them. The
         probabilities agree with the weights to 14 digits. Items of weight 0 are never drawn.
     """
     count = len(weights)
     shift, levels = _item_bits(count), (1 << _LEVELS_BITS) // count
-    shares = _Shares(weights, levels, chunk)
+    item_levels = _ItemLevels(weights, levels, chunk)
     table = np.empty(count, np.int64)
-    lights = shares.items(is_heavy=False)
-    # The light items in work, their levels, and the sum of what they lack. `lacks` begins with the
-    # sum before the first of them. Those before `at` have an alias.
+    lights = item_levels.items(is_heavy=False)
+    # The current chunk of light items, their levels, and running sums of their missing levels.
+    # `lacks` begins with the sum before the chunk. Light items before `at` have an alias already.
     light, kept, lacks, at = _NONE, _NONE, np.zeros(1, np.int64), 0
-    heavy, given, waiting = np.array([shares.largest]), 0, _NONE
-    for heavy, held in shares.items(is_heavy=True):
+    heavy, given, waiting = np.array([item_levels.largest]), 0, _NONE
+    for heavy, held in item_levels.items(is_heavy=True):
         gives = held - levels
         gives[0] += given
         np.add.accumulate(gives, out=gives)
         given, done = int(gives[-1]), 0
-        table[waiting] += heavy[0] - waiting  # its alias was itself
+        # The last heavy item of the previous chunk had itself as alias, in place of this one.
+        table[waiting] += heavy[0] - waiting
         while True:
-            # A light item gets levels of the first heavy one that has some left.
+            # The first heavy item with surplus left fills the cell of a light item.
             stop = at + int(lacks[at:-1].searchsorted(given))
             givers, before = _ranks(gives[done:], lacks[at : stop + 1])
             table[light[at:stop]] = (kept[at:stop] << shift) | heavy[done + givers[:-1]]
-            # Heavy items with nothing left. The last one to get their levels may have got too many.
+            # Heavy items without surplus left. Each may have put too much into its last light cell.
             lacking = lacks[stop]
             ended = done + int(gives[done:].searchsorted(lacking, side="right"))
             over = lacks[at + before[: ended - done]] - gives[done:ended]
@@ -82,10 +88,10 @@ def alias_table(weights: npt.NDArray[Any], chunk: int = _CHUNK) -> npt.NDArray[n
             (light, kept), at = block, 0
             lacks = np.add.accumulate(np.append(lacking, levels - kept))
         waiting = heavy[done - 1 : done]
-        if done < len(heavy):  # rounding has left these some levels too many
+        if done < len(heavy):  # because of rounding, no light cell needs the surplus of these
             table[heavy[done:]] = (levels << shift) | heavy[done:]
             waiting = _NONE
-    # Rounding may have left a few levels to be given, and the last heavy item gives them.
+    # Because of rounding, a few levels may still be missing. The last heavy item fills them.
     last = int(heavy[-1])
     table[last] = (levels << shift) | last
     table[light[at:]] = (kept[at:] << shift) | last
@@ -105,7 +111,7 @@ def chosen(table: npt.NDArray[np.uint64], bits: npt.NDArray[np.uint64]) -> npt.N
     shift = np.uint64(_item_bits(count))
     levels, cells = np.divmod(bits, np.uint64(count))
     entries = table[cells]
-    # Two bits of a random number are left, because all levels together have 62 bits.
+    # Drop two of the 64 random bits, because all levels together have 62 bits.
     is_own = levels >> np.uint64(64 - _LEVELS_BITS) < entries >> shift
     alias = entries & ((np.uint64(1) << shift) - np.uint64(1))
     return np.where(is_own, cells, alias)
@@ -115,13 +121,15 @@ _NONE = np.empty(0, np.int64)
 
 
 def _item_bits(count: int) -> int:
-    """Return the number of bits of an item's number."""
+    """Return how many bits the largest item number of `count` items takes."""
     return (count - 1).bit_length()
 
 
 def _ranks(gives: _Integers, lacks: _Integers) -> tuple[_Integers, _Integers]:
-    """Return how many of `gives` are at most each of `lacks`, and how many of `lacks` are below
-    each of `gives`. Both are ascending.
+    """Return the rank of each number of two ascending arrays in the other array.
+
+    The rank of x in `lacks` is the number of `gives` that are at most x. The rank of x in `gives`
+    is the number of `lacks` that are below x.
     """
     # A stable sort merges two sorted arrays. It takes a fifth of the time of two binary searches.
     is_lack = np.concatenate((gives, lacks)).argsort(kind="stable") >= len(gives)
@@ -129,21 +137,23 @@ def _ranks(gives: _Integers, lacks: _Integers) -> tuple[_Integers, _Integers]:
     return of_lacks - np.arange(len(lacks)), of_gives - np.arange(len(gives))
 
 
-class _Shares:
-    """Levels of each item, in proportion to its weight. They are computed chunk by chunk.
+class _ItemLevels:
+    """Number of levels that draw each item, in proportion to its weight.
+
+    The numbers are computed chunk by chunk.
 
     Attributes:
         largest: item with the largest weight.
 
     Args:
         weights: weights of the items.
-        levels: levels of a cell.
-        chunk: items of a chunk.
+        levels: number of levels in a cell.
+        chunk: number of items in a chunk.
     """
 
     def __init__(self, weights: npt.NDArray[Any], levels: int, chunk: int) -> None:
         self._weights, self._levels, self._chunk = weights, levels, chunk
-        # Without these buffers, most of the time would be the first use of new pages.
+        # Reused buffers: in new arrays for each chunk, page faults would take most of the time.
         self._numbers, self._shares = np.empty(max(chunk, _COLUMNS)), np.empty(chunk, np.int64)
         self.largest = int(weights.argmax())
         self._exponent = math.frexp(float(weights[self.largest]))[1]
@@ -153,8 +163,8 @@ class _Shares:
     def _total(self) -> float:
         """Return the sum of all weights, which is the same on every machine.
 
-        NumPy adds all numbers of an array in an order that may depend on the machine. So it adds
-        rows of numbers, and accumulates the last row.
+        The order in which `numpy.sum` adds may depend on the machine. So this method adds rows of
+        `_COLUMNS` weights to one row of sums, and then accumulates that row from left to right.
         """
         sums = np.zeros(_COLUMNS)
         for start in range(0, len(self._weights), _COLUMNS):
@@ -171,9 +181,9 @@ class _Shares:
         return numbers
 
     def items(self, is_heavy: bool) -> Iterator[tuple[_Integers, _Integers]]:
-        """Yield the items of one kind in each chunk that has some, and their levels.
+        """Yield the light or heavy items of each chunk, and their numbers of levels.
 
-        Heavy items have at least the levels of a cell.
+        Chunks without such items are left out.
         """
         for start in range(0, len(self._weights), self._chunk):
             numbers = self._part(slice(start, start + self._chunk))

@@ -107,7 +107,7 @@ class Plan:
 
     @property
     def packed_length(self) -> int:
-        """Length of the rows in which several items are packed; 0: each row is one item."""
+        """Length of a row into which several items are packed; 0 if each row is one item."""
         return 0
 
     @cached_property
@@ -171,7 +171,7 @@ class Plan:
         Args:
             table: Array of the order, as in `DrawnOrder`.
             size: Number of positions of the epoch.
-            *batches: Not used: batches have the same number of rows.
+            *batches: Unused, because this plan needs no arrays for its batches.
         """
         order = replace(self.order, table=table, size=size)  # type: ignore[call-arg]
         return replace(self, order=order)
@@ -186,12 +186,12 @@ class Plan:
         return self._start_at(batches * self._full_rows * self.num_shards)
 
     def without(self, epoch: int, batches: range) -> Start:
-        """Return the start of the same rest without some batches of the whole epoch.
+        """Return this plan's start, with more batches left out.
 
         Args:
             epoch: Number of the epoch.
-            batches: Numbers of the batches in the whole epoch of this shard. All shards leave out
-                their batches of these numbers.
+            batches: Numbers of the batches, counted from the beginning of this shard's epoch. Each
+                shard leaves out its own batches with these numbers.
         """
         from loaderpool.plan.taken import Taken
 
@@ -212,7 +212,7 @@ class Plan:
         return stop - start
 
     def batch_rows(self, epoch: int, batch: int, count: int) -> tuple[int, ...]:
-        """Return the number of rows of each of `count` consecutive batches. Raises as `rows`."""
+        """Return the number of rows of each of `count` consecutive batches. Raises like `rows`."""
         return tuple(self.rows(epoch, each) for each in range(batch, batch + count))
 
     def positions(self, epoch: int, batch: int, count: int = 1) -> npt.NDArray[np.int64]:
@@ -256,7 +256,7 @@ class Plan:
 
     @cached_property
     def _taken(self) -> Taken | None:
-        """Positions that were taken or left out; None: `start` is the first one that is left."""
+        """Positions that were taken or left out. None if no part is left out after `start`."""
         if isinstance(self.start, int):
             return None
         # Imported here, because few epochs have parts left out.
@@ -266,22 +266,22 @@ class Plan:
 
     @cached_property
     def _first(self) -> int:
-        """First position that is left, or first global batch if the order gives batches."""
+        """First position that was not taken; first global batch if the order determines batches."""
         first: int = self.start if self._taken is None else self._taken.first[0]
         return first
 
     @cached_property
     def _size(self) -> int:
-        """Number of positions, without those left out."""
+        """End of the epoch's positions, counted without those left out."""
         return self.order.size - (0 if self._taken is None else self._taken.left_out[0])
 
     def _start_at(self, more: int) -> Start:
-        """Return the start after `more` positions or global batches of the rest."""
+        """Return the start after `more` further positions, or global batches of a drawn order."""
         left = self._first + more
         return left if self._taken is None else self._taken.start_at([left])
 
     def _located(self, epoch: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the positions of rows, which are counted without those left out."""
+        """Convert rows, which are counted without the parts left out, into positions."""
         if self._taken is None:
             return rows
         positions: npt.NDArray[np.int64] = self._taken.numbers(rows)
@@ -321,7 +321,7 @@ class Plan:
         )
 
     def _span(self, epoch: int, batch: int) -> tuple[int, int]:
-        """Return the first row of a batch and the one after its last, as `_located` counts rows."""
+        """Return the first row and the end of a batch, counted as the rows of `_located`."""
         if 0 <= batch < self._full_batches:
             start = self._first + (batch * self.num_shards + self.shard_index) * self._full_rows
             return start, start + self._full_rows
@@ -349,8 +349,8 @@ class Numbering:
     Attributes:
         batches_per_epoch: Number of batches of an epoch.
         lanes: Number of generators, as in `Plan`.
-        batch_size: Most rows of a batch.
-        usual_rows: Rows of a batch; the mean, if the rows vary.
+        batch_size: Largest number of rows of a batch.
+        usual_rows: Number of rows of a batch; the mean, if batches differ.
     """
 
     def __init__(self, plan: Plan, epoch: int = 0, rest: Start = 0) -> None:
@@ -392,7 +392,7 @@ class Numbering:
         return (count - 1) * plan.most_rows + (plan.last_rows if has_last else plan.most_rows)
 
     def batch_rows(self, number: int, count: int) -> tuple[int, ...]:
-        """Return the number of rows of each of `count` batches from `number` on, of one epoch."""
+        """Return the number of rows of each of `count` batches of one epoch, from `number` on."""
         epoch, batch, rest = self.locate(number)
         return (self._rest_plan if rest else self._plan).batch_rows(epoch, batch, count)
 

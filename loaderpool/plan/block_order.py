@@ -33,7 +33,7 @@ _Integers = npt.NDArray[np.int64]
 # Number of windows whose permutations are kept. Smaller: batches of two windows, read in turn by
 # two passes, make the permutations again.
 _KEPT_WINDOWS = 8
-_PLACE = np.uint64(TABLE_SIZE * 2 - 1)  # bits of a place in a small window
+_PLACE = np.uint64(TABLE_SIZE * 2 - 1)  # mask for the low bits, which have a row's place
 
 
 class _Epoch(NamedTuple):
@@ -45,7 +45,7 @@ class _Epoch(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """Shuffled rows of one window."""
+    """Shuffled rows of one window of blocks."""
 
     first: int  # first position
     indices: _Integers | None  # source index of each position, if the window is small
@@ -73,7 +73,7 @@ class BlockOrder(Order):
         return indices
 
     def _parts(self, epoch: int, positions: _Integers) -> Iterator[_Integers]:
-        """Yield the source indices of parts of the positions. Each part is of one window."""
+        """Yield source indices for consecutive parts of `positions`, each within one window."""
         windows, start, size = self._epoch(epoch).windows, 0, len(positions)
         numbers = windows.searchsorted(positions, side="right")
         changes = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
@@ -94,7 +94,7 @@ class BlockOrder(Order):
         return self._in_source(epoch, number, shuffle.take(positions - first) + first)
 
     def _in_source(self, epoch: int, number: int, places: _Integers) -> _Integers:
-        """Return the source indices of places in a window, before its rows are shuffled."""
+        """Return the source indices of places in a window whose rows are not shuffled."""
         table, start = self._epoch(epoch), number * self.window
         blocks = slice(start, start + self.window)
         found = table.ends[blocks].searchsorted(places, side="right")
@@ -108,7 +108,7 @@ class BlockOrder(Order):
         if rows > TABLE_SIZE:
             return _Window(first, None, Permutation(rows, key))
         places = np.arange(rows)
-        # The low bits make all numbers different, so each way to sort gives the same order.
+        # The low bits make all numbers different. So every sorting algorithm gives the same order.
         bits = random_bits(key, places) & ~_PLACE | places.astype(np.uint64)
         bits.sort()
         places = (bits & _PLACE).astype(np.int64)

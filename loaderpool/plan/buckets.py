@@ -18,12 +18,12 @@ batches depends only on the number of items in each bucket, so it is the same in
 order of the batches depends on the epoch.
 
 Items of a bucket are taken in order. So the point at which an epoch was left is the number of items
-taken from each bucket, for any number of shards. These numbers are the plan's *start*. Parts that
-are left out are removed from each bucket.
+taken from each bucket, for any number of shards. These numbers are the plan's *start*. If batches
+are left out (`taken`), the start also has the bounds of the left-out part of each bucket.
 
-The items of a batch depend on the number of items of its bucket before. So a process keeps a table
-for each epoch in progress. It has all positions, sorted by bucket and by position within a bucket:
-4 bytes per item (8 from 2**32 on).
+The items of a batch depend on the number of earlier items in its bucket. So a process keeps a table
+for each epoch in progress. The table has all positions, sorted by bucket, then by position: 4 bytes
+per item (8 from 2**32 items on).
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class BucketPlan(Plan):
 
     @cached_property
     def _counts(self) -> npt.NDArray[np.int64]:
-        """Number of items in each bucket, without those left out."""
+        """End of each bucket's items, counted without those left out."""
         return np.array(self.buckets.counts, np.int64) - self._taken.left_out
 
     @property

@@ -1,10 +1,10 @@
 """Plans of epochs whose order is drawn: their batches, and their arrays in shared memory.
 
-A drawn order may also say which positions make a batch. Global batch g has the positions
-`stops[g - 1]` to `stops[g]`. With S shards, shard r has the global batches r, S + r, 2·S + r, ...
-If the number of global batches is no multiple of S, the last ones are divided into S parts, as even
-as possible. A part never has rows of two batches, because the rows of a batch may have been chosen
-to fit together:
+A drawn order may also determine which positions form a batch. Global batch g has the positions
+`stops[g - 1]` to `stops[g]`. With S shards, shard r gets the global batches r, S + r, 2·S + r, ...
+If the number of global batches is no multiple of S, the remaining ones are divided into S parts, as
+evenly as possible. A part never has rows of two batches, because the rows of a batch may have been
+chosen to fit together:
 
 ```
     position   0     3         8  9       13     16  18   stops = 3 8 9 13 16 18, S = 4
@@ -13,7 +13,7 @@ to fit together:
     batch      └────────────── 0 ─────────┴─── 1 ────┘
 ```
 
-If they have fewer rows than there are shards, rows are repeated.
+If the remaining batches have fewer rows than there are shards, rows are repeated.
 
 The main process writes the arrays of an epoch into shared memory once (`write_order`), where the
 supervisor and the workers find them (`read_order`).
@@ -45,9 +45,9 @@ _WORD = 8
 
 @dataclass(frozen=True, eq=False)
 class DrawnBatches(Plan):
-    """Plan of a drawn order that says which positions make a batch.
+    """Plan of a drawn order that determines which positions form a batch.
 
-    Its start counts global batches.
+    The plan's start counts global batches.
     """
 
     rows_vary: ClassVar[bool] = True
@@ -57,7 +57,7 @@ class DrawnBatches(Plan):
 
     @cached_property
     def most_rows(self) -> int:
-        """Rows of a usual batch until an epoch was drawn, then the most of a global batch."""
+        """Rows of the largest global batch. The batch size, until an epoch's order is drawn."""
         if not len(self.stops):
             return self._full_rows
         return int(np.diff(self.stops, prepend=0).max())
@@ -87,16 +87,16 @@ class DrawnBatches(Plan):
 
     @property
     def arrays(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Arrays that `drawn` gets after the order's."""
+        """Arguments `batches` of `drawn`, which give this plan's batches."""
         return self.stops, NO_STOPS
 
     def drawn(self, table: npt.NDArray[Any], size: int, *batches: npt.NDArray[np.int64]) -> Plan:
-        """Return the plan of an epoch with these batches, which are given as `arrays`."""
+        """Return the plan of an epoch. `batches` are the arrays of its batches (see `arrays`)."""
         plan = super().drawn(table, size)
         return replace(plan, stops=batches[0])  # type: ignore[call-arg]
 
     def start_after(self, epoch: int, batches: int) -> Start:
-        """Return the global batches that all shards together have taken."""
+        """Return the start after `batches` batches of each shard, in global batches."""
         if batches >= self.batches_per_epoch:
             return len(self.stops)
         return self._start_at(batches * self.num_shards)
@@ -109,7 +109,7 @@ class DrawnBatches(Plan):
 
     @cached_property
     def _rows_taken(self) -> Taken:
-        """Positions of the global batches that are left out."""
+        """The left-out global batches, as intervals of positions."""
         from loaderpool.plan.taken import Taken
 
         assert self._taken is not None
@@ -119,7 +119,7 @@ class DrawnBatches(Plan):
 
     @cached_property
     def _bounds(self) -> npt.NDArray[np.int64]:
-        """Row after each global batch, as `_located` counts rows, without those left out."""
+        """End of each global batch that is not left out, counted as the rows of `_located`."""
         if self._taken is None:
             return self.stops
         rows = np.diff(self.stops, prepend=0)
@@ -138,7 +138,7 @@ class DrawnBatches(Plan):
 
     @property
     def _tail(self) -> int:
-        """First global batch whose rows are divided."""
+        """First of the remaining global batches, whose rows are divided among all shards."""
         count = len(self._bounds)
         return count - (count - self._first) % self.num_shards
 
@@ -156,13 +156,13 @@ class DrawnBatches(Plan):
 
     @cached_property
     def _parts_of_tail(self) -> list[tuple[int, int]]:
-        """First and end position of each shard's part of the last batches."""
+        """First row and end of each part of the remaining global batches."""
         import heapq  # imported here, because few plans divide batches
 
-        # Until an epoch was drawn, it counts as one batch.
+        # Until the order of an epoch is drawn, the epoch counts as one batch.
         ends = self._bounds[self._tail :].tolist() or [self.order.size]
         bounds = [*itertools.pairwise([self._before(self._tail), *ends])]
-        # Divide the batch with the largest parts further, until there is a part for each shard.
+        # Add a part to the batch with the largest parts, until there is a part for each shard.
         largest: list[tuple[float, int, int]]
         largest = [(start - stop, at, 1) for at, (start, stop) in enumerate(bounds)]
         heapq.heapify(largest)
@@ -208,7 +208,7 @@ def write_order(plan: Plan, memory: Any, offset: int) -> None:
 
 
 def copy_of_order(plan: Plan, memory: Any, offset: int) -> npt.NDArray[np.uint8]:
-    """Return a copy of the bytes that `write_order` has written. They can be read elsewhere.
+    """Return a copy of the bytes that `write_order` has written, for another machine.
 
     Args:
         plan: Plan of the loader.
@@ -221,7 +221,7 @@ def copy_of_order(plan: Plan, memory: Any, offset: int) -> npt.NDArray[np.uint8]
 
 
 def read_order(plan: Plan, memory: Any, offset: int) -> Plan:
-    """Return the plan of the epoch whose arrays `write_order` has written. It uses them in place.
+    """Return the plan of the epoch whose arrays `write_order` has written, without a copy.
 
     Args:
         plan: Plan of the loader.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 KEY_BYTES = 16
 # Smaller: equal hashes of two seeds of one generator are likelier. Larger: a saved state is longer.
 _SEED_BYTES = 4
-# Kinds of streams. `sample_streams` has 1, 2 and 5 of them. Streams of two kinds never overlap.
+# Kinds of streams. Streams of two kinds never overlap. `sample_streams` uses the kinds 1, 2 and 5.
 SAMPLE, BATCH, LANE, PASS, ITEM = 1, 2, 3, 4, 5
 # Maximum number of generators that are seeded for one loader. Smaller: transforms that have one
 # generator each would repeat numbers. Larger: seeding would take longer than most samples.

@@ -1,18 +1,18 @@
 """Orders by the lengths of items: batches of a token budget, and sequences packed into rows.
 
-Both take the items of an epoch in their order, which is shuffled, in windows of a number of items.
-Lengths are compared within a window only:
+Both shuffle the items of an epoch, unless `shuffle=False`, and cut them into windows of a fixed
+number of items. Only items of one window share a batch or row:
 
 ```
     order        5 2 9 1 │ 7 3 8 3      lengths, in windows of four items
     budget of 12 9│5 2│1 │ 8│7│3 3      longest first; a batch costs its rows times its longest item
-    rows of 10   1 9│5 2 │ 7 3│8│3      each row has items of together at most 10
+    rows of 10   1 9│5 2 │ 7 3│8│3      the items of a row have at most 10 in total
 ```
 
-Then the batches or rows of a window are shuffled, so that their lengths do not come sorted.
+Then the batches or rows of each window are shuffled. Otherwise long ones would come first.
 
-Runs in: the main process, when an epoch begins. Results depend on lengths, settings, seed and epoch
-only.
+Runs in: the main process, when an epoch begins. The result depends only on lengths, settings, seed
+and epoch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import numpy.typing as npt
 from loaderpool.plan.permutation import permutation, stream_key
 
 _Integers = npt.NDArray[np.int64]
-# Positions that are permuted at once. Smaller: it takes longer. Larger: temporary arrays take more
-# memory.
+# Number of positions that are permuted at once. Smaller: an epoch takes longer to permute. Larger:
+# temporary arrays take more memory.
 _BLOCK = 1 << 16
 
 
@@ -40,24 +40,25 @@ def token_batches(
     epoch: int,
     shuffle: bool,
 ) -> tuple[_Integers, _Integers]:
-    """Return batches whose rows times their longest item are at most `max_tokens`.
+    """Return batches whose padded size is at most `max_tokens`: their rows times the longest item.
 
-    The last batch of a window has what is left of it, and is usually smaller. It stays the last, so
-    that the first batch of an epoch, which determines the size of buffers, is a full one.
+    The last batch of a window has the remaining items, and is usually smaller. The shuffle keeps it
+    at the end of its window. So the first batch of an epoch, which determines the size of buffers,
+    is full.
 
     Args:
         lengths: Length of each item of the source, 0 to `max_tokens`.
-        max_tokens: Most tokens of a batch, padding included.
-        max_rows: Most rows of a batch; None: no limit.
+        max_tokens: Largest number of tokens in a batch, padding included.
+        max_rows: Largest number of rows in a batch; None: no limit.
         window: Number of items of a window.
         seed: Seed of the shuffle.
         epoch: Number of the epoch.
-        shuffle: False: items come in the order of the source, and the batches of a window from long
-            to short items.
+        shuffle: False: windows come in the order of the source, and the batches of each window from
+            long to short items.
 
     Returns:
-        The items, int64[items], and the position after each batch, int64[batches]. The items of a
-        batch are sorted, the longest first.
+        The items in their new order, int64[items], and the end of each batch, int64[batches]. The
+        longest item of a batch comes first.
     """
     items = _in_order(len(lengths), seed, epoch, shuffle)
     ordered = lengths[items]
@@ -87,9 +88,9 @@ def token_batches(
 def packed_rows(
     lengths: _Integers, capacity: int, window: int, *, seed: int, epoch: int, shuffle: bool
 ) -> tuple[_Integers, _Integers]:
-    """Return rows of items whose lengths sum to at most `capacity`.
+    """Return rows of items. The total length of each row is at most `capacity`.
 
-    No window has more rows than first-fit-decreasing would make of it.
+    No window has more rows than the algorithm first-fit-decreasing would need.
 
     Args:
         lengths: Length of each item of the source, 0 to `capacity`.
@@ -97,11 +98,11 @@ def packed_rows(
         window: Number of items of a window.
         seed: Seed of the shuffle.
         epoch: Number of the epoch.
-        shuffle: False: items come in the order of the source, and rows in that of their first item.
+        shuffle: False: items are not shuffled, and rows are sorted by their first item.
 
     Returns:
-        The items, int64[items], and the position after each row, int64[rows]. Items of a row keep
-        the order that they have in the epoch.
+        The items in their new order, int64[items], and the end of each row, int64[rows]. The items
+        of a row keep their order.
     """
     items = _in_order(len(lengths), seed, epoch, shuffle)
     ordered = lengths[items]
@@ -123,7 +124,7 @@ def packed_rows(
 
 
 def _in_order(size: int, seed: int, epoch: int, shuffle: bool) -> _Integers:
-    """Return the items of an epoch in their order: that of `shuffle=True`, or of the source."""
+    """Return the items of an epoch, in the order of `Loader(shuffle=True)` or of the source."""
     positions = np.arange(size)
     if not shuffle:
         return positions
@@ -133,7 +134,7 @@ def _in_order(size: int, seed: int, epoch: int, shuffle: bool) -> _Integers:
 
 
 def _random_keys(purpose: str, seed: int, epoch: int, size: int) -> npt.NDArray[np.uint64]:
-    """Return random numbers, the same on every machine and NumPy version."""
+    """Return random numbers that are the same on every machine and NumPy version."""
     keys: npt.NDArray[np.uint64] = np.random.Philox(
         key=stream_key(purpose, seed, epoch)
     ).random_raw(size)
@@ -141,7 +142,7 @@ def _random_keys(purpose: str, seed: int, epoch: int, size: int) -> npt.NDArray[
 
 
 def _joined(starts: _Integers, counts: _Integers) -> _Integers:
-    """Return the ranges of `counts[i]` numbers from `starts[i]` on, one after the other."""
+    """Concatenate ranges of numbers. Range i has `counts[i]` numbers, from `starts[i]` on."""
     before = counts.cumsum() - counts
     return np.repeat(starts - before, counts) + np.arange(counts.sum())
 
@@ -152,8 +153,8 @@ def _joined(starts: _Integers, counts: _Integers) -> _Integers:
 def _packed(lengths: _Integers, capacity: int) -> tuple[_Integers, int]:
     """Return the row of each item, and the number of rows.
 
-    Best-fit-decreasing usually makes the fewest rows that are possible. If it is not known to,
-    first-fit-decreasing may make fewer. It takes four times as long.
+    Best-fit-decreasing usually needs the fewest possible rows. If it needs more than the lower
+    bound, try first-fit-decreasing as well, which takes four times as long.
     """
     found, count = _best_fit(lengths, capacity)
     if count > fewest_rows(lengths, capacity):
@@ -164,11 +165,13 @@ def _packed(lengths: _Integers, capacity: int) -> tuple[_Integers, int]:
 
 
 def _best_fit(lengths: _Integers, capacity: int) -> tuple[_Integers, int]:
-    """Put each item, the longest first, into the row in which the least space is left."""
+    """Put each item, the longest first, into the fullest row that has space for it.
+
+    Return the row of each item, and the number of rows.
+    """
     order = (-lengths).argsort(kind="stable")
-    # Sizes of the spaces that rows have left, ascending, and the rows that have each.
-    spaces: list[int] = []
-    having: dict[int, list[int]] = {}
+    spaces: list[int] = []  # the different sizes of free space that rows have, ascending
+    rows_by_space: dict[int, list[int]] = {}  # rows with each size of free space
     rows: list[int] = []
     count = 0
     for length in lengths[order].tolist():
@@ -179,15 +182,15 @@ def _best_fit(lengths: _Integers, capacity: int) -> tuple[_Integers, int]:
         else:
             space = spaces[at]
             left = space - length
-            same = having[space]
+            same = rows_by_space[space]
             row = same.pop()
             if not same:
-                del spaces[at], having[space]
+                del spaces[at], rows_by_space[space]
         rows.append(row)
-        if left in having:
-            having[left].append(row)
+        if left in rows_by_space:
+            rows_by_space[left].append(row)
         else:
-            having[left] = [row]
+            rows_by_space[left] = [row]
             bisect.insort(spaces, left)
     found = np.empty(len(lengths), np.int64)
     found[order] = rows
@@ -197,12 +200,12 @@ def _best_fit(lengths: _Integers, capacity: int) -> tuple[_Integers, int]:
 def _first_fit(lengths: _Integers, capacity: int, count: int) -> _Integers | None:
     """Put each item, the longest first, into the first row that has space for it.
 
-    Return the row of each item; None: that takes more than `count` rows.
+    Return the row of each item, or None if `count` rows are not enough.
     """
     order = (-lengths).argsort(kind="stable")
     leaves = 1 << max(0, count - 1).bit_length()
-    # A binary tree: node n has the largest space of the nodes 2 * n and 2 * n + 1, and a row is a
-    # leaf.
+    # A binary tree whose leaves are the rows' free spaces. Node n has the larger number of its
+    # children, the nodes 2 * n and 2 * n + 1.
     largest = [capacity] * (2 * leaves)
     rows: list[int] = []
     for length in lengths[order].tolist():
@@ -229,10 +232,11 @@ def _first_fit(lengths: _Integers, capacity: int, count: int) -> _Integers | Non
 def fewest_rows(lengths: _Integers, capacity: int) -> int:
     """Return a lower bound for the number of rows.
 
-    An item of more than half a row shares its row with no other such item. Leave out all items
-    below some length. Then a long item that only these would fit beside is alone in its row. All
-    others fill the space beside items of more than half a row, or rows of their own. This holds for
-    any length below which items are left out, and the largest result counts.
+    Two items of more than half a row never share a row. Choose a length k of at most half a row,
+    and ignore all shorter items. An item longer than `capacity - k` is then alone in its row. Each
+    other item of more than half a row has a row with some free space. The items from k to half a
+    row need the total of this space, and further rows if it is too small. Each k gives a lower
+    bound. The result is the largest one.
 
     Source: Martello and Toth, "Lower bounds and reduction procedures for the bin packing problem",
     1990 (the bound L2).

@@ -57,7 +57,7 @@ the excess is about `2**-low_bits` (estimated): 1.6 % just above `TABLE_SIZE`, 0
 Larger: each round takes some 5 us for a batch of 32, which takes 28.
 """
 
-# Constants of SplitMix64: distance of its states, then a shift and a factor for each step.
+# Constants of SplitMix64: difference between two states; then shifts and factors that mix a state.
 _GAP, _LAST_SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(31)
 _MIXES = (
     (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
@@ -181,9 +181,10 @@ def stream_key(purpose: str, seed: int, epoch: int) -> int:
 def random_bits(key: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
     """Return a random number of 64 bits for each position.
 
-    The numbers are those of the generator SplitMix64 after so many steps, from the low 64 bits of
-    the key on. They are the same on every machine and NumPy version. A generator of NumPy takes
-    three times as long for a batch, because a new one must be made.
+    The generator is SplitMix64. Its first state is the low 64 bits of the key. Position p gets the
+    output for the state after p steps. The numbers are the same on every machine and NumPy version.
+    A generator of NumPy would take three times as long for a batch, because each batch needs a new
+    one.
 
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
 

@@ -63,10 +63,10 @@ class SampleStreams:
 
         It is the same object each time and valid until the next call. It equals
         `Generator(Philox(key=k, counter=[0, 0, position, kind]))` with k = `stream_key("rng", seed,
-        epoch)` and kind `SAMPLE_KIND`, `BATCH_KIND` or `ITEM_KIND`. After 2**128 blocks it would reach the next
-        position's stream. Generators that it spawns also depend on the sample. The stream of a
-        `batch_fn` is at the position of its first row, which differs between shards. It
-        is not the stream of the sample at that position.
+        epoch)` and kind `SAMPLE_KIND`, `BATCH_KIND` or `ITEM_KIND`. After 2**128 blocks it would
+        reach the next position's stream. Generators that it spawns also depend on the sample. A
+        call of `batch_fn` uses the position of its first row, which differs between shards. Its
+        stream is not that of the sample at this position, because the kinds differ.
         """
         if epoch != self._epoch:
             self._set_epoch(epoch)

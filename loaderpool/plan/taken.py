@@ -1,9 +1,9 @@
-"""`Taken`: the parts of an epoch that later batches do not have, as intervals.
+"""`Taken`: the parts of an epoch that later batches do not contain, as intervals.
 
-A consumer takes an epoch from its beginning. Besides, users may leave out later batches, for
-example after a spike of the loss (`Loader.skip_batches`). Both are intervals of the same numbers:
-positions, or global batches of a drawn order. A plan with buckets has such intervals for each
-bucket, because the items of a bucket are taken in their order.
+A consumer takes an epoch from its beginning. Users may also leave out later parts, for example
+after a spike of the loss (`Loader.skip_batches`). The taken part and the parts left out are
+intervals of numbers. A number is a position, or a global batch if the order determines the batches.
+A plan with buckets has such intervals for each bucket, because each bucket is taken in order.
 
 ```
     number    0        5     8     11          16         start = (5, 8, 11)
@@ -12,9 +12,9 @@ bucket, because the items of a bucket are taken in their order.
 ```
 
 A plan divides the numbers that are left into batches, as if no number was left out. So any number
-of shards can share them. A *start* is the form in which intervals travel in messages and states:
-the first number that was not taken, then the bounds of each interval after it. With buckets, each
-of these is one number for each bucket.
+of shards can share them. Messages and saved states contain the intervals as a *start*: the first
+number that was not taken, then the bounds of each interval after it. With buckets, each of these is
+one number for each bucket.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 Start = int | tuple[int, ...]
-"""Point at which an epoch was left, so that its rest can be made elsewhere; falsy: its beginning."""
+"""Taken part and left-out parts of an epoch, as `Taken` reads them; falsy: the epoch is whole."""
 
 _Integers = npt.NDArray[np.int64]
 
@@ -36,11 +36,11 @@ class Taken:
 
     Attributes:
         first: First number that is left, for each bucket.
-        left_out: Count of numbers that are left out after it, for each bucket.
+        left_out: How many numbers after `first` are left out, for each bucket.
 
     Args:
-        start: The intervals, as in the module's docstring.
-        buckets: Number of buckets; 1: the plan has none.
+        start: The intervals, in the form that the module's docstring describes.
+        buckets: Number of buckets; 1 if the plan has none.
     """
 
     def __init__(self, start: Start, buckets: int = 1) -> None:
@@ -65,27 +65,27 @@ class Taken:
             self.left_out[bucket] = sum(end - begin for begin, end in gaps)
 
     def gaps(self) -> Iterator[tuple[int, int, int]]:
-        """Yield bucket, first number, and number after the last one, of each part left out."""
+        """Yield the bucket, the first number, and the end of each part left out after `first`."""
         for bucket, gaps in enumerate(self._gaps):
             for begin, end in gaps:
                 yield bucket, begin, end
 
     def numbers(self, left: Any, bucket: int = 0) -> Any:
-        """Return the numbers of those that are left.
+        """Convert numbers that are counted without the parts left out into numbers of the epoch.
 
         Args:
-            left: int64[n], or one integer: numbers counted without those left out.
-            bucket: Their bucket.
+            left: The counted numbers: int64[n], or one integer.
+            bucket: Bucket of these numbers.
         """
         for begin, end in self._gaps[bucket]:
             left = left + (end - begin) * (left >= begin)
         return left
 
     def start_at(self, left: list[int]) -> Start:
-        """Return the start of the rest from these numbers on.
+        """Return the start of the part of the epoch that begins at these numbers.
 
         Args:
-            left: A number for each bucket, counted without those left out.
+            left: One number for each bucket, counted without the parts left out.
         """
         first = [int(self.numbers(each, bucket)) for bucket, each in enumerate(left)]
         rows = [first]
@@ -102,11 +102,11 @@ class Taken:
         return tuple(number for row in rows for number in row)
 
     def without(self, begin: Start, end: Start) -> Start:
-        """Return the start of the rest without another part.
+        """Return the start that also leaves out one more part of the epoch.
 
         Args:
-            begin: Start before the part, without parts left out.
-            end: Start after the part, in the same way.
+            begin: Start of an epoch that was taken up to the beginning of the part.
+            end: Start of an epoch that was taken up to the end of the part.
         """
         buckets = len(self.first)
         start = self.start_at(self.first)

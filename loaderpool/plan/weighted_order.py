@@ -1,7 +1,7 @@
-"""`WeightedOrder`: items drawn at random with replacement, each with a probability by its weight.
+"""`WeightedOrder`: items drawn with replacement. Their probabilities are proportional to weights.
 
-Position p of an epoch has a random number of 64 bits. It chooses an entry of an alias table
-(`alias_table`), which says which item that is.
+Each position of an epoch has a random number of 64 bits. The alias table of the weights
+(`alias_table`) maps this number to an item.
 
 A random number depends only on seed, epoch and position, so no order is stored. An epoch of any
 length starts at once, and any process can look up any position.

@@ -107,8 +107,8 @@ class Dispatcher(Supervisor):
         self._stored: dict[int, Any] = {}
         # The beginning of each run, which a node gets with each ticket.
         self._begun: dict[int, Begin] = {}
-        # Drawn order of each run, and under run 0 that of the first sample, by loader and run: its
-        # bytes, or a reference into the cluster's stores once a node needs it.
+        # Drawn order of each run, by loader and run; run 0 has the order of the first sample. A
+        # value is the order's bytes, or a reference into the cluster's stores once a node needs it.
         self._epochs: dict[tuple[int, int], Any] = {}
         self._losses: collections.deque[tuple[str, str]] = collections.deque(maxlen=_KEPT)
         self._mailbox = Mailbox()
@@ -155,17 +155,17 @@ class Dispatcher(Supervisor):
         super()._begin(message)
 
     def _note_epoch(self, loader: int, run: int, feed: int) -> None:
-        """Send the order of a run's epoch to all nodes, if it is drawn.
+        """Send the drawn order of a run's epoch to all nodes. Do nothing if the order is not drawn.
 
         Args:
             loader: Number of the loader's version.
-            run: Number of the run; 0: for the first sample.
+            run: Number of the run; 0 for the order of the first sample.
             feed: Offset of the order in the arena.
         """
         settings = self._payloads.settings.get(loader)
         if settings is None or not (feed and settings.plan.order.is_drawn):
             return
-        # A copy, because the main process may release the order while nodes still start.
+        # Copy, because the main process may release the order before all nodes have started.
         self._epochs[loader, run] = copy_of_order(settings.plan, self._arena.map, feed)
         for node in self._running():
             self._order_epoch(node, loader, run)
@@ -206,7 +206,7 @@ class Dispatcher(Supervisor):
         self._go_on(node)
 
     def _order_epoch(self, node: Node, loader: int, run: int) -> None:
-        """Queue an order to store the drawn order of a run. All nodes read it from the stores."""
+        """Queue a call of `take_epoch`. Nodes read the drawn order from the cluster's stores."""
         found = self._epochs[loader, run]
         if isinstance(found, np.ndarray):
             found = self._epochs[loader, run] = self._cluster.put(found)

@@ -365,9 +365,9 @@ class NodeActor:
     async def take_epoch(
         self, loader: int, run: int, content: npt.NDArray[np.uint8]
     ) -> Status | None:
-        """Store the drawn order of a run, read from the node's store."""
+        """Store the drawn order of a run in the arena. Ray has read it from the node's store."""
         try:
-            # In a thread, as for payloads.
+            # Copy in a thread, so that the actor stays responsive.
             stored = await asyncio.to_thread(_StoredEpoch, self._arena, content)
         except MemoryLimitError as error:
             return Status(loader, reports.of_error(error))
@@ -426,7 +426,7 @@ class NodeActor:
         if run is None:
             has_items = bool(ticket.items)
             items = StoredItems(self._arena, self._rooms) if has_items else None
-            # The order of the first sample may be needed again.
+            # Keep the order of the first sample (run 0), because another request may need it.
             orders = self._epochs.pop if ticket.run else self._epochs.get
             order = orders((ticket.loader, ticket.run), None)
             run = _Run(self._session, loader, items, order)
@@ -502,7 +502,7 @@ class NodeActor:
         if run is None:
             return
         run.loader.runs.remove(run)
-        if not run.feed:  # otherwise `Ended` is still to come
+        if not run.feed:  # with a feed, `Ended` removes the listener
             self._session.listeners.pop(number, None)
         self._session.send(End(number, tuple(run.lent)))
 

@@ -13,7 +13,7 @@ from loaderpool.sources.indexing import Indexed
 
 # Libraries whose rows are lazy objects, which `ArrayRows` reads into NumPy arrays.
 _LAZY = ("dask", "tensorstore", "xarray")
-# Libraries whose arrays may be stored in chunks, which `decoded.ChunkedRows` reads.
+# Libraries whose arrays may be stored in chunks. `decoded.ChunkedRows` reads such arrays.
 _CHUNKED = (*_LAZY, "h5py", "zarr")
 
 
@@ -55,7 +55,7 @@ class ArrayRows:
         return _read(rows) if self._is_lazy else rows
 
     def forget_blocks(self) -> None:
-        """Drop the decoded blocks: there are none."""
+        """Do nothing, because these rows keep no decoded blocks."""
 
     def user_parts(self) -> list[tuple[str, Any]]:
         """Return the user's array, for messages (`walk.parts_of`)."""

@@ -21,7 +21,7 @@ def block_starts(source: Any, rows: int | None) -> npt.NDArray[np.int64] | None:
 
     Args:
         source: Source that `as_source` has returned.
-        rows: Rows of a block; None: ask the source.
+        rows: Rows of a block; None: use the blocks in which the source is stored.
 
     Returns:
         None if the source does not know its blocks.
@@ -45,7 +45,7 @@ def block_starts(source: Any, rows: int | None) -> npt.NDArray[np.int64] | None:
 
 
 def _rows_of_largest(parts: list[Any]) -> int | None:
-    """Return the rows of a block of the array whose blocks have the most bytes."""
+    """Return the number of rows in a block, for the array whose blocks have the most bytes."""
     arrays = [part for part in parts if getattr(part, "stored_rows", 0)]
     largest = max(arrays, key=lambda each: each.stored_rows * each.row_bytes, default=None)
     return None if largest is None else int(largest.stored_rows)

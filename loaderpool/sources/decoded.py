@@ -1,10 +1,10 @@
 """Blocks of rows that are decoded together, and kept for the rows that follow.
 
-HDF5, zarr and Parquet compress a block of rows at once. To read one row, the whole block is decoded.
-`KeptBlocks` keeps decoded blocks, so that the other rows of a block need no decoding. `ChunkedRows`
-reads an array by row with them.
+HDF5, zarr and Parquet compress a block of rows at once. To read one row, the whole block must be
+decoded. `KeptBlocks` keeps decoded blocks, so that the other rows of a block need no decoding.
+`ChunkedRows` reads the rows of an array from kept blocks.
 
-The number of kept blocks comes from the window of the orders in this process (`reserve`). All kept
+The windows of the orders in this process determine how many blocks are kept (`reserve`). All kept
 blocks of a process share a limit in bytes (`_most_bytes`).
 """
 
@@ -26,14 +26,14 @@ from loaderpool.sources.arrays import Array, ArrayRows, is_of
 from loaderpool.system import capacity, ranks
 from loaderpool.system.interrupts import FailuresIgnored
 
-# Bytes that a process keeps in any case. Smaller: small columns, such as labels, are decoded again.
-# Larger: a process without an order of blocks keeps more blocks that it does not need.
+# Size of blocks that a process keeps even if no window needs them. Smaller: small columns, such as
+# labels, are decoded again. Larger: without `lp.Blocks`, a process keeps more blocks without need.
 _FREE_BYTES = 64 << 20
-# Most bytes that one call reads of several blocks. Smaller: more calls, which cost up to a
-# millisecond each. Larger: more memory for a read in order.
+# Largest size of consecutive blocks that one call reads. Smaller: more calls, which cost up to a
+# millisecond each. Larger: a read in order takes more memory.
 _RUN_BYTES = 4 << 20
-# Number of blocks that each source keeps without an order. Smaller: threads that read two batches
-# decode the blocks at their border for each row. Larger: more memory.
+# Number of blocks that each source keeps without `lp.Blocks`. Smaller: two threads that read two
+# batches in turns decode a block for each row. Larger: more memory.
 _LEAST_BLOCKS = 2
 _BYTES_PER_OBJECT = 64  # size of a Python string or array without its data
 
@@ -47,13 +47,13 @@ class _Block:
 
 
 class _Window(NamedTuple):
-    """Blocks that an order shuffles together."""
+    """Size of an order's windows. An order shuffles the rows of a window together."""
 
-    blocks: int
-    rows: int  # rows of a block
+    blocks: int  # number of blocks
+    rows: int  # rows of the order's largest block
 
 
-# Windows of the orders in this process, by the object that reads in this order.
+# Sizes of the windows in this process, by the object that reads in this order.
 _windows: weakref.WeakKeyDictionary[object, _Window] = weakref.WeakKeyDictionary()
 _stores: weakref.WeakSet[KeptBlocks] = weakref.WeakSet()
 _lock = threading.RLock()
@@ -62,7 +62,7 @@ _owner = os.getpid()
 
 
 def reserve(reader: object, order: Any) -> None:
-    """Keep the blocks of an order's window, as long as `reader` exists.
+    """Keep as many blocks as a window of an order needs, as long as `reader` exists.
 
     Args:
         reader: Object that reads in this order.
@@ -73,18 +73,19 @@ def reserve(reader: object, order: Any) -> None:
 
 @functools.cache
 def _most_bytes() -> int:
-    """Return the limit of all kept blocks in this process.
+    """Return the limit in bytes of all kept blocks in this process.
 
-    Half of the free memory is divided among as many processes as there are CPUs. The memory is read
-    when the process first needs the limit.
+    It is half of the free memory, divided by the number of CPUs. The free memory is measured once,
+    at the first call.
     """
     return max(_FREE_BYTES, ranks.memory_bytes() // (2 * capacity.usable_cpu_count()))
 
 
 def _locked() -> threading.RLock:
-    """Return the lock of all stores.
+    """Return the lock of all `KeptBlocks`.
 
-    In a forked process, all blocks are dropped first. Another thread may have held the lock.
+    At the first call in a forked process, replace the lock and drop all blocks. Another thread may
+    have held the lock during the fork, so blocks may be half changed.
     """
     global _lock, _owner
     if _owner != os.getpid():
@@ -97,9 +98,9 @@ def _locked() -> threading.RLock:
 class KeptBlocks:
     """The most recently used blocks of one source, in this process. It is pickled empty.
 
-    The blocks of `lp.Blocks`' window are kept, and at least two blocks. If all sources of the
-    process together exceed the limit in bytes, each keeps its latest block, and further ones by
-    their latest use. Several threads may call all methods.
+    Each source keeps at least two blocks, and with `lp.Blocks` those of a window. If the blocks of
+    all sources exceed the limit in bytes, the least recently used ones are dropped. Each source
+    always keeps its latest block. Thread-safe, except `drop_oldest`.
 
     Attributes:
         nbytes: Bytes of all kept blocks.
@@ -109,7 +110,7 @@ class KeptBlocks:
         self.nbytes = 0
         self._rows = 1  # rows of the largest block
         self._blocks: OrderedDict[Hashable, _Block] = OrderedDict()
-        # Locks of the blocks that threads decode now.
+        # Locks of the blocks that threads are decoding.
         self._decoding: dict[Hashable, threading.Lock] = {}
         with _locked():
             _stores.add(self)
@@ -121,7 +122,7 @@ class KeptBlocks:
             self.nbytes = 0
 
     def find(self, key: Hashable) -> Any:
-        """Return a kept block, or None."""
+        """Return a block, or None if it is not kept."""
         with _locked():
             block = self._blocks.get(key)
             if block is None:
@@ -131,12 +132,12 @@ class KeptBlocks:
             return block.rows
 
     def get(self, key: Hashable, decode: Callable[[], tuple[Any, int, int]]) -> Any:
-        """Return a block, decoded if it is not kept.
+        """Return a block. If it is not kept, decode and keep it.
 
         Args:
             key: Name of the block in this source.
-            decode: Returns the block, its number of rows, and its bytes. While it runs, other
-                threads wait for this block only.
+            decode: Returns the block, its number of rows, and its size in bytes. While it runs,
+                other threads wait only if they need the same block.
         """
         if (found := self.find(key)) is not None:
             return found
@@ -152,7 +153,7 @@ class KeptBlocks:
                 self._decoding.pop(key, None)
 
     def put(self, key: Hashable, block: object, rows: int, nbytes: int) -> None:
-        """Keep a block, and drop those that are not needed any more."""
+        """Keep a block, and drop old blocks above the limits."""
         with _locked():
             self._rows = max(self._rows, rows)
             if key in self._blocks:
@@ -162,29 +163,37 @@ class KeptBlocks:
             _drop_old()
 
     def drop_oldest(self) -> None:
-        """Drop the block whose latest use is the oldest one."""
+        """Drop the least recently used block. The caller holds the lock."""
         _, block = self._blocks.popitem(last=False)
         self.nbytes -= block.nbytes
 
     @property
     def needed(self) -> int:
-        """Number of blocks that the rows of a window of any order are in."""
-        counts = (window.blocks * _touched(window.rows, self._rows) for window in _windows.values())
+        """Number of blocks that contain the rows of a window, for the order that needs most."""
+        counts = (
+            window.blocks * _most_overlapped(window.rows, self._rows)
+            for window in _windows.values()
+        )
         return max(_LEAST_BLOCKS, *counts, 0)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return KeptBlocks, ()
 
 
-def _touched(rows: int, of: int) -> int:
-    """Return the most blocks of `of` rows that consecutive `rows` of an order's block can be in."""
+def _most_overlapped(rows: int, of: int) -> int:
+    """Return how many stored blocks a block of `lp.Blocks` overlaps at most.
+
+    Args:
+        rows: Rows of the order's block.
+        of: Rows of a stored block.
+    """
     if rows % of == 0:
         return rows // of
     return 1 if of % rows == 0 else (rows - 2) // of + 2
 
 
 def _drop_old() -> None:
-    """Drop the least recently used blocks while there are too many. Holds the lock."""
+    """Drop the least recently used blocks while there are too many. The caller holds the lock."""
     stores = list(_stores)
     while (total := sum(store.nbytes for store in stores)) > _FREE_BYTES:
         is_within = total <= _most_bytes()
@@ -198,17 +207,17 @@ def _drop_old() -> None:
 
 
 class ChunkedRows(ArrayRows):
-    """Rows of an array that is stored in chunks. A row is a separate object, as `array[i]` is.
+    """Rows of an array that is stored in chunks. Each row is a separate object, like `array[i]`.
 
     Args:
         items: Array of h5py, zarr, dask, tensorstore or xarray.
-        kept: Keeps decoded blocks; several arrays may share it. None: a new one.
+        kept: Store of decoded blocks, which several arrays may share. None: a new one.
         name: Name of this array among those that share `kept`.
         check: Called before a block is read. It raises if the array may have changed.
 
     Attributes:
-        stored_rows: Rows of a chunk; 0: the array has no chunks.
-        row_bytes: Bytes of a row, without those of its strings and inner arrays.
+        stored_rows: Rows of a chunk; 0 if the array has no chunks.
+        row_bytes: Size of a row in bytes, without its strings and inner arrays.
     """
 
     __slots__ = ("_check", "_gives_scalars", "_kept", "_name", "_rows", "row_bytes", "stored_rows")
@@ -224,7 +233,8 @@ class ChunkedRows(ArrayRows):
         self._kept, self._name, self._check = kept or KeptBlocks(), name, check
         self.row_bytes, self.stored_rows = row_bytes(items), chunk_rows(items)
         self._rows = _rows_to_keep(items)
-        # True if an element of an array with one axis is a scalar, not an array without axes.
+        # True if `array[i]` of an array with one axis is a scalar. False if it is an array without
+        # axes. None: not known yet.
         self._gives_scalars: bool | None = None if is_of(items, "zarr") else not self._is_lazy
 
     def __getitem__(self, index: int) -> object:
@@ -270,7 +280,7 @@ class ChunkedRows(ArrayRows):
         self._kept.clear()
 
     def _decoded(self, number: int) -> tuple[Any, int, int]:
-        """Return a block, its number of rows, and its bytes."""
+        """Decode a block. Return it, its number of rows, and its size in bytes."""
         first = number * self._rows
         block = self._read(first, first + self._rows)
         return block, self._rows, _bytes_of(block)
@@ -286,7 +296,7 @@ class ChunkedRows(ArrayRows):
             start = (number - first) * rows
             block = read[start : start + rows]
             if rows > 1:
-                # Not a view, because it would keep the other blocks.
+                # Copy, because a view would keep the memory of all blocks of this read.
                 block = block if stop == first + 1 else block.copy()
                 self._kept.put((self._name, number), block, rows, _bytes_of(block))
             yield number, block
@@ -299,9 +309,9 @@ class ChunkedRows(ArrayRows):
 
     def _row(self, block: Any, at: int) -> object:
         if type(block) is list:
-            return _own(block[at])  # the row may be needed twice
+            return _own(block[at])  # a copy, because the caller may change the row
         if self._gives_scalars is None:
-            # The type of `array[i]` differs between versions of zarr.
+            # Versions of zarr differ in the type of `array[i]`.
             self._gives_scalars = len(self.items.shape) == 1 and not isinstance(
                 self.items[0], np.ndarray
             )
@@ -312,7 +322,7 @@ class ChunkedRows(ArrayRows):
 
 
 def _runs(numbers: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Yield first and end of each run of consecutive ascending numbers, of at most `most`."""
+    """Yield the start and end of each run of consecutive numbers, with at most `most` each."""
     first = stop = -1
     for number in numbers:
         if number != stop or stop - first >= most:
@@ -325,35 +335,36 @@ def _runs(numbers: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
 
 
 def row_bytes(array: Any) -> int:
-    """Return the bytes of a row of an array, without those of its strings and inner arrays."""
+    """Return the size in bytes of a row of an array, without its strings and inner arrays."""
     dtype = array.dtype
-    if not hasattr(dtype, "itemsize"):  # tensorstore
+    if not hasattr(dtype, "itemsize"):  # dtype of tensorstore
         dtype = dtype.numpy_dtype
     return math.prod(map(int, array.shape[1:])) * int(dtype.itemsize)
 
 
 def chunk_rows(array: Any) -> int:
-    """Return the rows of a chunk of an array, or of the inner chunk of a shard.
+    """Return the number of rows in a chunk of an array, or in an inner chunk if it has shards.
 
-    0 if the array has no chunks, or chunks of unequal rows.
+    Return 0 if the array has no chunks, or if chunks differ in their rows.
     """
     rows: Any = None
-    with FailuresIgnored():  # zarr raises if the chunks have no regular grid
+    with FailuresIgnored():  # zarr raises if chunks differ in size
         if is_of(array, "tensorstore"):
             rows = array.chunk_layout.read_chunk.shape[0]
         elif chunks := getattr(array, "chunks", None):
             rows = chunks[0]
         elif is_of(array, "xarray"):
             rows = array.encoding["preferred_chunks"][array.dims[0]]
-    if isinstance(rows, tuple):  # dask has the rows of each chunk
+    if isinstance(rows, tuple):  # dask lists the rows of each chunk
         rows = rows[0] if len(set(rows[:-1])) < 2 else 0
     return int(rows or 0)
 
 
 def _rows_to_keep(array: Any) -> int:
-    """Return the rows of the blocks in which an array is read. 1: rows are read one by one.
+    """Return the number of rows in a block that is read and kept together.
 
-    A block is a chunk, unless it is too large to be kept.
+    A block is a chunk. If a chunk cannot be kept, or is too large, return 1: rows are read one by
+    one.
     """
     rows = max(1, chunk_rows(array)) if _can_be_kept(array) else 1
     nbytes = rows * row_bytes(array)
@@ -361,7 +372,7 @@ def _rows_to_keep(array: Any) -> int:
 
 
 def _can_be_kept(array: Any) -> bool:
-    """Return True if the rows of a block can be copied: numbers, strings, or arrays of numbers."""
+    """Return True if rows can be copied: they have only numbers, strings or arrays of numbers."""
     dtype = array.dtype
     if not getattr(dtype, "hasobject", False) or dtype.kind == "T":
         return True
@@ -374,7 +385,7 @@ def _can_be_kept(array: Any) -> bool:
 
 
 def _own(row: Any) -> object:
-    """Return a row as an object that shares no memory with its block."""
+    """Return a copy of a row that shares no memory with its block."""
     if type(row) is np.void:
         return row.copy()
     if type(row) is not np.ndarray:
@@ -388,7 +399,7 @@ def _own(row: Any) -> object:
 
 
 def _bytes_of(block: Any) -> int:
-    """Return the bytes of a block, with those of its strings and inner arrays."""
+    """Return the size in bytes of a block, with its strings and inner arrays."""
     total = int(block.nbytes)
     if block.dtype.kind in "OT":
         for value in block.reshape(-1):

@@ -308,7 +308,8 @@ class FileSource:
             import_extra(self._library, type(self).__name__)
 
     def _index_files(self) -> None:
-        # The index of a user's class may depend on more than these facts.
+        # Ranks share only the indexes of loaderpool's own classes. The index of a user's class may
+        # depend on more than these facts.
         if type(self).__module__.startswith("loaderpool.") and ranks.are_here():
             from loaderpool.sources.shared_index import shared_index
 
@@ -322,8 +323,8 @@ class FileSource:
     def _made_index(self) -> tuple[tuple[int, ...], npt.NDArray[Any] | None]:
         """Index all files. Return `first_records`, and the offsets of all files in one array.
 
-        Each file has one more offset than records. In the joined array, the offset of record i of
-        all files, which is in file f, is therefore element i + f.
+        Each file has one more offset than records. So if record i of all files is in file f, its
+        offset is element i + f of the array.
         """
         sizes = [stamp.size for stamp in self._stamps]
         dtype = np.uint32 if max(sizes) < _SHORT_OFFSETS else np.int64
@@ -440,8 +441,8 @@ class BlockFileSource(FileSource):
         raise NotImplementedError
 
     def read_rows(self, indices: Sequence[int]) -> list[Any]:
-        """Return the items of these indices. Each block that has some of them is decoded once."""
-        if len(indices) == 1:  # its errors name the row
+        """Return the items of these indices. Each block that contains some is decoded once."""
+        if len(indices) == 1:  # `__getitem__` raises errors that name the row
             return [self[indices[0]]]
         files = np.searchsorted(self._first_records, indices, side="right") - 1
         found: list[Any] = [None] * len(indices)

@@ -1,4 +1,4 @@
-"""Sources that read many rows with one call, by PyTorch's protocol `__getitems__`, or by blocks."""
+"""Sources that read many rows with one call: by PyTorch's `__getitems__`, or block by block."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def _parts(datasets: Any) -> Iterator[object]:
 
 
 def blocks_reader_of(source: Any) -> GetItems | None:
-    """Return a function that reads many rows of a source, and decodes each block of them once.
+    """Return a function that reads many rows of a source, and decodes each block once.
 
-    It returns the same items as `source[index]` does, and uses no random generator. None if the
-    source is not read in blocks, or if it has parts of the user that may be random.
+    The function returns the same items as `source[index]`, and uses no random generator. Return
+    None if the source is not read in blocks, or contains objects of the user that may be random.
     """
     if isinstance(source, Sized):
         source = source.items
@@ -75,12 +75,12 @@ def blocks_reader_of(source: Any) -> GetItems | None:
         )
         return functools.partial(source.join, readers) if any(readers) and are_known else None
     reader: GetItems | None = None
-    if type(source).__module__.startswith("loaderpool."):  # a user's subclass may read otherwise
+    if type(source).__module__.startswith("loaderpool."):  # a user's class may read in another way
         reader = getattr(source, "read_rows", None)
     return reader
 
 
-# Types of columns whose rows are read without code of the user.
+# Types of columns whose rows are read without calling code of the user.
 _PLAIN = (list, np.ndarray, PiecesColumn)
 
 

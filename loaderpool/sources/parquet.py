@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _FileState(NamedTuple):
-    """State and metadata of a file. Each row group is opened when it is read."""
+    """Stamp and metadata of a file. The file is opened again for each row group."""
 
     stamp: Stamp
     metadata: pq.FileMetaData
@@ -70,7 +70,7 @@ class ParquetRows(BlockFileSource):
         return int(rows)
 
     def open(self, path: str) -> _FileState:
-        """Return the state and metadata of a file."""
+        """Return the stamp, the metadata and the row groups of a file."""
         from pyarrow import parquet
 
         stamp, metadata = Stamp.of(path), parquet.read_metadata(path)
@@ -107,8 +107,8 @@ class ParquetRows(BlockFileSource):
         """Decompress a row group.
 
         Returns:
-            For each column a function that returns its values in these rows; the number of rows;
-            the bytes.
+            A function for each column, which returns the column's values in given rows; the number
+            of rows in the group; and its size in bytes.
         """
         from pyarrow import parquet
 
@@ -117,15 +117,14 @@ class ParquetRows(BlockFileSource):
         with parquet.ParquetFile(
             path, metadata=handle.metadata, page_checksum_verification=True
         ) as file:
-            # One thread for each process, because a pool has about as many processes as there are
-            # CPUs.
+            # Use one thread, because a pool has about as many processes as there are CPUs.
             table = file.read_row_group(number, columns=names, use_threads=False)
         getters = [_getter(table.column(name)) for name in names]
         return getters, table.num_rows, table.nbytes
 
 
 def _getter(column: pa.ChunkedArray) -> Callable[[list[int]], Iterable[Any]]:
-    """Return a function that returns a column's values in several rows."""
+    """Return a function that returns a column's values in given rows."""
     import pyarrow as pa
 
     types, array = pa.types, column.combine_chunks()

@@ -115,9 +115,9 @@ def as_source(obj: object) -> Indexed | StreamSource | ReplicatedSource:
 def warn_of_columns(obj: list[Any], has_function: bool) -> None:
     """Warn if a list was probably meant as columns, such as `[x, y]` for `(x, y)`.
 
-    That is a list of 2 to 4 arrays of many rows each. Arrays of one shape may be samples, such as
-    images or volumes, or recordings for a function. Columns differ in their axes, or one of them
-    has more rows than numbers in a row.
+    Such a list has 2 to 4 arrays with equal, large numbers of rows. Arrays of one shape may also be
+    samples, such as images, volumes or recordings. So warn only if the arrays differ in their
+    number of axes, or if one has more rows than numbers in a row.
 
     Args:
         obj: the user's source.
@@ -278,8 +278,8 @@ def _rows_of(array: Array) -> Indexed:
 _REFUSALS = (TypeError, NotImplementedError, LookupError, io.UnsupportedOperation)
 
 _STREAM = "can only be iterated"
-# Numbers of arrays, and of rows of each, of a list that was probably meant as columns. More arrays,
-# or fewer rows: lists of samples would bring a warning.
+# A list was probably meant as columns if it has one of these numbers of arrays, and each array has
+# at least this many rows. With more arrays, or fewer rows, lists of samples would cause a warning.
 _FEW_ARRAYS, _MANY_ROWS = range(2, 5), 100
 _SHOWN_ARRAYS = 4  # names of a group's arrays in a message
 

@@ -1,4 +1,4 @@
-"""Indexes of files that the ranks of one job on a machine make once, and have in memory once."""
+"""Indexes of files that the ranks of one job on a machine make once, and share in memory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ Index = tuple[tuple[int, ...], npt.NDArray[Any] | None]
 
 
 def shared_index(facts: str, kind: str, make: Callable[[], Index]) -> Index:
-    """Return an index: of another rank, which is making it or has it, otherwise the result of `make`.
+    """Return an index. If no other rank has it or makes it, call `make`.
 
     Args:
         facts: text that differs if the index could differ.
         kind: name of the format, for messages.
-        make: returns the first record of each file with the number of all records, and the offsets.
+        make: returns the first record of each file, followed by the number of all records; and the
+            offsets.
     """
     if not abilities.can_fork_workers():
         return make()
@@ -34,7 +35,7 @@ def shared_index(facts: str, kind: str, make: Callable[[], Index]) -> Index:
         with InterruptsHeld():
             block, header = read_final(obtain(name, lambda: _write(*make())))
     except ArgumentError:
-        return make()  # another user, or a container, has the address
+        return make()  # a process of another user or container has the address
     first_records, dtype, count = marshal.loads(header)
     starts = None if dtype is None else np.frombuffer(block, np.dtype(dtype), count)
     return first_records, starts

@@ -58,7 +58,7 @@ class Columns:
     def join(
         self, readers: Sequence[Callable[[list[int]], Any] | None], rows: list[int]
     ) -> list[object]:
-        """Return several rows. `readers` return rows of each column; None: read it row by row."""
+        """Return several rows. Each reader returns rows of one column; None: read it row by row."""
         columns = [
             map(get, rows) if read is None else read(rows)
             for get, read in zip(self._getters, readers, strict=True)

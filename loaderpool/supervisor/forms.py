@@ -129,7 +129,7 @@ def choose_form(
     if plan.packed_length:
         return dataclasses.replace(_packed_form(probe, config, plan), classes=probe.classes)
     padding: tuple[Any, ...] = ()
-    # An order of batches has a number of rows for each.
+    # If the order determines the batches, they differ in their numbers of rows.
     is_of_order = plan.order.is_drawn and plan.rows_vary
     rows = None if is_of_order else config.static_rows
     if given is not None:
@@ -175,14 +175,14 @@ def _packed_form(probe: Probe, config: LoaderConfig, plan: Plan) -> BatchForm:
     spec, place = packed_spec(
         probe.spec, config.batch_size if config.drop_remainder else None, plan.packed_length
     )
-    # Rows are filled up, so False stands for the default, too.
+    # Packed rows are always padded, so pad=False means the default fill value.
     padding = [
         None if each is False else each for each in padding_of(config.pad, probe.spec.structure)
     ]
     padding[place:place] = [None] * (len(spec.components) - len(padding))
     row_bytes = 0
     for component, path, value in zip(spec.components, spec.paths, padding, strict=True):
-        fill_value(value, component, path)  # raises if the value does not fit
+        fill_value(value, component, path)  # only checks that the value fits
         shape = [size for size in component.shape[1:] if size is not None]
         row_bytes += math.prod(shape) * component.dtype.itemsize
     form = batch_form(
@@ -265,9 +265,9 @@ def _as_function_returns(
 ) -> ElementSpec:
     """Return the given spec, completed from the first results and the settings.
 
-    - The batch axis is that of the loader's batches.
-    - A `tf.string` does not show if the NumPy arrays have str or bytes. The results show it.
-    - An axis of None does not show if the component is ragged. The setting `ragged=True` does.
+    - The batch axis comes from the loader's batches.
+    - A `tf.string` may stand for str or bytes in NumPy arrays. The results show which.
+    - An axis of None may belong to a ragged component. The setting `ragged=True` shows this.
 
     Args:
         given: The user's spec.

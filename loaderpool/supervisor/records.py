@@ -32,9 +32,10 @@ class Layout(NamedTuple):
     range_rows: int
     limit_bytes: int = 1 << 62  # limit of all slots of the loader's runs together
     room: int = MOST_TICKETS  # tickets that a worker may have; larger for workers with threads
-    # Layout of the rows, if the rows of batches vary. Each run then has slots of its own size.
+    # Layout of rows, if batches differ in their numbers of rows. Each run then has its own slot
+    # size.
     rows: FixedLayout | None = None
-    most_rows: int = 1 << 62  # rows that fit a slot
+    most_rows: int = 1 << 62  # number of rows that fit into a slot
 
 
 class ToMain(NamedTuple):
@@ -128,7 +129,7 @@ class RunRecord:
     making: dict[int, Filling] = dataclasses.field(default_factory=dict)
     # Ticket of each slot that the main process has, by offset. `Release` removes it.
     filled: dict[int, int] = dataclasses.field(default_factory=dict)
-    sized: Layout | None = None  # layout of its slots, if they have a size of their own
+    sized: Layout | None = None  # layout of the run's slots, if the run has its own slot size
     slots: int = 0  # number of its slots, all of one size
     slots_wanted: int = 0  # number of slots that it would have if memory were unlimited
     may_lend: int = 0  # largest `may_lend` that was reported to the main process
@@ -147,7 +148,7 @@ class RunRecord:
 
     @property
     def layout(self) -> Layout | None:
-        """Layout of its slots; None until the first sample was made."""
+        """Layout of the run's slots; None until the probe has made the first sample."""
         return self.sized or self.loader.layout
 
     def total_rows(self, batch: int, count: int) -> int:

@@ -58,12 +58,12 @@ _LARGE_BYTES = 1 << 20
 # worker writes the other. Smaller: workers wait at the start. Larger: more slots have a slow first
 # use.
 _LARGE_SLOTS_AT_ONCE = 2
-# Tiny batches share slots only as far as this number of runs can have all their slots at the same
-# time.
+# Number of runs that must be able to have all their slots at the same time. Smaller: more tiny
+# batches share a slot. Larger: tiny batches cost more.
 _RUNS = 4
-# If the rows of batches vary, a slot fits this times the mean batch, or the largest batch. Smaller:
-# more batches are sent in files of their own; of any order, at most one in four is larger. Larger:
-# slots take more memory, most of which is unused.
+# If batches differ in their rows, a slot fits the largest batch, but at most this many times the
+# mean batch. Smaller: more batches exceed their slot, and are sent in files. With 4, this happens
+# to at most one batch in four. Larger: slots take more memory, most of which is unused.
 _LARGER = 4
 LEAST_SLOTS = 2  # a worker fills one while the consumer has views of the other
 
@@ -85,7 +85,7 @@ def slots_of(slot_bytes: int, most: int, workers: int, room: int) -> int:
 
 
 def chunk_within(limit: int, slot_bytes: int, chunk: int, workers: int, room: int) -> int:
-    """Return how many tiny batches may share a slot within a limit of memory, at least 1.
+    """Return the number of tiny batches that may share a slot within a memory limit, at least 1.
 
     Args:
         limit: Limit of the memory for a loader's slots in bytes.
@@ -99,15 +99,15 @@ def chunk_within(limit: int, slot_bytes: int, chunk: int, workers: int, room: in
 
 
 def in_pages(nbytes: int) -> int:
-    """Return a number of bytes, rounded up to whole pages."""
+    """Round a number of bytes up to whole pages."""
     return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def size_slots(run: RunRecord, workers: int) -> None:
-    """Choose the size of a run's slots, if the rows of batches vary.
+    """Choose the size of a run's slots, if batches differ in their numbers of rows.
 
-    Another epoch may have larger batches, so each run has slots of its own size. A batch that does
-    not fit is sent in a file of its own.
+    Each run has its own slot size, because another epoch may have larger batches. A batch that does
+    not fit into a slot is sent in a separate file.
     """
     layout = run.loader.layout
     if layout is None or layout.rows is None or run.sized is not None:
@@ -300,7 +300,8 @@ class Cutter:
         rows, part_rows = sum(batch_rows) or run.total_rows(batch, count), max(layout.range_rows, 1)
         parts = -(-rows // part_rows)
         if count == 1 and batch_rows:
-            batch_s = loader.row_s * rows * (rows <= layout.most_rows)  # a file has one writer
+            # A batch that does not fit into a slot is not split, because its file has one writer.
+            batch_s = loader.row_s * rows * (rows <= layout.most_rows)
             batch_rows = ()
         if (
             batch_s > _RANGE_S

@@ -162,8 +162,8 @@ def enter_pages(mapping: mmap.mmap, offset: int, nbytes: int) -> None:
 def seal(descriptor: int) -> None:
     """Make the content of a memory file final. Best effort.
 
-    No process can write to it or change its size any more. The kernel refuses to forbid writes
-    while this process has mapped the file for shared writes.
+    Afterwards no process can change the file or its size. While a process has mapped the file for
+    shared writes, the kernel refuses to forbid writes.
     """
     for seals in (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW, fcntl.F_SEAL_WRITE, fcntl.F_SEAL_SEAL):
         with contextlib.suppress(OSError):
@@ -171,10 +171,10 @@ def seal(descriptor: int) -> None:
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return pid and user id of the other end of a connected Unix socket.
+    """Return pid and user id of the process at the other end of a connected Unix socket.
 
-    Of a listening process, they are those at the time when it began to listen. The pid is 0 if the process is in
-    another PID namespace that this one cannot see.
+    For the connecting side, they are those of the process that called `listen`, at that time. The
+    pid is 0 if the process is in a PID namespace that this one cannot see.
     """
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     pid, uid, _ = _PEER.unpack(found)
@@ -466,9 +466,9 @@ def keep_freed_blocks(
 
 
 def return_freed_blocks() -> None:
-    """Return the pages of freed blocks of malloc to the machine. Best effort.
+    """Return the memory of freed malloc blocks to the machine. Best effort.
 
-    Without it, glibc keeps the pages of many small objects if a later block is behind them.
+    Otherwise glibc keeps the memory of many small objects if a used block is behind them.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library lacks the function
         ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -27,7 +27,8 @@ _LOCAL_SIZES = (
 )
 
 
-# Variables with the same value in all processes of a job, by which its launcher names it.
+# Environment variables that identify a job. Its launcher sets them equal in all processes of the
+# job.
 _JOB_NAMES = (
     "TORCHELASTIC_RUN_ID",
     "MASTER_ADDR",  # torchrun, DeepSpeed, Lightning, Ray Train
@@ -46,14 +47,14 @@ _JOB_NAMES = (
 
 
 def job() -> str:
-    """Return the name of the distributed job that this process belongs to, "" if there is none.
+    """Return a name of this process's distributed job, or "" if there is none.
 
-    All processes of the job on this machine have the same name, and other jobs have other names.
+    All processes of the job on this machine return the same name, and other jobs another one.
     """
     parts = [f"{name}={os.environ[name]}" for name in _JOB_NAMES if name in os.environ]
-    with FailuresIgnored():  # TensorFlow, without the part that differs between processes
+    with FailuresIgnored():  # TensorFlow; only the part that all processes have
         parts.append(repr(json.loads(os.environ["TF_CONFIG"])["cluster"]))
-    with FailuresIgnored():  # JAX is not connected
+    with FailuresIgnored():  # raised if JAX is not initialized
         address = sys.modules["jax._src.distributed"].global_state.coordinator_address
         parts += [f"jax={address}"] * bool(address)
     return " ".join(parts)

@@ -20,7 +20,7 @@ from loaderpool.hints import nearest
 
 
 class WholeNumber(click.IntRange):
-    """Range of integers, by a name that users know."""
+    """Range of integers that has a plain name in help texts and errors."""
 
     name = "whole number"
 

@@ -40,8 +40,8 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     TARGET is package.module:name: a Loader, or a function without arguments that returns one. The
     sample is loaded in this process: breakpoint() works, errors show their traceback, and a crash
     in a C extension prints the Python stack. With batch_fn, the whole batch that contains the index
-    is loaded. With samples_per_item, all samples of the item are loaded, and the table is that of
-    the first.
+    is loaded. With samples_per_item, all samples of the item are loaded, and the table shows the
+    first.
     """
     faulthandler.enable(2)
     with without_workers():

@@ -29,9 +29,9 @@ _NOT_USERS = {"loaderpool", *sys.stdlib_module_names}  # installed packages may 
 
 
 def load_target(target: str, of_part: bool = False) -> Loader:
-    """Return the Loader that TARGET names, or that the function it names returns.
+    """Return the Loader that TARGET names, or that the function of this name returns.
 
-    The arguments and errors are those of `find_target`.
+    Arguments and errors are those of `find_target`.
     """
     return find_target(target, of_part)[0]()
 
@@ -41,8 +41,9 @@ def find_target(target: str, of_part: bool = False) -> tuple[Callable[[], Loader
 
     Args:
         target: `package.module:name`.
-        of_part: If the import trains, use the part of the module before the training. Not for
-            loaders with workers, which would import the module again.
+        of_part: True to use a module whose import starts a training. The import then ends where the
+            training begins. Set it to False if the loader has workers, which import the module
+            again.
 
     Raises:
         click.ClickException: TARGET is wrong or its code failed.
@@ -163,7 +164,7 @@ def _users_code(what: str) -> Iterator[None]:
 
 
 def wrong_target(target: str, what: str) -> click.UsageError:
-    """Return the error for TARGET. `what` follows its name."""
+    """Return the error for TARGET. In the message, `what` follows the name."""
     return click.UsageError(
         f"TARGET {brief(target)} {what}", click.get_current_context(silent=True)
     )

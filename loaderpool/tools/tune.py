@@ -63,11 +63,11 @@ def measure_all(
 ) -> list[Measurement]:
     """Measure each setting in two rounds, forward and backward.
 
-    Thus a machine that gets busier favors no setting. Each measurement calls `make`, and replaces
-    the settings of the loader that it returns. `settings` are ascending. Settings with 0
-    workers come last: a function that kills its process is an error with the sample's name if there
-    are workers. Without workers it kills this process. Blocks: `seconds` for each setting and
-    round, or longer if a batch takes longer.
+    So a machine that gets busier favors no setting. Each measurement calls `make`, and replaces
+    the settings of the loader that `make` returns. `settings` are ascending. Settings with 0
+    workers come last. If the function kills its process, workers report an error with the sample's
+    name first. Without workers, this process dies. Blocks: `seconds` for each setting and round,
+    or longer if a batch takes longer.
     """
     order = sorted(settings, key=lambda setting: setting.workers == 0)
     rounds: dict[Setting, list[Measurement]] = {setting: [] for setting in settings}
@@ -251,7 +251,7 @@ def tune(
     """
     cpus = capacity.usable_cpu_count()
     make, is_function = find_target(target)
-    with without_workers():  # they would use memory that the measured ones need
+    with without_workers():  # its workers would use memory that the measured loader needs
         loader = make()
     stream = loader._core.stream
     is_one_shot = stream is not None and stream.is_one_shot

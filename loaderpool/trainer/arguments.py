@@ -58,7 +58,7 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
         _check_samples_per_item(arguments)
     given_spec = None if arguments["element_spec"] is None else read_spec(arguments["element_spec"])
     source = as_source(arguments["source"])
-    # Without a batch size, each array may be a batch.
+    # With batch_size=None, each array of a list may be a batch.
     if config.batch_size is not None and type(arguments["source"]) is list:
         has_function = arguments["fn"] is not None or arguments["batch_fn"] is not None
         warn_of_columns(arguments["source"], has_function)
@@ -224,7 +224,7 @@ def _check_functions(arguments: dict[str, Any], is_cached: bool, config: LoaderC
 
 
 def _check_samples_per_item(arguments: dict[str, Any]) -> None:
-    """Check that the functions can make several samples of an item.
+    """Check that the functions can be used with `samples_per_item`.
 
     Raises:
         ArgumentError: There is no `fn`, or it is async or has a parameter `out`.

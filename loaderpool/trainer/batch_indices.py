@@ -1,7 +1,7 @@
 """Source indices that come with each batch, for `Loader(batch_indices=True)`.
 
-The main process computes them from the plan when batches arrive. So they need no memory of the
-workers, and no message. Consumers get a batch as a pair `(indices, batch)`.
+The main process computes the indices from the plan when batches arrive. So workers neither store
+nor send them. Consumers get each batch as a pair `(indices, batch)`.
 
 Runs in: the main process, on the thread that takes batches.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class IndexedForm(BatchForm):
-    """Form of pairs `(indices, batch)`. The slots have batches only, in the form `inner`."""
+    """Form of pairs `(indices, batch)`. Slots contain only the batches, in the form `inner`."""
 
     inner: BatchForm = dataclasses.field(kw_only=True)
 
@@ -48,7 +48,7 @@ class IndexedForm(BatchForm):
 
 
 def indexed_form(tracker: EpochTracker, form: BatchForm) -> BatchForm:
-    """Return the form of pairs of indices and batches. It is the same object for the same form."""
+    """Return the form of pairs `(indices, batch)`. Equal calls return the same object."""
     found = tracker.indexed_form
     if isinstance(found, IndexedForm) and found.inner is form:
         return found
@@ -66,7 +66,7 @@ def indexed_form(tracker: EpochTracker, form: BatchForm) -> BatchForm:
 
 
 def add_indices(tracker: EpochTracker, log: PassLog, delivery: Delivery) -> None:
-    """Add the source indices of its rows to a delivery of a pass."""
+    """Add source indices to all batches of a delivery."""
     plan, epoch = log.plan, log.epoch
     numbers = [number - log.first for number in delivery.numbers()]
     first, count = numbers[0], numbers[-1] - numbers[0] + 1
@@ -91,14 +91,14 @@ def _of_good_rows(
     config: LoaderConfig,
     form: BatchForm,
 ) -> npt.NDArray[np.int64]:
-    """Return the indices of the rows that a batch has although others failed."""
-    if form.unit != "sample":  # its only call failed
+    """Return the source indices of a batch in which some rows failed."""
+    if form.unit != "sample":  # the batch's only call failed
         return indices[:0]
     is_good = np.ones(len(indices), bool)
     is_good[[each.row for each in failures]] = False
     if config.on_error.action == "skip":
         return indices[is_good]
-    # The next good row is the replacement, and for the last rows the last good one.
+    # Each failed row is replaced by the next good row. After the last good row, by that row.
     good = np.flatnonzero(is_good)
     replacements = good[good.searchsorted(np.arange(len(indices))).clip(max=len(good) - 1)]
     replaced: npt.NDArray[np.int64] = indices[replacements]

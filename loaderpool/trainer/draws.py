@@ -1,9 +1,9 @@
-"""`Draws`: orders of epochs that follow from the user's object, drawn when a pass begins.
+"""`Draws`: orders of epochs that the argument `order` of `Loader` determines.
 
-The object is a sampler, a function, an array of indices, `Weighted`, `TokenBudget` or `Packed`. It
-may change between epochs, for example if the next order follows from the losses of this epoch. A
-draw depends on the object, the seed and the epoch only: all random generators that it may use are
-seeded before it.
+The argument is a sampler, a function, an array of indices, `Weighted`, `TokenBudget` or `Packed`.
+It is read when a pass begins, and may change between epochs. For example, the losses of one epoch
+may be the weights of the next. A draw depends only on the argument, the seed and the epoch, because
+all random generators that it may use are seeded before it.
 
 Called in the main process.
 """
@@ -40,25 +40,27 @@ from loaderpool.plan.weighted_order import WeightedOrder, without_replacement
 from loaderpool.system.interrupts import InterruptsAllowed
 from loaderpool.transport.payload.generators import Registry
 
-# Values of the user's object that are searched for random generators. Smaller: a generator deep
-# inside a sampler is not seeded. Larger: a sampler that holds its data takes longer to search.
+# Number of values in the user's object that are searched for random generators. Smaller: a
+# generator deep inside a sampler is not seeded. Larger: a sampler that holds its data takes longer
+# to search.
 _MOST_ENTERED = 20_000
-_CHUNK = 1 << 15  # weights that are checked or compared at once, so that they stay in the CPU cache
+# Number of weights that are checked or compared at once, so that they stay in the CPU cache.
+_CHUNK = 1 << 15
 _WORD = 8
-# Elements of an iterable that are read at once; between them, Ctrl-C is handled.
+# Number of elements of an iterable that are read at once. Ctrl-C is handled between two reads.
 _ELEMENTS = 1 << 16
-# An iterable of more elements than this, and than 1,000 for each item, is taken for endless.
-# Smaller: long epochs are refused. Larger: an endless one takes longer to be refused, and more
-# memory.
+# An iterable is refused as endless if it has more elements than this, and more than 1,000 for each
+# item. Smaller: long epochs are refused. Larger: the refusal of an endless iterable takes longer,
+# and more memory.
 _MOST_ELEMENTS = 10_000_000
 
 
 class Drawn(NamedTuple):
     """Order of one epoch."""
 
-    table: npt.NDArray[Any]  # array of the order, which nothing else changes
+    table: npt.NDArray[Any]  # array of the order; not shared with the user
     size: int  # number of positions
-    # arrays of its batches, as in `DrawnBatches.arrays`; empty: no batches given
+    # arrays of the batches, as in `DrawnBatches.arrays`; empty if the order has no own batches
     batches: tuple[npt.NDArray[np.int64], ...] = ()
 
 
@@ -68,8 +70,9 @@ class Draws:
     Attributes:
         config: Settings of the loader. The order may set the batch size.
         plan: Plan of the loader, without an order.
-        generators: Random generators that the user's object holds.
-        repeats: True if all epochs have the same arrays, until the training writes to them.
+        generators: Random generators that the user's object refers to.
+        repeats: True if all epochs have the same arrays, unless the training changes the user's
+            arrays.
         batch_limit: The setting of the order that limits a batch, as in `Snapshot.batch_limit`;
             None: it is the loader's `batch_size`.
 
@@ -81,7 +84,7 @@ class Draws:
         is_sized: True if the user has set `batch_size`.
 
     Raises:
-        ArgumentError: The order gives whole batches, and `batch_size` does not fit that.
+        ArgumentError: The order gives whole batches, and `batch_size` contradicts them.
     """
 
     def __init__(
@@ -204,13 +207,13 @@ class Draws:
 
 
 def _check_unsized(order: str, config: LoaderConfig, is_sized: bool, more: str = "") -> None:
-    """Raise an `ArgumentError` if a loader has a batch size, and an order of batches of any size.
+    """Raise an `ArgumentError` if the user has set `batch_size`. Called if the order gives batches.
 
     Args:
-        order: Name of the order, for the error.
+        order: Name of the order, for the message.
         config: Checked settings.
         is_sized: True if the user has set `batch_size`.
-        more: Another way out, for the error.
+        more: End of the message, with another fix.
     """
     if is_sized:
         raise ArgumentError(
@@ -230,12 +233,12 @@ class _Source(Protocol):
         """Return the order of an epoch."""
 
     def count(self) -> int | None:
-        """Return the present number of indices or batches; None: an order must be drawn."""
+        """Return the present number of indices or batches. None if only a draw shows it."""
 
     def check(self) -> None:
-        """Check what is known before the first epoch.
+        """Check the object when the loader is made.
 
-        Numbers in arrays are not checked yet, because the training may write to an array.
+        Numbers in arrays are checked only at each draw, because the training may change them.
 
         Raises:
             ArgumentError: The object cannot be an order of the source's items.
@@ -258,7 +261,7 @@ class _Given:
         self.batch_size: int | None = None
         self.has_batches = not self._is_function and _gives_batches(order)
         if self.has_batches and _module_of(order) == _TORCH and type(order).__name__ == _BATCHES:
-            # All its batches have one size, except the last. So they are those of a plan.
+            # All its batches have one size, except the last. So a `Plan` without arrays has them.
             self.batch_size, self.has_batches = int(order.batch_size), False
 
     def read(self, epoch: int) -> Drawn:
@@ -279,7 +282,7 @@ class _Given:
             table = _indices(given, epoch, self._items)
             return Drawn(table, len(table))
         batches = _elements(given, epoch, self._items)
-        # Numbers of lists are converted all at once.
+        # If all batches are lists, convert their numbers to one array in one step.
         if are_lists := {*map(type, batches)} <= {list, tuple}:
             rows = [*map(len, batches)]
         else:
@@ -323,7 +326,8 @@ class _Weights:
         if samples is not None:
             self._of = f"{items:,} samples ({items // samples:,} items, samples_per_item={samples})"
         self.repeats = order.replacement and not callable(order.weights)
-        # Weights of the latest epoch, and their table. Most trainings never change them.
+        # Weights of the latest epoch, and their alias table. They are kept, because most trainings
+        # never change the weights.
         self._latest: tuple[npt.NDArray[Any], npt.NDArray[np.uint64]] | None = None
 
     def read(self, epoch: int) -> Drawn:
@@ -342,8 +346,9 @@ class _Weights:
             weights = weights.astype(np.float64)
             return Drawn(without_replacement(self._seed, epoch, weights)[:size], size)
         if self._latest is None or not _are_equal(weights, self._latest[0]):
-            self._latest = None  # its memory may be needed
-            weights = weights.copy()  # before the check, because another thread may change them
+            self._latest = None  # frees its memory before new arrays are made
+            # Copy before the check, because another thread may change the user's array.
+            weights = weights.copy()
             _check_weights(weights, epoch)
             self._latest = weights, alias_table(weights)
         return Drawn(self._latest[1], size)
@@ -360,9 +365,9 @@ class _Weights:
 
 
 class _ByLength:
-    """Lengths of the items, from an array or a function of the epoch.
+    """Orders by the lengths of items, which come from an array or a function of the epoch.
 
-    The orders of the latest epochs are kept, because they take a microsecond per item.
+    The orders of the latest epochs are kept, because an order takes a microsecond per item.
     """
 
     repeats = False
@@ -438,8 +443,8 @@ def _elements(given: Any, epoch: int, items: int) -> list[Any]:
     """Return the elements of an iterable of indices or batches.
 
     Raises:
-        ArgumentError: It has no end.
-        TypeError: It is not iterable.
+        ArgumentError: The iterable seems to have no end.
+        TypeError: The object is not iterable.
     """
     elements, most = iter(given), max(_MOST_ELEMENTS, 1000 * items)
     found = [*itertools.islice(elements, _ELEMENTS)]
@@ -457,7 +462,7 @@ _INDICES = "order must give source indices from 0 to {:,} for each epoch"
 
 
 def _check_form(found: npt.NDArray[Any], epoch: int, items: int) -> None:
-    """Raise `ArgumentError` if an array cannot have the indices of an epoch."""
+    """Raise `ArgumentError` if an array is empty, or is not int[n]."""
     of = _INDICES.format(items - 1)
     if not found.size:
         raise ArgumentError(f"{of}, got an empty {list(found.shape)} array in epoch {epoch}")
@@ -468,10 +473,10 @@ def _check_form(found: npt.NDArray[Any], epoch: int, items: int) -> None:
 
 
 def _weights(given: Any, epoch: int, items: int, all_items: str) -> npt.NDArray[Any]:
-    """Return weights as an array of real numbers, which may share the memory of the user's array.
+    """Return weights as an array of real numbers. It may share memory with the user's array.
 
     Raises:
-        ArgumentError: They are not one number for each item.
+        ArgumentError: The weights are not one number for each item.
     """
     of = f"Weighted.weights must have one number, 0 or more, for each of the {all_items}"
     try:
@@ -507,7 +512,7 @@ def _are_equal_orders(one: Drawn, other: Drawn) -> bool:
 
 
 def _are_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
-    """Return True if two arrays have the same numbers. Takes no memory for large arrays."""
+    """Return True if two arrays have the same numbers. Compares them in small chunks."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     parts = (slice(at, at + _CHUNK) for at in range(0, len(one), _CHUNK))
@@ -525,10 +530,10 @@ def _lengths(
         epoch: Number of the epoch.
         items: Number of items of the source.
         limit: Name of the setting that limits a length.
-        most: Its value.
+        most: Value of this setting.
 
     Raises:
-        ArgumentError: They are not one integer from 0 for each item, or one is above the
+        ArgumentError: The lengths are not one integer from 0 for each item, or one is above the
             limit.
     """
     wanted = f"{of}.lengths must have an integer from 0 for each of the {items:,} items of source"

@@ -44,9 +44,10 @@ class NextPlace:
 
     Attributes:
         position: The position.
-        times_set: Number of calls of `set`. A pass that started before a call sees it change.
+        times_set: Number of calls of `set`. So a pass notices calls after its start.
         is_set: True if no pass has started since the latest call of `set`.
-        lost_at: Position of the iterator that has reported the loss of the cluster; None: none has.
+        lost_at: Position of the iterator that has reported the loss of the cluster. None if no
+            iterator has.
     """
 
     def __init__(self) -> None:

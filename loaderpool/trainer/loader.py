@@ -93,8 +93,8 @@ class Loader:
             1.
         seed_globals: Set to `True` to seed `random`, `numpy.random` and torch per sample. Default:
             `"auto"`, if used.
-        batch_indices: Set to `True` to get pairs `(indices, batch)`, with the source index of each row as
-            `int64[batch]`. Not for streams, generators and Keras. Default: `False`.
+        batch_indices: Set to `True` to get pairs `(indices, batch)`, with the source index of each
+            row as `int64[batch]`. Not for streams, generators and Keras. Default: `False`.
         limits: `Limits` of memory, time per sample, and worker restarts.
 
     Raises:
@@ -373,15 +373,17 @@ class Loader:
     def skip_batches(self, batches: int | range) -> None:
         """Leave out batches of the next iteration, for example after a spike of the loss.
 
-        They count as taken, so a state that is saved later does not contain them. Call it on all
-        processes of a distributed training.
+        The batches count as taken: a training that resumes from a later state does not get them.
+        Call this method in all processes of a distributed training.
 
         Args:
-            batches: Number of batches to leave out after the position of `state_dict()`, also beyond
-                the end of the epoch. Or a `range` of batch numbers in that epoch, as in `indices`.
+            batches: Number of batches to leave out after the position of `state_dict()`, even
+                beyond the end of the epoch. Or a `range` of batch numbers in that epoch, as in
+                `indices`.
 
         Raises:
-            StateError: As `state_dict`.
+            StateError: As in `state_dict`.
+            ArgumentError: If the source is generators, or the epoch lacks one of the batches.
 
         Example:
             >>> import loaderpool as lp
@@ -398,8 +400,9 @@ class Loader:
     def indices(self, epoch: int, batch: int) -> npt.NDArray[np.int64]:
         """Return the source indices of a batch of this loader, without reading its items.
 
-        A drawn order (see `order`) is drawn again, as it is now. With `samples_per_item=n`, these
-        are numbers of samples: sample 2 of item 5 has the number `5 * n + 2`.
+        A sampler, function or weights (see `order`) are read again, with their present values. With
+        `samples_per_item=n`, the result has numbers of samples: sample 2 of item 5 has the number
+        `5 * n + 2`.
 
         Args:
             epoch: Epoch number, from 0.

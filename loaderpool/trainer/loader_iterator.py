@@ -231,8 +231,8 @@ class Pass:
     def take_joined(self, assemble: Callable[[Sequence[Any]], Any]) -> object:
         """Return all batches of the next delivery, each component as `dtype[count, rows, ...]`.
 
-        Only if `form.has_equal_batches`. Blocks and raises as `take`. A pass uses either this
-        method or `take`.
+        Call it only if `form.has_equal_batches` is True. Blocks and raises like `take`. A pass uses
+        either this method or `take`.
         """
         with InterruptsHeld():
             delivery = self.next_delivery()

@@ -72,7 +72,8 @@ class Replay:
     Attributes:
         epoch: Epoch of the sample.
         position: Position of the sample in the epoch, which keys the random streams.
-        batch: Batch of the sample, as counted by this shard; of several, the first one's.
+        batch: Batch of the sample, as counted by this shard. With `samples_per_item`, the batch of
+            the first sample.
         row: Row of the sample in the batch.
         indices: Source indices of the call, in the order in which it gets them.
 
@@ -131,7 +132,7 @@ class Replay:
         return positions.tolist(), self._plan.order.indices(self.epoch, positions)
 
     def run(self) -> object:
-        """Return the function's unchanged result: a sample, or a batch if one call makes that.
+        """Return the function's unchanged result: a sample, or a batch with `batch_fn`.
 
         With `samples_per_item`, return a list of the item's samples that this loader loads.
 
@@ -154,7 +155,7 @@ class Replay:
             return made[0] if self._samples is None else made
 
     def first_of(self, result: Any) -> Any:
-        """Return the first sample of a result that is the list of an item's samples."""
+        """Return the result, or its first sample if it is the list of an item's samples."""
         return result if self._samples is None else result[0]
 
     def spec_of(self, result: object) -> ElementSpec:

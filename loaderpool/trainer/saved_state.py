@@ -74,7 +74,7 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
     if batches_taken is not None:
         count = whole_number("batches_taken", batches_taken, at_least=0)
         return tracker.iterations.latest.position(count) or tracker.start_of_next()
-    if tracker.next.is_set:  # later than the iterations that are active
+    if tracker.next.is_set:  # `set` was called after the active iterations began
         return tracker.start_of_next()
     readers = [
         log.reader() for log in list(tracker.iterations.live.values()) if log.reader is not None

@@ -1,7 +1,7 @@
 """Batches that the next iteration leaves out. Called by `Loader.skip_batches`.
 
-Batches left out count as taken. So a saved state has them, and a training that resumes, also with
-other numbers of workers and shards, never gets them.
+Batches that are left out count as taken, and a saved state records them so. So a training that
+resumes never gets them, even with other numbers of workers and shards.
 
 Runs in: the main process.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def skip_batches(tracker: EpochTracker, stream: StreamSource | None, batches: Any) -> None:
-    """Start the next iteration without these batches, as `Loader.skip_batches` says."""
+    """Leave out batches of the next iteration. Implements `Loader.skip_batches`."""
     plan = tracker.plan
     check_resumable(stream, tracker)
     if plan.lanes:
@@ -55,7 +55,7 @@ def _after(tracker: EpochTracker, position: Position, count: int) -> Position:
             return _at(log.whole, position.epoch, log.plan.start_after(position.epoch, count))
         count -= log.batches
         epochs = 1
-        if tracker.draws is None:  # all other epochs have as many batches
+        if tracker.draws is None:  # all whole epochs have the same number of batches
             epochs += count // log.whole.batches_per_epoch
             count %= log.whole.batches_per_epoch
         position = Position(position.epoch + epochs)
@@ -63,7 +63,7 @@ def _after(tracker: EpochTracker, position: Position, count: int) -> Position:
 
 
 def _without(tracker: EpochTracker, position: Position, batches: range) -> Position:
-    """Return the same position, without these batches of its epoch."""
+    """Return the position with these batches of its epoch left out."""
     log = tracker.log_at(position)
     last = log.whole.batches_per_epoch
     if batches.step != 1 or not 0 <= batches.start <= batches.stop <= last:

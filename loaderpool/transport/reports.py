@@ -96,7 +96,7 @@ class Failure(NamedTuple):
     unseen: str = ""  # path of a FileNotFoundError on a node
     unseen_in: str = ""  # working directory of the process, if that path is relative
     shard: str = ""  # brief text of the generator's shard; empty: there are no shards
-    preface: str = ""  # beginning of the message, before the user's text
+    preface: str = ""  # beginning of the message, before the text of the error
 
 
 class RowFailure(NamedTuple):

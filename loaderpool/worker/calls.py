@@ -27,9 +27,10 @@ _Result = TypeVar("_Result")
 
 
 class KeptResults(dict[int, object]):
-    """Results of the probe in one epoch, by index of the (first) item, or number of the sample.
+    """Results of the probe's calls in one epoch. Each is used once, instead of a second call.
 
-    Each is used once, instead of a second call.
+    The key is the index of the (first) item. With `samples_per_item`, it is the number of the
+    sample.
     """
 
     _epoch = 0
@@ -69,14 +70,14 @@ class DrawWatch:
         self._shared_by = "concurrent calls" if payload.is_async else "threads"
 
     def alone(self, call: Callable[..., _Result], *arguments: object) -> _Result:
-        """Return the result of one call, which is kept and used in other processes.
+        """Make one call, whose result other processes may use, and return the result.
 
-        If the call draws from the global generators, it is made again after these were seeded.
-        `Calls.watched` then makes the whole ticket again.
+        If the call draws from the global generators, seed them and repeat the call. `Calls.watched`
+        then repeats the whole ticket.
 
         Args:
-            call: seeds the generators if they are seeded for each call, and calls the function.
-            arguments: passed to it.
+            call: seeds the generators if necessary, and calls the function.
+            arguments: arguments of `call`.
         """
         runs = 0
         made: _Result

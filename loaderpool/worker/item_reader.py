@@ -34,12 +34,13 @@ if TYPE_CHECKING:
     from loaderpool.sources.indexing import Indexed
     from loaderpool.worker.item_samples import ItemSamples
 
-# Latest runs that are remembered. Smaller: concurrent passes decode blocks again. Larger: nothing.
+# Number of latest runs that are remembered. A ticket of another run drops all kept blocks. Smaller:
+# concurrent passes decode blocks again. Larger: no effect.
 _RUNS = 8
 
 
 class ItemReader:
-    """Reads items by source index, or results of `fn` from a cache, for the first function to call.
+    """Reads the arguments of a sample's first function: items, or results of `fn` if they are kept.
 
     Args:
         payload: the loader's source, and its cache.
@@ -48,7 +49,7 @@ class ItemReader:
 
     Attributes:
         cached: reads the results of `fn`. None: there is no cache, and items are read.
-        samples: reads the samples of which `fn` returns several for an item. None: it returns one.
+        samples: reads samples by number, if `fn` returns several for an item. None: it returns one.
         calls_fn: True if this reader calls `fn`, because its results are kept.
         are_indices: True for `range(n)`: looking up each item would take a tenth of the time of a
             batch of tiny samples.
@@ -98,9 +99,9 @@ class ItemReader:
         )
 
     def look_up(self) -> None:
-        """Read items by the current method of the source's class, and forget kept samples.
+        """Look up the source's methods again, and drop kept samples and blocks.
 
-        Called in the main process.
+        Called in the main process, because the user may have changed the source.
         """
         if self.samples is not None:
             self.samples.forget()
@@ -117,20 +118,21 @@ class ItemReader:
         indices: list[int],
         batch_rows: tuple[int, ...] = (),
     ) -> Opened:
-        """Return the rows of a ticket. This reader reads their items.
+        """Return the rows of a ticket, whose items this reader reads.
 
         Args:
             ticket: the ticket.
             positions: position of each row.
-            indices: source index of each row, or the number of its sample.
-            batch_rows: rows of each batch, if they vary.
+            indices: source index of each row; with `samples_per_item`, the number of its sample.
+            batch_rows: number of rows of each batch, if batches differ.
         """
         if ticket.run not in self._runs:
             self._runs.append(ticket.run)
             forget_blocks(self._source)
         if self.samples is not None:
             count = self.samples.samples
-            # If a worker died, no item is made before its turn, so that the cause is found.
+            # After a worker's death, items are made in the order of rows, so that the cause is
+            # found.
             read = self.samples.reader(ticket.epoch, () if ticket.deaths else indices)
             items = [number // count for number in indices]
             opened = Opened(ticket, positions, items, read, batch_rows, numbers=indices)
@@ -304,11 +306,11 @@ class CachedFunction:
     def look_up(
         self, entry: int, load: Callable[[memoryview], Any] = pickle.loads
     ) -> tuple[bool, Any, Store | None]:
-        """Return True if a result is stored; the result; and the store, None if unavailable.
+        """Return True if a result is stored; the result; and the store, None if it is unavailable.
 
         Args:
             entry: number of the entry.
-            load: returns the result of an entry's bytes.
+            load: converts an entry's bytes to the result.
         """
         store: Store | None = None
         try:
@@ -350,10 +352,10 @@ class CachedFunction:
         return copied
 
     def keep(self, entry: int, parts: Sequence[bytes]) -> bool:
-        """Store the samples of an item from this entry on. Return True if all are stored."""
+        """Store the samples of an item in consecutive entries. Return True if all are stored."""
         self._counts[Count.MISSES] += 1
         store: Store | None = None
-        with contextlib.suppress(OSError, ValueError):  # `look_up` has counted it
+        with contextlib.suppress(OSError, ValueError):  # `look_up` has counted the failure
             store = self._shared.store()
         stored = [self._store(store, number, part) for number, part in enumerate(parts, entry)]
         return all(stored)
@@ -365,10 +367,10 @@ class CachedFunction:
         return store is not None and not_kept is None
 
     def pickled(self, index: int, value: object) -> tuple[bytes, object]:
-        """Return the pickle of a result, or of a sample of it, and a copy that it makes.
+        """Return the pickle of a result, or of one of its samples, and the unpickled copy.
 
         Raises:
-            CacheError: it cannot be pickled and unpickled.
+            CacheError: the result cannot be pickled and unpickled.
         """
         try:
             made = pickle.dumps(value, 5)

@@ -1,12 +1,12 @@
-"""`ItemSamples`: samples of items for which `fn` returns a list of them.
+"""`ItemSamples`: samples of items, if `fn` returns a list of n samples for each item.
 
 Sample k of item i has the number i * n + k. The plan orders these numbers. `fn` is called once for
-an item, and the process keeps all samples until other items need the room. The workers of one
-supervisor share them: the first that needs an item makes it. Another one that needs the same item
-meanwhile first makes other items of its ticket, and then waits.
+an item. All its samples are kept until another item replaces them. The workers of one supervisor
+share the samples: the first worker that needs an item calls `fn`. If another worker needs the same
+item meanwhile, it first makes other items of its ticket, and then waits.
 
-Samples are kept as pickles. So each use gets an own object, and a sample does not depend on whether
-it was made by this process, or earlier.
+Samples are kept as pickles. So each use gets a separate object, and a sample from another process
+equals one that was made here.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from loaderpool.worker.rows import copy_of
 from loaderpool.worker.seeding import Seeding
 from loaderpool.worker.tickets import Progress, WorkFailed
 
-# Windows of items whose samples are kept. Smaller: a worker that is behind the others makes items
-# again. Larger: more memory.
+# Number of windows of items whose samples are kept. Smaller: a slow worker calls `fn` again,
+# because others have replaced the samples. Larger: more memory.
 _KEPT_WINDOWS = 2
 _MOST_PLACES = 1 << 16
 _COUNT = struct.Struct("<Q")  # number of large arrays, in front of a sample's pickle
@@ -42,22 +42,22 @@ _NOT_NOTED: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 class Cached(Protocol):
-    """Calls `fn`, and stores its results. `item_reader.CachedFunction` implements it."""
+    """Cache of samples that also calls `fn`. `item_reader.CachedFunction` implements it."""
 
     def look_up(self, entry: int, load: Callable[[memoryview], Any]) -> tuple[bool, Any, object]:
-        """Return True if an entry is stored, and the result of `load` for its bytes."""
+        """Return True if an entry is stored; the result of `load` for its bytes; the store."""
 
     def has(self, index: int) -> bool:
-        """Return True if there is an entry of this number."""
+        """Return True if the entry with this number is stored."""
 
     def made(self, index: int, get: Callable[[int], object]) -> object:
-        """Return the result of `fn` for the item that `get` returns. Raises CacheError."""
+        """Call `fn` for the item that `get` returns. Raises CacheError if the result is random."""
 
     def pickled(self, index: int, value: object) -> tuple[bytes, object]:
-        """Return the pickle of a sample, and a copy that it makes. Raises CacheError."""
+        """Return the pickle of a sample, and the unpickled copy. Raises CacheError."""
 
     def keep(self, entry: int, parts: Sequence[bytes]) -> bool:
-        """Store pickles from this entry on. Return True if all are stored."""
+        """Store pickles in consecutive entries, from `entry` on. Return True if all are stored."""
 
 
 class ItemSamples:
@@ -79,41 +79,47 @@ class ItemSamples:
         self._takes_rng = "fn" in payload.takes_rng
         self._seeding, self._cached, self._shared = seeding, cached, payload.samples
         self._loader = payload.loader
-        # If an item fails, its other samples must fail, too, and not call `fn` again.
+        # True if failures are kept. Then other samples of a failed item fail without a new call.
         self._keeps_failures = payload.config.on_error.action != "raise"
         order = payload.plan.order
         self._order = order if isinstance(order, BlockOrder) else None
         window = DEFAULT_WINDOW if self._order is None else self._order.window
         self._places = min(_KEPT_WINDOWS * window, _MOST_PLACES)
-        # Samples that this process has made, by epoch and item: the latest item's if processes
-        # share the others.
+        # Samples that this process has made, by epoch and item. If processes share samples, only
+        # the latest item's are here.
         self._kept: dict[tuple[int, int], tuple[list[bytes], bool]] = {}
         self._most_kept = self._places if self._shared is None else 1
-        # A lock of the kernel belongs to all threads of a process.
+        # Locks of places between the threads of this process, which share the kernel's locks.
         self._locks: dict[int, threading.RLock] = {}
-        self._held: set[int] = set()  # places whose lock of the kernel this process holds
-        # With concurrent calls, the main thread notes the call that it waits for.
+        self._held: set[int] = set()  # places whose kernel lock this process holds
+        # True if this class notes its calls in `progress`. With concurrent calls, the main thread
+        # notes the call that it waits for.
         self._is_noted = payload.config.threads == 1
         self._progress: Progress
         self._watched: Callable[..., object]
 
     def attend(self, progress: Progress, watched: Callable[..., object]) -> None:
-        """Set the notes of calls, and the function that makes a call and watches its draws.
+        """Connect this object to the process's progress notes and to its watch for random draws.
 
-        Called by `Work` before any ticket.
+        `Work` calls this method before the first ticket.
 
         Args:
-            progress: the process's notes.
-            watched: `DrawWatch.alone`.
+            progress: progress notes of this process.
+            watched: `DrawWatch.alone`, which makes each call of `fn`.
         """
         self._progress, self._watched = progress, watched
 
     def forget(self) -> None:
-        """Forget the samples that only this process keeps, because objects may have changed."""
+        """Drop the samples that only this process keeps, because data may have changed."""
         self._kept.clear()
 
     def reader(self, epoch: int, numbers: Sequence[int]) -> Callable[[int], object]:
-        """Return a function that returns a sample by its number. The numbers are of one ticket."""
+        """Return a function that returns a sample by its number.
+
+        Args:
+            epoch: the epoch.
+            numbers: numbers of all samples of the ticket. Their items may be made in any order.
+        """
         return functools.partial(self._read, epoch, numbers)
 
     def _read(self, epoch: int, numbers: Sequence[int], number: int) -> object:
@@ -131,9 +137,10 @@ class ItemSamples:
     # ---- kept samples ----
 
     def _place(self, epoch: int, item: int) -> int:
-        """Return the place of an item. Items of consecutive batches have different ones.
+        """Return the place of an item in the sample file.
 
-        In other orders than blocks, two such items may have one place. They are then made again.
+        In a `BlockOrder`, items that batches need at the same time have different places. In other
+        orders, two such items may share a place. Then `fn` is called for them again.
         """
         rank = item if self._order is None else self._order.rank(epoch, item)
         return rank % self._places
@@ -173,22 +180,23 @@ class ItemSamples:
         self._kept[epoch, item] = parts, has_failed
         place = self._place(epoch, item)
         if self._shared is not None and place in self._held:
-            with contextlib.suppress(OSError):  # it is too large, or the descriptor was closed
+            # The samples may be too large, or the descriptor may be closed.
+            with contextlib.suppress(OSError):
                 self._shared.write(place, epoch, item, parts, has_failed)
 
     # ---- locks ----
 
     def _lock(self, place: int, waits: bool) -> bool:
-        """Take the lock of a place. Return False if another thread or process has it.
+        """Acquire the lock of a place. Return False if another thread or process has it.
 
-        `_unlock` pairs with a call that returns True.
+        Call `_unlock` after a call that returns True.
         """
         lock = self._locks.setdefault(place, threading.RLock())
         if not lock.acquire(blocking=waits):
             return False
         if self._shared is not None:
-            # Processes wait for each other's threads, or the descriptor was closed. The samples are
-            # then made here, and not shared.
+            # If the kernel refuses to wait (EDEADLK), or the descriptor was closed, this process
+            # calls `fn` without the kernel's lock, and does not share the samples.
             with contextlib.suppress(OSError):
                 if not self._shared.lock(place, waits):
                     lock.release()
@@ -206,7 +214,7 @@ class ItemSamples:
     # ---- calls of `fn` ----
 
     def _make_once(self, epoch: int, item: int, at: int, numbers: Sequence[int]) -> StoredSample:
-        """Return a sample of an item that is not kept. No other process makes it meanwhile."""
+        """Return a sample of an item that is not kept. Only one process makes it at a time."""
         place = self._place(epoch, item)
         if not self._lock(place, waits=False):
             if found := self._make_others(epoch, item, at, numbers):
@@ -221,10 +229,10 @@ class ItemSamples:
     def _make_others(
         self, epoch: int, item: int, at: int, numbers: Sequence[int]
     ) -> StoredSample | None:
-        """Make other items of the ticket, while another process makes this one.
+        """Make other items of the ticket, while another process or thread makes this one.
 
         Returns:
-            A sample of this item, once the other process has made it. None: it has not.
+            The sample of this item. None if it is still not made when all other items are.
         """
         for other in dict.fromkeys(number // self.samples for number in numbers):
             place = self._place(epoch, other)
@@ -234,7 +242,7 @@ class ItemSamples:
                 if not self._has(epoch, other):
                     self._make(epoch, other, 0)
             except self._progress.failures.catches as error:
-                # Otherwise it is raised when the other item's turn comes.
+                # Ignore errors of `fn`, because they are raised when this item's row is made.
                 if is_of_a_handler(error):
                     raise
             finally:
@@ -244,7 +252,7 @@ class ItemSamples:
         return None
 
     def _make(self, epoch: int, item: int, at: int) -> StoredSample:
-        """Make all samples of an item, keep them, and return one."""
+        """Call `fn` for an item, keep all its samples, and return one of them."""
         failures, has_failed = self._progress.failures, False
         with self._progress.calling(item) if self._is_noted else _NOT_NOTED:
             try:
@@ -266,7 +274,7 @@ class ItemSamples:
         """Call `fn` for an item, and return the pickles of its samples.
 
         Raises:
-            SpecMismatchError: the result is not a list with the right number of samples.
+            SpecMismatchError: the result is not a list of `samples_per_item` samples.
             UnpicklableError: a sample cannot be pickled.
             BaseException: an exception of the function or of the source.
         """
@@ -283,7 +291,7 @@ class ItemSamples:
                 f"fn must return a list of {counted(self.samples, 'sample')} for each item "
                 f"(samples_per_item={self.samples}), but it returned {got} for source index {item}"
             )
-        # The pickle of a view may have the memory of the whole array or tensor.
+        # Copy views, because the pickle of a view may contain the whole array or tensor.
         samples = map(copy_of, made)
         if self._cached is not None:
             return [self._cached.pickled(item, sample)[0] for sample in samples]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from loaderpool.plan.taken import Start
 
 _Positions = npt.NDArray[np.int64]
-# Positions and indices of consecutive batches, and the rows of each batch if they vary.
+# Positions and indices of consecutive batches, and the number of rows of each batch if they differ.
 _Block = tuple[_Positions, list[int], tuple[int, ...]]
 # Rows that are looked up at once in the main process, because a look-up for each tiny batch would
 # be slow. Smaller: more look-ups. Larger: the first batch of a shuffled epoch waits longer for
@@ -68,9 +68,9 @@ class IndexedItems:
         return self._reader.open(ticket, positions, indices, batch_rows)
 
     def _looked_up(self, ticket: Ticket) -> tuple[_Positions, list[int], tuple[int, ...]]:
-        """Return the positions and indices of a whole batch, and its rows if they vary.
+        """Return the positions and indices of a whole batch, and its number of rows if these vary.
 
-        They are computed for a block of batches at once.
+        The positions and indices of several batches are computed at once.
         """
         block, at = divmod(ticket.batch, self._at_once)
         key = ticket.epoch, block, ticket.rest

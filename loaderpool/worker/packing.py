@@ -1,7 +1,7 @@
-"""`Packing`: writes the samples of a batch into its rows, several into each.
+"""`Packing`: packs several samples into each row of a batch.
 
-The order of an epoch determines the place of each sample (`plan/packed.py`). So each is written as
-soon as it is made. The place of a sample that is left out is filled up, as is the end of a row.
+The plan of an epoch determines the place of each sample (`plan/packed.py`). So each sample is
+written as soon as it is made. If a sample is skipped, its place is padded, like the end of a row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from loaderpool.plan.packed import PackedPlan
 from loaderpool.transport.reports import RowFailure
 from loaderpool.worker.tickets import MadeRows, Opened, WorkFailed
 
-_ADDED = 2  # components that are added to those of a sample: segments and positions
+_ADDED = 2  # number of components that are added to those of a sample: segment_ids and positions
 
 
 class Packing:
@@ -53,11 +53,11 @@ class Packing:
         Args:
             plan: Plan of the epoch, or of its remainder.
             opened: The ticket.
-            make: Returns the components of a sample. Called with the number of the ticket's item,
-                and the length that its sample must have.
+            make: Returns the components of a sample. Called with the number of the item in the
+                ticket, and the length that its sample must have.
 
         Raises:
-            WorkFailed: A sample cannot be made, and none is left out.
+            WorkFailed: A sample failed, and `skips` is False.
         """
         assert isinstance(plan, PackedPlan)
         ticket, count = opened.ticket, len(self._shapes)
@@ -69,7 +69,7 @@ class Packing:
             [self._stored(len(each), sum(map(sum, each)), arrays.append) for each in batches],
         )
         failures: list[RowFailure] = []
-        # Of each batch: number of items that were made, and their length together.
+        # For each batch: number of good samples, and their total length.
         made: list[tuple[int, int]] = []
         at = 0
         for number, rows in enumerate(batches):
@@ -119,9 +119,9 @@ class Packing:
 
         Args:
             rows: Number of rows.
-            tokens: Length of all samples together.
+            tokens: Total length of all samples.
             fill: Called with the array of each component.
-            has_rows: False: all samples were left out, so the batch counts as one without rows.
+            has_rows: False if all samples were skipped. The batch then counts as empty.
         """
         blocks = [
             Block((rows, *shape), dtype, fill, tokens * math.prod(shape[1:]))
@@ -137,4 +137,4 @@ class Packing:
 
 
 def _keep(array: npt.NDArray[Any]) -> None:
-    """Leave an array as it is, because it was filled before."""
+    """Do nothing, because the array was filled before."""

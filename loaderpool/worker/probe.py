@@ -88,8 +88,8 @@ def probe(work: Work, epoch: int, feed: int = 0) -> Probe:
 def _may_try_more(work: Work, tried: int) -> bool:
     """Return True if the probe may try another sample (or batch) after `tried` failures.
 
-    It tries as many as `on_error` allows to fail. Without such a limit, it tries all samples of the
-    epoch if the user gave a spec.
+    `on_error` limits the number of failures. Without a limit, the probe tries all samples of the
+    epoch if the user gave a spec. It always tries `_PROBES` samples if errors may be skipped.
     """
     policy = work.config.on_error
     if policy.action == "raise" or (policy.action == "replace" and work.unit != "sample"):
@@ -103,9 +103,12 @@ def _may_try_more(work: Work, tried: int) -> bool:
 
 
 def _without_a_shape(work: Work, first: WorkFailed, tried: int) -> WorkFailed:
-    """Return the first failure of the probe, with the reason why it is raised despite `on_error`.
+    """Return the probe's first failure, with the reason why it is raised despite `on_error`.
 
-    `tried` is the number of calls, all of which failed.
+    Args:
+        work: The work of this process.
+        first: The first failure.
+        tried: Number of calls. All of them failed.
     """
     action = work.config.on_error.action
     if action == "raise":

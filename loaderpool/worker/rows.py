@@ -92,7 +92,7 @@ class Converter:
         return [self.leaf(leaf, component, index) for component, leaf in enumerate(leaves)]
 
     def check_length(self, leaves: Sequence[npt.NDArray[Any]], length: int, index: int) -> None:
-        """Raise `SpecMismatchError` if a component has another length than was stated."""
+        """Raise `SpecMismatchError` if a component has another length than `Packed` expects."""
         for leaf, path in zip(leaves, self.paths, strict=True):
             if len(leaf) != length:
                 raise SpecMismatchError(
@@ -244,7 +244,7 @@ class Converter:
 
 
 def none_for(origin: str, unit: UnitKind, index: int) -> SpecMismatchError:
-    """Return the error for a call that returned None. `index` is that of its first item."""
+    """Return the error for a call that returned None. `index` belongs to the call's first item."""
     batch = "the batch that begins with " * (unit == "batch")
     return none_refusal(origin, f" for {batch}{item_name(index)}")
 
@@ -455,7 +455,7 @@ def _roots(value: object) -> Iterator[int]:
 
 
 def copy_of(item: object) -> object:
-    """Return the item with copies of its arrays, tensors of torch, lists and dicts."""
+    """Return a copy of an item. Copies arrays, tensors of torch, lists and dicts in it."""
     if isinstance(item, np.ndarray):
         return item.copy()
     if isinstance(item, getattr(sys.modules.get("torch"), "Tensor", ())):

@@ -56,7 +56,7 @@ class Seeding:
         kind: int = SAMPLE,
         streams: SampleStreams | None = None,
     ) -> np.random.Generator | None:
-        """Seed the generators for a call, and return its `rng`. None if no function takes it.
+        """Seed the generators for a call, and return its `rng`, or None if no function takes `rng`.
 
         Args:
             epoch: the epoch.

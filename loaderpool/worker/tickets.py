@@ -63,24 +63,24 @@ class Opened:
     indices: list[int]  # source index of each position
     # Returns the item of a source index, even after later tickets were opened.
     read: Callable[[int], object]
-    batch_rows: tuple[int, ...] = ()  # rows of each batch, if they vary; also of a batch in part
+    batch_rows: tuple[int, ...] = ()  # rows of each whole batch, if batches differ
     # the slot's arrays, if each row is written before the next one is made
     arrays: Sequence[npt.NDArray[Any]] | None = None
     own: OwnMemory | None = None  # memory of `arrays`, if the rows do not fit the slot
     # buffer, first byte in it, number of bytes; the probe and `replay` have no slot
     slot: tuple[Buffer, int, int] = _NO_SLOT
     fetched: Fetched | None = None  # the items, if the source reads many rows with one call
-    # numbers of the samples, if an item has several: `read` takes them instead of indices
+    # numbers of the samples, if an item has several; `read` then takes a number, not an index
     numbers: Sequence[int] = ()
     samples: int = 1  # number of samples of each item
 
     @property
     def keys(self) -> Sequence[int]:
-        """What `read` takes for each row: its source index, or the number of its sample."""
+        """Argument of `read` for each row: its source index, or the number of its sample."""
         return self.numbers or self.indices
 
     def name_sample(self, error: BaseException, row: int) -> None:
-        """Add the number of a row's sample within its item to the traceback of an error."""
+        """Add a note to an error: the number of the row's sample within its item."""
         if self.numbers:
             at = self.numbers[row] % self.samples
             add_note(error, f"for sample {at} of the item (of {self.samples}, from 0)")
@@ -325,7 +325,7 @@ class Failures:
 
 
 def with_preface(failed: WorkFailed, preface: str) -> WorkFailed:
-    """Return the failure with this beginning of its message."""
+    """Return the failure with `preface` at the beginning of its message."""
     return WorkFailed(failed.failure._replace(preface=f"{preface}:\n"), failed.error)
 
 
@@ -467,7 +467,7 @@ class Progress:
 
     @contextlib.contextmanager
     def calling(self, index: int) -> Iterator[None]:
-        """Note that the `with` block makes all samples of the item with this source index.
+        """Note that all samples of the item with source index `index` are made in the `with` block.
 
         After the block, the time limit of the current sample starts again.
         """
@@ -482,7 +482,7 @@ class Progress:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Note that the `with` block waits for another process, which has its own time limit."""
+        """Note that the `with` block waits for another process. Stops this process's time limit."""
         numbers = self._numbers
         noted, numbers[self._index_field] = numbers[self._index_field], 0
         try:

@@ -57,7 +57,7 @@ _Leaves = list[npt.NDArray[Any]]
 
 
 def nothing_to_repeat(failed: WorkFailed) -> WorkFailed:
-    """Return the failure of a batch without a valid row, which cannot replace any."""
+    """Return the failure of a batch in which no row is valid and could replace the others."""
     text = 'No row of this batch was valid, so on_error="replace" has nothing to repeat'
     return with_preface(failed, f"{text}. The last error")
 
@@ -227,7 +227,7 @@ class Work:
         """
         self.calls.kept.keep_only(epoch)
         opened = self.calls.reader.open(Ticket(epoch=epoch), np.array(positions), indices)
-        if not self.calls.reader.seeds_reads:  # the error of another row does not matter
+        if not self.calls.reader.seeds_reads:  # this row may succeed although another one failed
             opened.fetched = None
         fixed = None if self.form is None else self.form.fixed
         if self.calls.chain.takes_out and fixed is not None:
@@ -360,7 +360,10 @@ class Work:
         return opened
 
     def _arrays(self, opened: Opened, rows: int) -> _Leaves:
-        """Return the first `rows` rows of a fixed slot; other memory if they do not fit the slot."""
+        """Return arrays for the first `rows` rows of a fixed slot.
+
+        If batches differ in their rows and do not fit into the slot, return other memory.
+        """
         assert self.form is not None and self.form.fixed is not None
         (buffer, base, capacity), fixed = opened.slot, self.form.fixed
         if fixed.capacity_rows is None:
@@ -543,8 +546,8 @@ class Work:
     ) -> _Leaves:
         """Return the leaves that one call makes of these rows.
 
-        Leaves that wait for more rows or batches are copied, because the function may refill its
-        arrays. With `length`, they do not wait, and must have this length.
+        Copy leaves that are written only after later calls, because the function may refill its
+        arrays. With `length`, leaves are written at once, and must have this length.
 
         Raises:
             WorkFailed: the call failed, or ended workers before.

@@ -1,4 +1,4 @@
-"""Time of a batch in each kind of `order=`, beside one of a uniform shuffle, by turns in one process."""
+"""Time for a batch in each kind of `order=`, and in a uniform shuffle, in turns in one process."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from bench.windows import Window
 Figures = dict[str, float]
 
 BATCH, BATCHES = 64, 1600
-SKIPPED = 600  # batches that a shuffle has made while the other loader was read, and the start
+# Batches of each epoch that are not timed. Many of them were made while the other loader was read.
+SKIPPED = 600
 ITEMS = BATCH * BATCHES
 _ZEROS = np.zeros(256, np.float32)
 
 
 def sample(index: int) -> Any:
-    """A sample of 256 numbers; each index is exact in float32."""
+    """Return a sample of 256 numbers, each of them the index, which is exact in float32."""
     return _ZEROS + index
 
 
 def _lists() -> Any:
-    """Batches of 32 to 96 items."""
+    """Return shuffled batches of 32 to 96 items."""
     random = np.random.default_rng(1)
     items, stops = random.permutation(ITEMS), random.integers(32, 97, 2 * BATCHES).cumsum()
     parts = np.split(items, stops[stops < ITEMS])
@@ -47,7 +48,7 @@ def _orders() -> dict[str, Callable[[], dict[str, Any]]]:
 
 
 def beside_shuffle(row: Row, contestant: str, window: Window) -> Figures:
-    """Microseconds for 64 rows of a batch."""
+    """Return the microseconds for 64 rows, in the order of `row` and in a shuffle."""
     import loaderpool as lp
 
     kind, workers = row.view.split("/")

@@ -1,4 +1,4 @@
-"""Trainings of each kind of order that are killed at random batches, and go on with other workers and ranks."""
+"""Kill trainings of each kind of order at random batches. Resume them with other workers and ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import loaderpool as lp
 ITEMS = 240
 _WORKERS = (0, 1, 3)
 _RANKS = (1, 2, 3)
-_MOST_BATCHES = 6  # of a training before it is killed
+_MOST_BATCHES = 6  # largest number of batches of a training before it is killed
 Row: TypeAlias = "tuple[int, ...]"
 
 
@@ -30,18 +30,18 @@ Row: TypeAlias = "tuple[int, ...]"
 class Kind:
     """A kind of order.
 
-    A row of its batches has the item and a number of the sample's random stream, and a packed row has these of each of
-    its items.
+    Each row of a batch has the item and a number from the sample's random stream. A packed row has
+    these two for each of its items.
     """
 
-    settings: Callable[[], dict[str, Any]]  # of the loader, made anew in each training
-    left_out: range | None = None  # batches of the first epoch that its only rank leaves out
+    settings: Callable[[], dict[str, Any]]  # returns settings of `Loader`; called in each training
+    left_out: range | None = None  # batches of epoch 0 to leave out, with one rank
     rows: Callable[[Any], list[Row]] = lambda batch: rows_of(batch)
     source: Callable[[Path], Any] = lambda folder: range(ITEMS)  # may write files there
     function: Callable[..., Any] = lambda item, rng: (item, rng.integers(1 << 60))
 
     def make(self, folder: Path, workers: int = 0, rank: int = 0, ranks: int = 1) -> lp.Loader:
-        """Return a loader of this kind. Its batches have four rows, if the order does not give other batches."""
+        """Return a loader. Batches have four rows, unless the order determines them."""
         given = self.settings()
         if not isinstance(given.get("order"), (_Batches, list, lp.TokenBudget)):
             given = {"batch_size": 4, **given}
@@ -52,7 +52,7 @@ class Kind:
 
 
 class _Sampler:
-    """As samplers of PyTorch: draws by the global generators."""
+    """Sampler that draws from the global generators, like samplers of PyTorch."""
 
     def __len__(self) -> int:
         return ITEMS // 2
@@ -62,7 +62,7 @@ class _Sampler:
 
 
 class _Batches:
-    """As batch samplers of PyTorch: draws by its own generator, batches of any size."""
+    """Batch sampler that draws from its own generator. Batches differ in size."""
 
     def __init__(self) -> None:
         self.generator = np.random.default_rng(1)
@@ -122,7 +122,7 @@ _PATCHES = 5  # samples of an item
 _CHUNK = 16  # rows of a chunk
 _ROW_LENGTH = 40
 _LENGTHS = [1 + item * item % 17 for item in range(ITEMS)]
-# A new kind of order is a line here.
+# To add a kind of order, add a line.
 KINDS = {
     "uniform shuffle": Kind(lambda: {"shuffle": True}),
     "buckets": Kind(lambda: {"shuffle": True, "buckets": lp.Buckets(_LENGTHS, [6, 12], [6, 4, 3])}),
@@ -152,7 +152,7 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What the stops of one kind came to."""
+    """Result of killing and resuming one kind of training."""
 
     kind: str
     stops: int
@@ -163,7 +163,7 @@ class Outcome:
 
 
 def rows_of(batch: Any) -> list[Row]:
-    """Return the rows of a batch, a tuple of arrays."""
+    """Return the rows of a batch that is a tuple of arrays."""
     return [*zip(*(part.tolist() for part in batch), strict=True)]
 
 
@@ -192,7 +192,7 @@ def segments_of(batch: Any) -> list[Row]:
 def run_orders(
     stops: int, seed: int, names: Sequence[str], say: Callable[[str], None]
 ) -> list[Outcome]:
-    """Kill and resume a training of each kind that many times."""
+    """Kill and resume a training of each kind `stops` times."""
     found = []
     for name in names:
         found.append(run_kind(name, stops, random.Random(f"{seed}/orders/{name}")))
@@ -201,7 +201,7 @@ def run_orders(
 
 
 def run_kind(name: str, stops: int, draw: random.Random) -> Outcome:
-    """Kill and resume a training of one kind that many times, then finish its epoch."""
+    """Kill and resume a training of one kind `stops` times, then finish its epoch."""
     kind, began = KINDS[name], time.monotonic()
     mismatches: list[str] = []
     state: dict[str, Any] | None = None
@@ -241,9 +241,9 @@ def run_kind(name: str, stops: int, draw: random.Random) -> Outcome:
 
 
 def _join(got: dict[int, list[Row]], parts: list[list[Any]]) -> Iterator[str]:
-    """Add the rows of all ranks. Yield a text for each row that came twice.
+    """Add the rows of all ranks to `got`. Yield a text for each row that came twice.
 
-    Only the last batch of an epoch may repeat rows, so that each rank has one.
+    Only the last batch of an epoch may repeat rows, so that each rank has a row.
     """
     if len({len(part) for part in parts}) > 1:
         yield "ranks have different numbers of batches"
@@ -271,7 +271,10 @@ def _compare(kind: Kind, folder: Path, got: dict[int, list[Row]], epochs: int) -
 
 
 def _train(name: str, task: dict[str, Any], workers: list[int], folder: str) -> list[Any]:
-    """Run a training of these ranks until it is killed. Return its last saved state and the rows before, by rank."""
+    """Run a training until it is killed.
+
+    Return the last saved state of each rank, and the rows before it.
+    """
     context = multiprocessing.get_context("fork")
     files = [Path(folder) / f"rank-{rank}.json" for rank in range(len(workers))]
     for file in files:
@@ -294,7 +297,7 @@ def _train(name: str, task: dict[str, Any], workers: list[int], folder: str) -> 
     return found
 
 
-# ---- in the training ----
+# ---- in the processes of a training ----
 
 
 def _be_rank(name: str, task: dict[str, Any], rank: int, workers: int, file: str) -> None:

@@ -1,4 +1,4 @@
-"""Processes that share data by name and are killed at random moments: nobody waits for ever or sees half a value."""
+"""Kill processes that share data by name at random moments. None may hang or get half a value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import NoReturn
 import numpy as np
 
 import loaderpool as lp
-import loaderpool.transport.payload.named  # so that each process begins quickly
+import loaderpool.transport.payload.named  # imported before forks, so that processes start quickly
 from tests.support.processes import wait_until
 
 _PROCESSES = 6
@@ -30,7 +30,7 @@ _TEMPORARY = "@loaderpool/"
 
 @dataclasses.dataclass
 class Sharing:
-    """What came of a storm."""
+    """Result of a storm."""
 
     kills: int = 0
     makes: int = 0
@@ -39,17 +39,17 @@ class Sharing:
 
 
 def run_sharing(kills: int, seed: int, deadline_s: float, folder: Path) -> Sharing:
-    """Kill processes that share data until so many are dead; then end all and look for what is left."""
+    """Kill processes that share data `kills` times. Then check that no address is left."""
     draw, found = random.Random(f"{seed}/sharing"), Sharing()
     before = names_bound()
     (folder / "log").touch()
-    running: dict[int, tuple[int, float]] = {}  # pid: pipe of its signs of life, time of the last
+    running: dict[int, tuple[int, float]] = {}  # pid: pipe of heartbeats, latest one
     try:
         while found.kills < kills and not found.mismatches:
             while len(running) < _PROCESSES:
                 pid, pipe = _start(folder, draw.random())
                 running[pid] = pipe, time.monotonic()
-            # Some at once, at times all: then the next one has to make the data again.
+            # Kill one or several. If all are killed, the next process must make the data again.
             time.sleep(draw.random() ** 2 * 0.2)
             dying = draw.sample(sorted(running), draw.choice([1, 1, 1, 2, 3, _PROCESSES]))
             for pid in dying:
@@ -57,11 +57,11 @@ def run_sharing(kills: int, seed: int, deadline_s: float, folder: Path) -> Shari
             for pid in dying:
                 found.mismatches += _reap(pid, running.pop(pid)[0])
             found.kills += len(dying)
-            found.mismatches += _look(running, deadline_s)
-        # Those that are left go on without more kills.
+            found.mismatches += _check_heartbeats(running, deadline_s)
+        # Check that the remaining processes go on.
         since, left = time.monotonic(), dict(running)
         while left and not found.mismatches:
-            found.mismatches += _look(running, deadline_s)
+            found.mismatches += _check_heartbeats(running, deadline_s)
             left = {pid: each for pid, each in left.items() if running[pid][1] <= since}
             time.sleep(0.01)
     finally:
@@ -80,13 +80,13 @@ def run_sharing(kills: int, seed: int, deadline_s: float, folder: Path) -> Shari
 
 
 def names_bound() -> set[str]:
-    """Abstract addresses of loaderpool that sockets have."""
+    """Return all abstract addresses of loaderpool that are in use."""
     lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()
     return {line[line.index(_TEMPORARY) :] for line in lines if _TEMPORARY in line}
 
 
-def _look(running: dict[int, tuple[int, float]], deadline_s: float) -> list[str]:
-    """Read the signs of life; a line for each process that has failed, or gave none for long."""
+def _check_heartbeats(running: dict[int, tuple[int, float]], deadline_s: float) -> list[str]:
+    """Read heartbeats. Return a line for each process that failed or was silent for too long."""
     found = []
     readable, _, _ = select.select([pipe for pipe, _ in running.values()], [], [], 0)
     for pid, (pipe, at) in running.items():
@@ -117,17 +117,17 @@ def _start(folder: Path, seed: float) -> tuple[int, int]:
 
 
 def _fork_now_and_then(draw: random.Random) -> None:
-    """Start a process that keeps this one's sockets and outlives it, as a fork by C code does."""
+    """Sometimes start a process that keeps this one's sockets open, like a fork by C code."""
     if draw.random() < 0.1:
         for number in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # the one that listed the directory
+            with contextlib.suppress(OSError):  # the descriptor of the directory is closed by now
                 if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
                     os.set_inheritable(int(number), True)
         subprocess.Popen(["sleep", "0.3"], close_fds=False)
 
 
 def _share(folder: Path, seed: float, pipe: int) -> NoReturn:
-    """Share data, check them, drop them, again and again."""
+    """Share data, check them and drop them, until this process is killed."""
     draw = random.Random(seed)
     log = os.open(folder / "log", os.O_WRONLY | os.O_APPEND)
     try:
@@ -136,7 +136,7 @@ def _share(folder: Path, seed: float, pipe: int) -> NoReturn:
 
             def make(name: str = name) -> list[bytes]:
                 with open(folder / f"{name}.lock", "wb") as lock:
-                    try:  # no fork has this lock, and the kernel frees it at a death
+                    try:  # forks do not inherit this lock, and the kernel releases it at a death
                         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     except BlockingIOError:
                         os.write(log, b"2")

@@ -1,4 +1,4 @@
-"""The rows about samplers of the migration pages: both sides give the same items."""
+"""Rows of the migration pages about samplers: PyTorch and loaderpool give the same items."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGES = Path(__file__).resolve().parents[2] / "docs"
 PYTORCH, GRAIN = "migrate/pytorch-dataloader.md", "migrate/grain.md"
 LIGHTNING, ACCELERATE = "guide/train/lightning.md", "guide/train/accelerate.md"
 
-Epochs = list[list[list[int]]]  # source indices of each batch of some epochs
+Epochs = list[list[list[int]]]  # source indices, by epoch and batch
 
 
 def flat(epoch: list[list[int]]) -> list[int]:
@@ -58,7 +58,7 @@ NAMES: dict[str, Any] = {
     "b": b,
 }
 
-# Page, the cells of a row as they are there, and the comparison of both sides.
+# Page, the two cells of a table row, and the comparison of their items.
 ROWS: list[tuple[str, str, str, Callable[[Epochs, Epochs], None]]] = [
     (PYTORCH, "SequentialSampler(dataset)", "", same_epochs),
     (PYTORCH, "RandomSampler(dataset)", "shuffle=True", same_items),

@@ -1,4 +1,4 @@
-"""`cache="memory"` of the ranks of one job on a machine: one copy, and one call for each item."""
+"""`cache="memory"` in ranks of one job on a machine: one copy, and one call for each item."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.interpreters import Interpreter
 from tests.support.processes import wait_until
 
 ITEMS, RANKS = 1600, 4
-MOST_CALLS = 1.3 * ITEMS  # with a cache in each rank, there are 4,900
-IN_FLIGHT = 8  # calls that had begun
+MOST_CALLS = 1.3 * ITEMS  # 4,900 with a separate cache in each rank
+IN_FLIGHT = 8  # calls that may be running at a kill
 
 SCRIPT = """
 import os, sys
@@ -58,7 +58,7 @@ Ranks = Callable[..., list[Interpreter]]
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[Ranks]:
-    """Start interpreters; all are ended after the test."""
+    """Function that starts interpreters, which are killed after the test."""
     (tmp_path / "script.py").write_text(SCRIPT)
     running = list[Interpreter]()
 

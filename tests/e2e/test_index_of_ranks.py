@@ -1,4 +1,4 @@
-"""Ranks of one job on a machine index the files of a source once, and have the index in memory once."""
+"""Ranks of one job on a machine index the files of a source once, and share the index in memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Ranks = Callable[..., list[Interpreter]]
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[Ranks]:
-    """Start two interpreters of one job, which are ended after the test."""
+    """Two interpreters of one job, which are killed after the test."""
     (tmp_path / "script.py").write_text(SCRIPT)
     running = list[Interpreter]()
 

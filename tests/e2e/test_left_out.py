@@ -1,4 +1,4 @@
-"""`skip_batches`: batches that are left out come nowhere, and all others come as before."""
+"""`skip_batches`: no rank gets a batch that is left out, and the other batches do not change."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_nothing_is_left_of_an_epoch(kind: str) -> None:
         assert_same(read(each), of_epoch(kind, 1))
 
 
-# ---- the position that counts
+# ---- the position at which skipping starts
 
 
 def test_a_loop_continues_behind_the_batches_it_leaves_out(place: Place) -> None:

@@ -299,7 +299,7 @@ class Growing:
 
 
 def mixed(item: int, rng: np.random.Generator) -> Any:
-    """Components whose rows have 3, 8 and 8000 bytes."""
+    """Return components whose rows have 3, 8 and 8000 bytes."""
     small = np.full(3, item, np.uint8)
     return {"small": small, "number": item, "large": rng.random(2000, np.float32)}
 
@@ -388,7 +388,7 @@ def test_a_draw_leaves_the_generators_of_the_program_alone() -> None:
     "draw", ["np.random.permutation(99)", "random.sample(range(99), 99)", "torch_permutation()"]
 )
 def test_the_first_draw_of_a_process_is_seeded(draw: str) -> None:
-    """Although it is the first use of the generator, and imports its module."""
+    """The first draw also imports the generator's module."""
     if "torch" in draw:
         pytest.importorskip("torch")
     code = f"""

@@ -1,4 +1,4 @@
-"""`Packed`: all views of packed rows have static shapes and the same bits."""
+"""`Packed`: packed rows have static shapes and the same bits in all views."""
 
 from __future__ import annotations
 

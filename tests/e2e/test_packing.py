@@ -1,4 +1,4 @@
-"""`Packed`: several items in one row. Batches are the same wherever they are made."""
+"""`Packed`: several items in one row. Batches do not depend on the process that makes them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LENGTHS = (1 + np.random.default_rng(2).integers(0, 20, ITEMS)).tolist()
 
 
 def tokens(item: int, rng: np.random.Generator) -> dict[str, Any]:
-    """As many numbers as the item is long: the item, and random ones."""
+    """Return two arrays of the item's length: the item repeated, and random numbers."""
     size = LENGTHS[item]
     return {
         "tokens": np.full(size, item, np.int32),

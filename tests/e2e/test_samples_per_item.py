@@ -1,4 +1,4 @@
-"""`samples_per_item=`: one call of `fn` makes several samples, which the order mixes with those of other items."""
+"""`samples_per_item=`: one call of `fn` makes several samples, which the shuffle spreads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ITEMS, SAMPLES = 12, 5
 
 
 def cut(item: int, rng: np.random.Generator) -> Any:
-    """Samples with the numbers of item and sample, and a number of the item's random stream."""
+    """Return samples: item, number of the sample, and a number from the item's random stream."""
     return [(item * SAMPLES + at, rng.integers(1 << 40)) for at in range(SAMPLES)]
 
 
@@ -73,7 +73,7 @@ def loader(kind: str, place: dict[str, Any] | None = None, **settings: Any) -> l
 
 
 class Logged:
-    """Writes a line for each call, in any process."""
+    """Function that logs a line for each call, in any process."""
 
     def __init__(self, log: Path, call: Callable[[int], Any], pause_s: float = 0.0) -> None:
         self.log, self.call, self.pause_s = log, call, pause_s
@@ -85,7 +85,7 @@ class Logged:
         return self.call(item)
 
     def items(self) -> Counter[int]:
-        """Number of calls for each item since the last time."""
+        """Return the number of calls for each item since the last call of this method."""
         lines = self.log.read_text().split() if self.log.exists() else []
         self.log.unlink(missing_ok=True)
         return Counter(map(int, lines))
@@ -95,7 +95,7 @@ def numbers(item: int) -> Any:
     return [item * SAMPLES + at for at in range(SAMPLES)]
 
 
-# ---- the same bits
+# ---- equal bits
 
 
 @pytest.mark.may_leak(reason="the tests share pools; the fixture looks when the last has run")
@@ -206,7 +206,7 @@ def test_fn_is_called_once_for_each_item(tmp_path: Path, workers: int, threads: 
         got = [number for batch in there for number in batch.tolist()]
     assert sorted(got) == list(range(60 * SAMPLES))
     calls = fn.items()
-    # Some batches of the next epoch are made ahead.
+    # Some batches of the next epoch are prefetched.
     assert calls.keys() == set(range(60))
     assert calls.total() <= 60 + 16
 
@@ -310,7 +310,7 @@ def test_a_lock_ends_with_its_process() -> None:
 
 
 class Fails:
-    """Fails for item 7 in one of several ways."""
+    """Function that fails for item 7, in one of several ways."""
 
     def __init__(self, how: str, pause_s: float = 0.0) -> None:
         self.how, self.pause_s = how, pause_s

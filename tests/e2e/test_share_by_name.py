@@ -1,4 +1,4 @@
-"""`lp.share(make, name=...)`: real processes of one machine have one copy, whoever dies and whenever."""
+"""`lp.share(make, name=...)`: processes of one machine share one copy, even if any of them dies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.processes import is_alive, wait_until
 REPOSITORY = str(Path(__file__).resolve().parents[2])
 TIMEOUT_S = 60
 
-# Each line of standard input is run, and its result printed.
+# The script runs each line of its standard input, and prints the result.
 SCRIPT = """
 import os, subprocess, sys, threading, time
 import loaderpool as lp
@@ -110,7 +110,7 @@ def name() -> str:
 
 @pytest.fixture
 def start(tmp_path: Path, name: str) -> Iterator[Start]:
-    """Start an interpreter; all are ended after the test."""
+    """Function that starts an interpreter. All are killed after the test."""
     script, running = tmp_path / "script.py", list[Interpreter]()
     script.write_text(SCRIPT)
 
@@ -134,13 +134,13 @@ def key_of(name: str) -> str:
 
 
 def bound(name: str) -> list[str]:
-    """Addresses of this name that sockets have."""
+    """Return the addresses of a name that are in use."""
     with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
         return [line.split()[-1] for line in file if key_of(name) in line]
 
 
 def is_waiting(name: str, count: int) -> Callable[[], bool]:
-    """True once so many processes wait for the lock, each with a connection to it."""
+    """Return a condition: `count` processes wait for the lock, each with a connection to it."""
 
     def is_so() -> bool:
         return sum("/lock0" in address for address in bound(name)) >= 1 + count
@@ -273,14 +273,14 @@ def test_the_maker_returns_the_memory_of_its_objects(start: Start) -> None:
     rank = start()
     assert rank.run("value = lp.share(lambda: [1], name=NAME + ' before')") == "done"
     before = own_bytes(rank.pid)
-    # Each object is in malloc's heap, from which the kernel gets nothing back by itself.
+    # All objects are in malloc's heap, whose free memory does not return to the kernel by itself.
     line = "{number: os.urandom(1000) for number in range(60_000)}"
     assert rank.run(f"value = lp.share(lambda: {line}, name=NAME)") == "done"
     assert own_bytes(rank.pid) < before + 15e6
 
 
 def own_bytes(pid: int) -> int:
-    """Memory that only this process has, without files."""
+    """Return the size of a process's private memory, without files."""
     with open(f"/proc/{pid}/smaps_rollup", encoding="utf-8") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss_Anon:"))
 
@@ -331,7 +331,7 @@ def test_a_value_outlives_its_maker(start: Start, tmp_path: Path) -> None:
 
 def test_an_interpreter_that_exits_is_no_holder(start: Start, tmp_path: Path, name: str) -> None:
     first = start()
-    # Called last. The functions that Python calls at exit are over then.
+    # Runs last at exit, after the other functions that Python calls at exit.
     assert first.run("import atexit; atexit.register(wait_for, 'go')") == "done"
     assert first.run(SHARE) == "done"
     first.begin("sys.exit()")
@@ -380,7 +380,7 @@ def test_a_fork_in_c_does_not_stand_for_its_parent(
         assert orphans
         os.kill(first.pid, signal.SIGKILL)
         wait_until(lambda: not is_alive(first.pid))
-        assert bound(name)  # by the orphan
+        assert bound(name)  # the orphan keeps the address
         (tmp_path / "go").touch()
         assert second.run(SHARE) == "done"
         assert start().run(SHARE) == "done"
@@ -595,7 +595,7 @@ def test_another_user_gets_nothing(start: Start, name: str, tmp_path: Path) -> N
 
 @contextlib.contextmanager
 def as_child(run: Callable[[socket.socket], None]) -> Iterator[int]:
-    """A forked child that calls `run` with a socket, and then waits to be killed."""
+    """Fork a child that calls `run` with a socket, and then waits to be killed. Yield its pid."""
     ready, is_ready = os.pipe()
     pid = os.fork()
     if not pid:

@@ -1,4 +1,4 @@
-"""Sources that store rows in blocks: the bits of a list of the same rows, and blocks decoded once."""
+"""Sources stored in blocks: batches equal those of a list, and each block is decoded once."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ ORDERS: dict[str, dict[str, Any]] = {
 def sample(item: Any, rng: np.random.Generator) -> Any:
     x = item["x"]
     if x.ndim:
-        x[0] += 1  # its own memory
+        x[0] += 1  # the row does not share memory with its block
     rest = item.get("rest")
     text = len(rest[1]) if rest is not None else 0
     hole = item.get("holes", 0) is None
@@ -115,7 +115,7 @@ def test_bits_are_those_of_a_list_of_rows(
 
 
 class Fresh:
-    """Rows of a list, each with its own array."""
+    """Sequence that returns each row as a new array."""
 
     def __init__(self, rows: list[Any]) -> None:
         self.rows = rows
@@ -143,14 +143,14 @@ def test_given_blocks_begin_again_in_each_file(folder: Path) -> None:
 
 
 def read_bytes(pids: list[int]) -> int:
-    """Return the bytes that processes have read so far."""
+    """Return the number of bytes that processes have read so far."""
     texts = [Path(f"/proc/{pid}/io").read_text() for pid in pids]
     return sum(int(text.split()[1]) for text in texts)
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Incompressible rows in each format: the source, and the bytes of its files."""
+    """Incompressible rows in each format: the source, and the size of its files."""
     folder = tmp_path_factory.mktemp("large")
     rows = np.random.default_rng(0).integers(0, 256, (1024, 16384), np.uint8)
     with h5py.File(folder / "x.h5", "w") as file:

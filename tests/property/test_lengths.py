@@ -1,4 +1,4 @@
-"""Orders by lengths: budgets are kept, rows are not overfull, and shards share whole rows."""
+"""Orders by lengths: no batch or row is too large, and shards never split a row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LENGTHS = st.lists(st.integers(0, MOST), min_size=1, max_size=60)
 
 
 def first_fit_decreasing(lengths: list[int], capacity: int) -> int:
-    """Return the number of rows, by the textbook."""
+    """Return the number of rows that the textbook algorithm needs."""
     spaces: list[int] = []
     for length in sorted(lengths, reverse=True):
         for row, space in enumerate(spaces):
@@ -65,7 +65,7 @@ def test_batches_keep_the_budget_and_the_window(
 
 
 def _in_order(size: int, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
-    """Return the items in the order in which windows take them."""
+    """Return the items in the order before they are cut into windows."""
     return np.array(Order(size, shuffle, seed).indices(epoch, np.arange(size)))
 
 

@@ -205,7 +205,7 @@ def test_a_size_outside_its_range_is_refused(size: int) -> None:
 def test_batches_that_are_left_out_come_on_no_shard(
     fields: dict[str, Any], epoch: int, data: st.DataObject
 ) -> None:
-    """All other rows come once, and with as many shards as before in the same batches."""
+    """Other rows come once. With the same number of shards, their batches do not change."""
     fields["drop_remainder"] = False
     shards = shards_of(fields)
     count, after = shards[0].batches_per_epoch, data.draw(st.integers(1, 5))

@@ -1,4 +1,4 @@
-"""Drawn orders on a Ray cluster: the same bits as here, though nodes end, and in saved states both ways."""
+"""Drawn orders on a Ray cluster: the same bits as on one machine, even if nodes die."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def arena_bytes(actor: int) -> int:
 
 
 def test_orders_leave_the_nodes_when_their_passes_are_over(cluster: RayCluster) -> None:
-    items = 1 << 17  # an order has 1 MiB
+    items = 1 << 17  # an order of 1 MiB
 
     def order(epoch: int) -> Any:
         return np.random.permutation(items)

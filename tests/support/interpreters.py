@@ -1,4 +1,4 @@
-"""Interpreters that run lines of code, one after the other, and answer each; for tests with several processes."""
+"""Interpreters that run lines of code and return their output, for tests with several processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIMEOUT_S = 60
 
 
 class Interpreter:
-    """A script that prints its pid, and then a line for each line that it reads."""
+    """Process of a script that prints its pid, and then one line for each line that it reads."""
 
     def __init__(self, script: Path, *arguments: str, **env: str) -> None:
         self._process = subprocess.Popen(
@@ -27,23 +27,23 @@ class Interpreter:
         self.pid = int(self.answer())
 
     def begin(self, line: str) -> None:
-        """Have it run a line."""
+        """Send a line to the script. `answer` returns the output."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
 
     def answer(self) -> str:
-        """What it printed; empty where it is gone."""
+        """Return the next line that the script prints, or "" if it has ended."""
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
     def run(self, line: str) -> str:
-        """Both."""
+        """Send a line to the script, and return its output."""
         self.begin(line)
         return self.answer()
 
     def end(self, number: int = signal.SIGKILL) -> None:
-        """End it by a signal, if it has not ended."""
+        """Kill the script with a signal, unless it has ended."""
         if self._process.poll() is None:
             self._process.send_signal(number)
         self._process.wait(_TIMEOUT_S)

@@ -116,7 +116,7 @@ class Payloads:
             )
             payload.cache = SharedCache(cache, file, counters_in(self._arena, cache))
         if payload.config.samples_per_item is not None and abilities.has_memory_files():
-            # The supervisor creates the file of the samples. It comes last.
+            # The supervisor creates the sample file, which is the last of the loader's files.
             before = files + (cache is not None and cache.where == MEMORY)
             payload.samples = self._sample_file(loader, before, payload.config.samples_per_item)
         self.loaded[loader] = payload
@@ -143,7 +143,10 @@ class Payloads:
         return pickled, arrays, cache, len(sizes), generators
 
     def _sample_file(self, loader: int, number: int, samples: int) -> SampleFile | None:
-        """Return the file of the samples of items. `number` is its place in the loader's files."""
+        """Return the loader's sample file, and create it at the first call.
+
+        `number` is the file's place in the loader's list of files.
+        """
         # Imported here, because few loaders need it.
         from loaderpool.memory.samples import SampleFile
 
@@ -152,7 +155,7 @@ class Payloads:
             if len(files) == number:
                 files.append(machine.create_memory_file("samples"))
             return SampleFile(machine.above_standard(os.dup(files[number])), samples)
-        except OSError:  # each process keeps its own samples
+        except OSError:  # without a file, each process keeps its own samples
             return None
 
     def _view(self, descriptor: int, start: int, nbytes: int) -> memoryview:

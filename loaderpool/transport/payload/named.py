@@ -1,7 +1,8 @@
-"""`share` with a name: data that all processes of a job on one machine have once.
+"""`share` with a name: one copy of data for all processes of a job on a machine.
 
-The process that makes the data writes them into a memory file, and a header behind them. The file
-is then final. All processes, also this one, map it read-only, and build the value from the header.
+The process that makes the data writes them into a memory file, followed by a header. The file is
+then final. All processes, including this one, map the file read-only, and build the value from the
+header.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from loaderpool.system.walk import is_global
 from loaderpool.transport.payload.packing import shared
 from loaderpool.transport.pickling import CodePickler, out_of_band, receive
 
-# Values of this process, by key, and the functions that made them.
+# Values that this process has, and a text that identifies the function of each, by key.
 _values: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _made_by: dict[str, str] = {}
 
 
 def share_by_name(make: Callable[[], Any], name: str) -> Any:
-    """Return what `make` returns, in memory that all processes of the job have once; see `share`."""
+    """Return the result of `make` in memory that all processes of the job share; see `share`."""
     if not isinstance(name, str) or not name:
         raise ArgumentError(f"share: name must be a text that is not empty, got {brief(name)}")
     if not callable(make):
@@ -66,16 +67,19 @@ def share_by_name(make: Callable[[], Any], name: str) -> Any:
 
 
 def _write(make: Callable[[], Any], name: str) -> tuple[int, bytes]:
-    """Return a complete file, and the info for `read_final`."""
-    # Pickles of items contain the key, so it is the same in each run.
+    """Call `make`, and write its result into a memory file.
+
+    Return the descriptor of the final file, and the `info` for `read_final`.
+    """
+    # The keys of the packings follow from the name, so that the pickles are the same in each run.
     first = int(checksum([name.encode("utf-8", "surrogatepass")])[:12], 16)
     value = shared(make(), itertools.count(first))
     arrays = [value] if isinstance(value, np.ndarray) else value.arrays
     start = min(map(address_of, arrays))
     file = find_file(start, 1)
-    assert file is not None  # `shared` has made it
+    assert file is not None  # `shared` has put the data into a file
     if not file.is_shared:
-        # Another thread has forked meanwhile, and later writes went to private memory.
+        # Another thread has forked meanwhile, so later writes went to private memory. Copy them.
         machine.write_memory(file.descriptor, 0, start, file.nbytes)
     places: list[tuple[int, int]] = []
 
@@ -87,8 +91,8 @@ def _write(make: Callable[[], Any], name: str) -> tuple[int, bytes]:
         header = marshal.dumps((stream.getvalue(), places))
     nbytes, descriptor = file.nbytes, machine.above_standard(os.dup(file.descriptor))
     try:
-        # All mappings through which the file could be changed go now. The objects that `make` has
-        # returned are freed, too, unless the user keeps them.
+        # Drop all mappings through which the file could be changed. This also frees the objects
+        # that `make` has returned, unless the user keeps them.
         del value, arrays, file
         machine.return_freed_blocks()
         return descriptor, finish(descriptor, nbytes, header)
@@ -98,9 +102,9 @@ def _write(make: Callable[[], Any], name: str) -> tuple[int, bytes]:
 
 
 def _recipe(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return a function and its arguments, from which other processes build the value."""
+    """Return a function and its arguments. Their pickle builds the value in other processes."""
     if isinstance(value, np.ndarray):
-        # Pickles of arrays of times would contain the data.
+        # Use bytes, because the pickle of an array of times would contain the data.
         flat = value.reshape(-1).view(np.uint8) if value.size else np.empty(0, np.uint8)
         return _as_array, (flat, value.dtype, value.shape)
     return same, (value,)
@@ -115,7 +119,7 @@ def _as_array(
 
 
 def _read(held: Held, shown: str) -> Any:
-    """Return the value of a file."""
+    """Return the value that a file contains."""
     block, header = read_final(held)
     pickled, places = marshal.loads(header)
     try:
@@ -129,7 +133,7 @@ def _read(held: Held, shown: str) -> Any:
 
 
 class _ByName(CodePickler):
-    """Pickles classes and functions of the script by name, because all processes run it."""
+    """Pickles classes and functions of the script by name, because all processes run the script."""
 
     def reducer_override(self, obj: Any) -> object:
         if (

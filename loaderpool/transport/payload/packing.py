@@ -160,7 +160,8 @@ class _ItemPickler(PayloadPickler):
         met: see `ItemPacking`.
         refuses_generators: True if items with a random generator cannot be packed. Each read would
             create the generator again, with the same numbers in each epoch.
-        keys: the packing takes its key from here. None: a key that only this process has.
+        keys: iterator that yields the key of the packing. None: use a key that only this process
+            has.
     """
 
     def __init__(
@@ -174,9 +175,9 @@ class _ItemPickler(PayloadPickler):
         self.dispatch_table: dict[type, Function] = dict(PayloadPickler.dispatch_table)
         self._file = io.BytesIO()
         self._buffers: list[Any] = []
-        self._wanted: list[int] = []  # numbers of the buffers that items hold
-        # The callback does not refer to the pickler, because in such a cycle all pickles would stay
-        # until the next garbage collection.
+        self._wanted: list[int] = []  # number of each buffer of the items so far
+        # The callback must not refer to the pickler. Otherwise this reference cycle would keep all
+        # pickles until the next garbage collection.
         keep = functools.partial(_keep, self._buffers, self._wanted, {})
         super().__init__(self._file, buffer_callback=out_of_band(keep, OUT_OF_BAND_BYTES))
         self._others, self._refuses_generators = met, refuses_generators
@@ -270,11 +271,12 @@ def _keep(
 
 
 def shared(data: Any, keys: Iterator[int] | None = None) -> Any:
-    """Return the data in shared memory.
+    """Copy the user's data into shared memory, and return the copy.
 
     Args:
         data: see `share`.
-        keys: keys of the packings. None: keys that only this process has.
+        keys: iterator that yields the keys of the packings. None: use keys that only this process
+            has.
     """
     if isinstance(data, (list, tuple)):
         return _packed([data], keys)[0]

@@ -60,7 +60,7 @@ class WorkerPayload:
 
     # Fields that are set in the process that calls the functions.
     cache: SharedCache | None = None  # cache for the results of `fn`
-    # samples of items that workers share; None: each process keeps its own
+    # file of the samples that workers share; None: each process keeps its own samples
     samples: SampleFile | None = None
     # random generators of functions and source
     generators: list[Pair] = dataclasses.field(default_factory=list)
@@ -114,8 +114,8 @@ class WorkerPayload:
     def blocks_reader(self) -> GetItems | None:
         """The function that reads many rows of a source in blocks.
 
-        None if rows are read one by one, because each has a time limit or several samples, or because several threads
-        read at the same time.
+        None if rows are read one by one: with a time limit, with several samples per item, or with
+        several threads.
         """
         config = self.config
         reads_one = self.unit == "element" or config.samples_per_item is not None
@@ -139,7 +139,7 @@ class WorkerPayload:
             self.unit,
             self.loader,
             runs_coroutines,
-            # Reads in blocks may be split anywhere, because no code of the user sees them.
+            # A read in blocks may be split anywhere, because no code of the user runs in it.
             MOST_ROWS if self.has_getitems else 1,
         )
 

@@ -44,10 +44,10 @@ def share(data: Callable[[], npt.ArrayLike], *, name: str) -> npt.NDArray[Any]: 
 def share(data: Any, *, name: str | None = None) -> object:
     """Copy an array, list or dict into shared memory. Loaders use the result without copying it.
 
-    With a name, all processes of a job on one machine have one copy. The first process calls the
-    function, and the others wait and get the same memory. The copy exists as long as one of them
-    uses it. See docs/guide/scale/one-machine.md. Without a name, an epoch uses the values that
-    an array has when it begins. Each element of a list or dict is pickled; every access returns a
+    With a name, all processes of a job on one machine share one copy. The first process calls the
+    function. The others wait, and use the same memory. The copy exists as long as a process uses
+    it. See docs/guide/scale/one-machine.md. Without a name, an epoch uses the values that an array
+    has when the epoch begins. Each element of a list or dict is pickled, and every access returns a
     new object. See docs/guide/data/in-memory-data.md.
 
     Args:
@@ -61,7 +61,7 @@ def share(data: Any, *, name: str | None = None) -> object:
         A `numpy.ndarray`, or a read-only sequence or mapping. With a name, arrays are read-only.
 
     Raises:
-        ArgumentError: If an array holds Python objects. If the data of this name come from another
+        ArgumentError: If an array holds Python objects, if the data of this name come from another
             function, or if a process of another user or container has the name.
         UnpicklableError: If an element cannot be pickled.
         MemoryLimitError: If too little memory is free.
@@ -75,7 +75,7 @@ def share(data: Any, *, name: str | None = None) -> object:
         cat dog owl
     """
     if name is not None:
-        # imported here: few programs use names
+        # Imported here, because few programs use names.
         from loaderpool.transport.payload.named import share_by_name
 
         return share_by_name(data, name)

@@ -1,4 +1,4 @@
-"""A view without its framework says what to install."""
+"""A view without its framework raises an error that names the package to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of items in a shared memory file: whole or not there, whenever a writer ends."""
+"""Samples of items in a shared memory file: all or none, at any moment of a writer's death."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_epochs_and_seeds_have_unrelated_draws():
 
 
 def levels_of(table):
-    """Levels of each item in all cells, and in a cell."""
+    """Return the number of levels that draw each item, and the number of levels in a cell."""
     shift, levels = (len(table) - 1).bit_length(), 2**62 // len(table)
     entries = table.tolist()
     found = [entry >> shift for entry in entries]

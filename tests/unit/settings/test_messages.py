@@ -1,4 +1,4 @@
-"""Messages name the value to write, for mistakes that newcomers have made."""
+"""Messages for common mistakes of new users name the value to write."""
 
 from __future__ import annotations
 

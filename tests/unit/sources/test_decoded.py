@@ -1,4 +1,4 @@
-"""Blocks that are decoded once: rows as the array gives them, and a limit of the kept bytes."""
+"""Decoded blocks: rows equal those of the array, and the kept bytes have a limit."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def arrays(folder: Path) -> Iterator[tuple[str, Any]]:
 
 
 def assert_equal(actual: Any, expected: Any, where: str) -> None:
-    """Both have the same type and the same values."""
+    """Check that two rows have the same type and the same values."""
     assert type(actual) is type(expected), where
     if isinstance(expected, np.ndarray):
         assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), where
@@ -144,7 +144,7 @@ def test_lazy_arrays_have_chunks(tmp_path: Path) -> None:
 
 
 class CountedFile(io.FileIO):
-    """A file that counts the bytes that are read from it."""
+    """File that counts the bytes that are read from it."""
 
     nbytes = 0
 
@@ -156,7 +156,7 @@ class CountedFile(io.FileIO):
 
 @pytest.fixture
 def counted(tmp_path: Path) -> Iterator[Callable[..., tuple[Any, Callable[[], float]]]]:
-    """Return a dataset of incompressible rows, and how often its bytes were read."""
+    """Return a dataset of incompressible rows, and a function that counts the reads of it."""
     opened: list[Any] = []
 
     def make(chunks: tuple[int, ...] | None) -> tuple[Any, Callable[[], float]]:
@@ -214,7 +214,7 @@ def test_blocks_of_the_window_are_kept(
 def test_a_window_touches_these_blocks(rows: int, of: int, blocks: int) -> None:
     firsts = range(0, rows * of, rows)
     most = max((first + rows - 1) // of - first // of + 1 for first in firsts)
-    assert decoded._touched(rows, of) == blocks >= most
+    assert decoded._most_overlapped(rows, of) == blocks >= most
 
 
 def test_a_uniform_batch_decodes_each_chunk_once(

@@ -230,7 +230,7 @@ def test_ended_run_gives_back_slots_without_a_batch() -> None:
 
 @dataclasses.dataclass
 class Varying(Endless):
-    """A plan of batches of 1 to 9 rows, 5 in the mean, of which batch 11 has 90."""
+    """Plan of batches of 1 to 9 rows, 5 on average, except batch 11, which has 90."""
 
     batch_size: int = 90
     usual_rows: int = 5
