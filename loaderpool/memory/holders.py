@@ -62,7 +62,7 @@ class Held(NamedTuple):
     """A memory file that was found or made. Ownership: the caller closes `descriptor`."""
 
     descriptor: int
-    info: bytes  # result of `make` in the process that made the file
+    info: bytes  # second result of `make`, in the process that made the file
     stop: Callable[[], object]  # stops serving the file; never blocks, may run in a finalizer
 
 

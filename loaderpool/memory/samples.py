@@ -33,7 +33,7 @@ from loaderpool.system.interrupts import Undoing
 _PLACE_BYTES = 1 << 36
 # A process stores 1/64 of the free memory before it checks the free memory again. A check takes
 # half a millisecond. Smaller: fewer processes may do this at the same time. Larger: more checks.
-_MEMORY_SHARE = 64
+_PORTIONS = 64
 # Time of the write, 1 + epoch, source index of the item, 1 if `fn` failed for the item.
 _HEAD = struct.Struct("<4Q")
 _NUMBER = struct.Struct("<Q")
@@ -114,8 +114,7 @@ class SampleFile:
 
     def _has_room(self, nbytes: int) -> bool:
         if self._spare_bytes < nbytes:
-            free_bytes = capacity.available_memory_bytes() - HEADROOM_BYTES
-            self._spare_bytes = free_bytes // _MEMORY_SHARE
+            self._spare_bytes = (capacity.available_memory_bytes() - HEADROOM_BYTES) // _PORTIONS
         self._spare_bytes -= nbytes
         return self._spare_bytes >= 0
 

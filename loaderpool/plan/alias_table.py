@@ -38,8 +38,8 @@ _CHUNK = 1 << 14
 # Number of weights that are added at once. Another number rounds sums differently, which may change
 # tables, and with them the items of an epoch.
 _COLUMNS = 1 << 12
-# Weights are scaled first if the largest one has a larger exponent. Otherwise a sum or the factor
-# might overflow.
+# Weights are scaled first if the exponent of the largest one is above this, or below its negative.
+# Otherwise a sum or the factor might overflow.
 _MOST_EXPONENT = 400
 
 

@@ -227,7 +227,7 @@ class _Source(Protocol):
 
     @property
     def repeats(self) -> bool:
-        """As in `Draws`. Then equal arrays of two epochs are the same objects."""
+        """As in `Draws`. If True, epochs with equal arrays share the same array objects."""
 
     def read(self, epoch: int) -> Drawn:
         """Return the order of an epoch."""

@@ -92,7 +92,7 @@ class ParkedRun:
         return self._parked is not None
 
     def put(self, run: Run, position: Position, plan: Plan) -> bool:
-        """Park a run of this plan that is at this position. False: another run is parked."""
+        """Park a run of `plan` at its position. Return False if another run is parked."""
         with self._lock:
             if self._parked is not None:
                 return False
@@ -100,7 +100,7 @@ class ParkedRun:
             return True
 
     def take(self, position: Position) -> tuple[Run, Plan] | None:
-        """Return the run if it is at this position, and its plan. Otherwise end it."""
+        """Return the parked run and its plan if it is at `position`. Otherwise end the run."""
         parked = self._remove()
         if parked is None:
             return None
@@ -172,7 +172,7 @@ class EpochTracker:
         self.is_backed_up = False
         self.indexed_form: BatchForm | None = None
         self._was_whole = False  # a pass was delivered whole, so more passes may follow
-        # True: an order that may repeat has changed between epochs, so it may change again.
+        # True if an array of the order has changed between epochs, so that it may change again.
         self._order_changes = False
 
     def note_error(self, error: BaseException) -> None:
@@ -281,7 +281,7 @@ class EpochTracker:
             raise
 
     def _continues(self, plan: Plan, log: PassLog) -> bool:
-        """Return True if a run of an earlier pass's plan has the batches of a new pass."""
+        """Return True if a run with `plan`, of an earlier pass, has the batches of the new pass."""
         if self.draws is None or has_same_arrays(plan, log.whole):
             return True
         self._order_changes = True
@@ -290,8 +290,8 @@ class EpochTracker:
     def _ahead(self, log: PassLog) -> int:
         """Return the number of batches of the next epoch that may be made during a pass.
 
-        An order that the user's code draws may depend on the epoch before, so it is drawn when its
-        epoch starts. An array is expected to stay as it is, until it has changed once.
+        If the user's code draws the order, it may depend on the epoch before. So it is drawn when
+        its epoch starts. An array counts as constant until it has changed once.
         """
         if self.hooks or (self.draws is not None and not self.draws.repeats) or self._order_changes:
             return 0

@@ -61,8 +61,8 @@ def share(data: Any, *, name: str | None = None) -> object:
         A `numpy.ndarray`, or a read-only sequence or mapping. With a name, arrays are read-only.
 
     Raises:
-        ArgumentError: If an array holds Python objects, if the data of this name come from another
-            function, or if a process of another user or container has the name.
+        ArgumentError: If an array holds Python objects. With a name: if another function has made
+            the data, or if a process of another user or container has the name.
         UnpicklableError: If an element cannot be pickled.
         MemoryLimitError: If too little memory is free.
 
