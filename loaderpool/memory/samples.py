@@ -34,8 +34,8 @@ _PLACE_BYTES = 1 << 36
 # A process stores 1/64 of the free memory before it checks the free memory again. A check takes
 # half a millisecond. Smaller: fewer processes may do this at the same time. Larger: more checks.
 _PORTIONS = 64
-# Time of the write, 1 + epoch, source index of the item, 1 if `fn` failed for the item.
-_HEAD = struct.Struct("<4Q")
+# Time of the write, number of the run, 1 + epoch, source index, 1 if `fn` failed for the item.
+_HEAD = struct.Struct("<5Q")
 _NUMBER = struct.Struct("<Q")
 
 
@@ -46,8 +46,15 @@ class StoredSample(NamedTuple):
     has_failed: bool
 
 
+class Pass(NamedTuple):
+    """An epoch of one run: another run reads its items again, because files may have changed."""
+
+    epoch: int
+    run: int  # number of the run; 0: the probe
+
+
 class SampleFile:
-    """Samples of items in a memory file, by place, epoch and source index.
+    """Samples of items in a memory file, by place, pass and source index.
 
     A record lock belongs to a process, so processes can share one open file.
 
@@ -64,30 +71,32 @@ class SampleFile:
         self._spare_bytes = 0  # number of bytes to store before free memory is checked again
         Undoing(self, functools.partial(os.close, descriptor))
 
-    def has(self, place: int, epoch: int, item: int) -> bool:
+    def has(self, place: int, at: Pass, item: int) -> bool:
         """Return True if the samples of an item are stored. Raises OSError like `read`."""
-        return self._head(place, epoch, item) is not None
+        return self._head(place, at, item) is not None
 
-    def read(self, place: int, epoch: int, item: int, number: int) -> StoredSample | None:
+    def read(self, place: int, at: Pass, item: int, number: int) -> StoredSample | None:
         """Return one sample of an item, or None if they are not stored.
 
         Raises:
             OSError: the descriptor was closed.
         """
-        head = self._head(place, epoch, item)
+        head = self._head(place, at, item)
         if head is None:
             return None
-        has_failed = bool(_HEAD.unpack_from(head)[3])
+        has_failed = bool(_HEAD.unpack_from(head)[4])
         first, end = (
-            _NUMBER.unpack_from(head, _HEAD.size + _NUMBER.size * (number * (not has_failed) + at))
-            for at in (0, 1)
+            _NUMBER.unpack_from(
+                head, _HEAD.size + _NUMBER.size * (number * (not has_failed) + bound)
+            )
+            for bound in (0, 1)
         )
         content = os.pread(self._file, end[0] - first[0], place * _PLACE_BYTES + first[0])
         # SYNC: read after the sample; pairs with SampleFile.write.
         return StoredSample(content, has_failed) if self._read_head(place) == head else None
 
     def write(
-        self, place: int, epoch: int, item: int, parts: Sequence[bytes], has_failed: bool = False
+        self, place: int, at: Pass, item: int, parts: Sequence[bytes], has_failed: bool = False
     ) -> None:
         """Store the samples of an item, or its failure report.
 
@@ -103,14 +112,28 @@ class SampleFile:
         ends = list(itertools.accumulate(map(len, parts), initial=self._head_bytes))
         if not self._has_room(ends[-1]):
             return
-        for part, at in zip(parts, ends, strict=False):
-            if os.pwrite(self._file, part, start + at) < len(part):
+        for part, begin in zip(parts, ends, strict=False):
+            if os.pwrite(self._file, part, start + begin) < len(part):
                 return
         ends += ends[-1:] * (self._samples + 1 - len(ends))
         stamp = clock.monotonic_ns()
-        head = _HEAD.pack(stamp, epoch + 1, item, has_failed) + struct.pack(f"<{len(ends)}Q", *ends)
+        head = _HEAD.pack(stamp, at.run, at.epoch + 1, item, has_failed)
+        head += struct.pack(f"<{len(ends)}Q", *ends)
         # SYNC: stored last; pairs with SampleFile.read.
         os.pwrite(self._file, head, start)
+
+    def claim(self, place: int, at: Pass, item: int) -> None:
+        """Assign the samples that the probe has stored to this pass.
+
+        The caller holds the lock of the place.
+
+        Raises:
+            OSError: the descriptor was closed.
+        """
+        head = self._head(place, at._replace(run=0), item)
+        if head is not None:
+            stamp, *numbers = _HEAD.unpack_from(head)
+            os.pwrite(self._file, _HEAD.pack(stamp, at.run, *numbers[1:]), place * _PLACE_BYTES)
 
     def _has_room(self, nbytes: int) -> bool:
         if self._spare_bytes < nbytes:
@@ -144,9 +167,9 @@ class SampleFile:
         """Free the memory of all samples. Called when no process needs them any more."""
         os.ftruncate(self._file, 0)
 
-    def _head(self, place: int, epoch: int, item: int) -> bytes | None:
-        head = self._read_head(place)
-        if len(head) < self._head_bytes or _HEAD.unpack_from(head)[1:3] != (epoch + 1, item):
+    def _head(self, place: int, at: Pass, item: int) -> bytes | None:
+        head, wanted = self._read_head(place), (at.run, at.epoch + 1, item)
+        if len(head) < self._head_bytes or _HEAD.unpack_from(head)[1:4] != wanted:
             return None
         return head
 

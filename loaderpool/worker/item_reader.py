@@ -133,7 +133,8 @@ class ItemReader:
             count = self.samples.samples
             # After a worker's death, items are made in the order of rows, so that the cause is
             # found.
-            read = self.samples.reader(ticket.epoch, () if ticket.deaths else indices)
+            others = () if ticket.deaths else indices
+            read = self.samples.reader(ticket.epoch, ticket.run, others)
             items = [number // count for number in indices]
             opened = Opened(ticket, positions, items, read, batch_rows, numbers=indices)
             opened.samples = count

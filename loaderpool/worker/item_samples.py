@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from loaderpool.config import DEFAULT_WINDOW
 from loaderpool.errors import SpecMismatchError, UnpicklableError, counted
-from loaderpool.memory.samples import StoredSample
+from loaderpool.memory.samples import Pass, StoredSample
 from loaderpool.plan.block_order import BlockOrder
 from loaderpool.plan.generators import ITEM
 from loaderpool.sources.varying import varying
@@ -85,9 +85,12 @@ class ItemSamples:
         self._order = order if isinstance(order, BlockOrder) else None
         window = DEFAULT_WINDOW if self._order is None else self._order.window
         self._places = min(_KEPT_WINDOWS * window, _MOST_PLACES)
-        # Samples that this process has made, by epoch and item. If processes share samples, only
+        # Rounded up to whole windows: the first window of an epoch has other places than the last
+        # one of the epoch before.
+        self._items_of_epoch = -(-order.size // (self.samples * window)) * window
+        # Samples that this process has made, by pass and item. If processes share samples, only
         # the latest item's are here.
-        self._kept: dict[tuple[int, int], tuple[list[bytes], bool]] = {}
+        self._kept: dict[tuple[Pass, int], tuple[list[bytes], bool]] = {}
         self._most_kept = self._places if self._shared is None else 1
         # Locks of places between the threads of this process, which share the kernel's locks.
         self._locks: dict[int, threading.RLock] = {}
@@ -113,18 +116,19 @@ class ItemSamples:
         """Drop the samples that only this process keeps, because data may have changed."""
         self._kept.clear()
 
-    def reader(self, epoch: int, numbers: Sequence[int]) -> Callable[[int], object]:
+    def reader(self, epoch: int, run: int, numbers: Sequence[int]) -> Callable[[int], object]:
         """Return a function that returns a sample by its number.
 
         Args:
             epoch: the epoch.
+            run: number of the run.
             numbers: numbers of all samples of the ticket. Their items may be made in any order.
         """
-        return functools.partial(self._read, epoch, numbers)
+        return functools.partial(self._read, Pass(epoch, run), numbers)
 
-    def _read(self, epoch: int, numbers: Sequence[int], number: int) -> object:
+    def _read(self, of: Pass, numbers: Sequence[int], number: int) -> object:
         item, at = divmod(number, self.samples)
-        found = self._find(epoch, item, at) or self._make_once(epoch, item, at, numbers)
+        found = self._find(of, item, at) or self._make_once(of, item, at, numbers)
         if found.has_failed:
             failure = pickle.loads(found.content)
             raise WorkFailed(failure, RuntimeError(failure.text))
@@ -143,46 +147,55 @@ class ItemSamples:
         orders, two such items may share a place. Then `fn` is called for them again.
         """
         rank = item if self._order is None else self._order.rank(epoch, item)
-        return rank % self._places
+        return (epoch * self._items_of_epoch + rank) % self._places
 
     def _entry(self, epoch: int, item: int) -> int:
         """Return the number of an item's first sample in the cache."""
         record = item if self._varying is None else self._varying.record(epoch, item)
         return record * self.samples
 
-    def _find(self, epoch: int, item: int, at: int) -> StoredSample | None:
+    def _find(self, of: Pass, item: int, at: int) -> StoredSample | None:
         if self._cached is not None:
-            is_found, content, _ = self._cached.look_up(self._entry(epoch, item) + at, bytes)
+            is_found, content, _ = self._cached.look_up(self._entry(of.epoch, item) + at, bytes)
             if is_found:
                 return StoredSample(content, False)
-        kept = self._kept.get((epoch, item))
+        kept = self._kept.get((of, item))
         if kept is not None:
             parts, has_failed = kept
             return StoredSample(parts[0 if has_failed else at], has_failed)
         if self._shared is not None:
             with contextlib.suppress(OSError):  # the user's code has closed the descriptor
-                return self._shared.read(self._place(epoch, item), epoch, item, at)
+                return self._shared.read(self._place(of.epoch, item), of, item, at)
         return None
 
-    def _has(self, epoch: int, item: int) -> bool:
-        if (epoch, item) in self._kept:
+    def _has(self, of: Pass, item: int) -> bool:
+        if (of, item) in self._kept:
             return True
-        if self._cached is not None and self._cached.has(self._entry(epoch, item)):
+        if self._cached is not None and self._cached.has(self._entry(of.epoch, item)):
             return True
         if self._shared is not None:
             with contextlib.suppress(OSError):
-                return self._shared.has(self._place(epoch, item), epoch, item)
+                return self._shared.has(self._place(of.epoch, item), of, item)
         return False
 
-    def _keep(self, epoch: int, item: int, parts: list[bytes], has_failed: bool) -> None:
+    def _keep(self, of: Pass, item: int, parts: list[bytes], has_failed: bool) -> None:
         for old in [*self._kept][: len(self._kept) + 1 - self._most_kept]:
             self._kept.pop(old, None)
-        self._kept[epoch, item] = parts, has_failed
-        place = self._place(epoch, item)
+        self._kept[of, item] = parts, has_failed
+        place = self._place(of.epoch, item)
         if self._shared is not None and place in self._held:
             # The samples may be too large, or the descriptor may be closed.
             with contextlib.suppress(OSError):
-                self._shared.write(place, epoch, item, parts, has_failed)
+                self._shared.write(place, of, item, parts, has_failed)
+
+    def _claim(self, place: int, of: Pass, item: int) -> None:
+        """Let the first pass use the samples of the probe, so that they are not made again."""
+        kept = self._kept.pop((of._replace(run=0), item), None)
+        if kept is not None:
+            self._kept[of, item] = kept
+        if self._shared is not None and place in self._held:
+            with contextlib.suppress(OSError):
+                self._shared.claim(place, of, item)
 
     # ---- locks ----
 
@@ -213,21 +226,22 @@ class ItemSamples:
 
     # ---- calls of `fn` ----
 
-    def _make_once(self, epoch: int, item: int, at: int, numbers: Sequence[int]) -> StoredSample:
+    def _make_once(self, of: Pass, item: int, at: int, numbers: Sequence[int]) -> StoredSample:
         """Return a sample of an item that is not kept. Only one process makes it at a time."""
-        place = self._place(epoch, item)
+        place = self._place(of.epoch, item)
         if not self._lock(place, waits=False):
-            if found := self._make_others(epoch, item, at, numbers):
+            if found := self._make_others(of, item, at, numbers):
                 return found
             with self._progress.waiting() if self._is_noted else _NOT_NOTED:
                 self._lock(place, waits=True)
         try:
-            return self._find(epoch, item, at) or self._make(epoch, item, at)
+            self._claim(place, of, item)
+            return self._find(of, item, at) or self._make(of, item, at)
         finally:
             self._unlock(place)
 
     def _make_others(
-        self, epoch: int, item: int, at: int, numbers: Sequence[int]
+        self, of: Pass, item: int, at: int, numbers: Sequence[int]
     ) -> StoredSample | None:
         """Make other items of the ticket, while another process or thread makes this one.
 
@@ -235,39 +249,40 @@ class ItemSamples:
             The sample of this item. None if it is still not made when all other items are.
         """
         for other in dict.fromkeys(number // self.samples for number in numbers):
-            place = self._place(epoch, other)
-            if other == item or self._has(epoch, other) or not self._lock(place, waits=False):
+            place = self._place(of.epoch, other)
+            if other == item or self._has(of, other) or not self._lock(place, waits=False):
                 continue
             try:
-                if not self._has(epoch, other):
-                    self._make(epoch, other, 0)
+                self._claim(place, of, other)
+                if not self._has(of, other):
+                    self._make(of, other, 0)
             except self._progress.failures.catches as error:
                 # Ignore errors of `fn`, because they are raised when this item's row is made.
                 if is_of_a_handler(error):
                     raise
             finally:
                 self._unlock(place)
-            if found := self._find(epoch, item, at):
+            if found := self._find(of, item, at):
                 return found
         return None
 
-    def _make(self, epoch: int, item: int, at: int) -> StoredSample:
+    def _make(self, of: Pass, item: int, at: int) -> StoredSample:
         """Call `fn` for an item, keep all its samples, and return one of them."""
         failures, has_failed = self._progress.failures, False
         with self._progress.calling(item) if self._is_noted else _NOT_NOTED:
             try:
-                parts = self._pickled(epoch, item)
+                parts = self._pickled(of.epoch, item)
             except failures.catches as error:
                 if not self._keeps_failures:
                     raise
-                failure = failures.of(error, epoch, [item]).failure
+                failure = failures.of(error, of.epoch, [item]).failure
                 parts, has_failed = [pickle.dumps(failure, 5)], True
         if (
             self._cached is None
             or has_failed
-            or not self._cached.keep(self._entry(epoch, item), parts)
+            or not self._cached.keep(self._entry(of.epoch, item), parts)
         ):
-            self._keep(epoch, item, parts, has_failed)
+            self._keep(of, item, parts, has_failed)
         return StoredSample(parts[0 if has_failed else at], has_failed)
 
     def _pickled(self, epoch: int, item: int) -> list[bytes]:

@@ -505,6 +505,29 @@ def test_objects_that_change_between_epochs_are_used() -> None:
             assert next(iter(there))[0] == 3
 
 
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("order", [{}, {"order": lp.Weighted([1] * 20)}])
+def test_a_repeated_epoch_reads_its_items_again(workers: int, order: Any, tmp_path: Path) -> None:
+    content = tmp_path / "content"
+    content.write_text("bad")
+
+    def read_file(item: int) -> Any:
+        now = content.read_text()
+        if item == 2 and now == "bad":
+            raise OSError("a damaged volume")
+        return [(item, now)] * SAMPLES
+
+    with lp.Loader(
+        range(4), read_file, samples_per_item=SAMPLES, workers=workers, on_error="skip", **order
+    ) as there:
+        assert 2 not in {int(item) for items, _ in there for item in items}
+        content.write_text("good")
+        there.epoch = 0
+        again = [*there]
+    assert 2 in {int(item) for items, _ in again for item in items}
+    assert {str(text) for _, texts in again for text in texts} == {"good"}
+
+
 def test_lengths_and_shapes_are_those_of_samples() -> None:
     with loader("shuffled", drop_remainder=True) as here:
         assert len(here) == ITEMS * SAMPLES // 4
