@@ -124,10 +124,14 @@ def describe_code(function: object) -> str:
         function = inner
     named = function if hasattr(function, "__qualname__") else type(function)
     module = str(getattr(named, "__module__", ""))
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if module in _SCRIPTS and isinstance(file, str):
-        module = os.path.realpath(file)
     code = getattr(function, "__code__", getattr(type(function).__call__, "__code__", None))
+    if module in _SCRIPTS:
+        # The script of a worker is not the user's. Cells of a notebook have no file.
+        file = getattr(sys.modules.get(module), "__file__", None) or getattr(
+            code, "co_filename", ""
+        )
+        if os.path.isfile(file):
+            module = os.path.realpath(file)
     identity = _Identity(None)
     for each in _nested(code) if isinstance(code, types.CodeType) else ():
         identity.use_code(each)

@@ -269,6 +269,34 @@ def test_a_script_and_its_spawned_processes_share(tmp_path: Path, name: str) -> 
     assert sorted(output.stdout.split()) == ["made", "shared", "shared"], output.stderr
 
 
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_share_with_the_script_that_starts_them(
+    tmp_path: Path, name: str, start: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import loaderpool as lp\n"
+        "def make():\n"
+        "    return {number: 2 * number for number in range(8)}\n"
+        "def double(number):\n"
+        f"    return lp.share(make, name={name!r})[number]\n"
+        "if __name__ == '__main__':\n"
+        f"    value = lp.share(make, name={name!r})\n"
+        f"    with lp.Pool(1, start={start!r}) as pool:\n"
+        "        with lp.Loader(range(8), double, batch_size=8, workers=pool) as loader:\n"
+        "            print(*next(iter(loader)).tolist())\n"
+    )
+    output = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": REPOSITORY},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert output.stdout.split() == ["0", "2", "4", "6", "8", "10", "12", "14"], output.stderr
+
+
 def test_the_maker_returns_the_memory_of_its_objects(start: Start) -> None:
     rank = start()
     assert rank.run("value = lp.share(lambda: [1], name=NAME + ' before')") == "done"

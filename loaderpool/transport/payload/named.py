@@ -127,7 +127,8 @@ def _read(held: Held, shown: str) -> Any:
     except (AttributeError, ImportError) as error:
         raise UnpicklableError(
             f"{shown}: the data hold a class that this process lacks ({error}). "
-            "Define it before the call of share, in all processes"
+            "Define it before the call of share, in all processes. If this is a worker, call share in "
+            "the main process, and use its value in fn"
         ) from error
     return recipe(*arguments)
 
