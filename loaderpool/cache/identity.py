@@ -127,11 +127,10 @@ def describe_code(function: object) -> str:
     code = getattr(function, "__code__", getattr(type(function).__call__, "__code__", None))
     if module in _SCRIPTS:
         # The script of a worker is not the user's. Cells of a notebook have no file.
-        file = getattr(sys.modules.get(module), "__file__", None) or getattr(
-            code, "co_filename", ""
-        )
-        if os.path.isfile(file):
-            module = os.path.realpath(file)
+        file = getattr(sys.modules.get(module), "__file__", None)
+        path = str(file or getattr(code, "co_filename", ""))
+        if os.path.isfile(path):
+            module = os.path.realpath(path)
     identity = _Identity(None)
     for each in _nested(code) if isinstance(code, types.CodeType) else ():
         identity.use_code(each)

@@ -109,7 +109,7 @@ class Draws:
             self.plan = Plan(kind(items, True, config.seed), **settings)
         elif isinstance(order, TokenBudget):
             _check_unsized("order=TokenBudget(...)", config, is_sized, ", or set max_rows=")
-            self._source = _ByLength(order, items, config.seed)
+            self._source = _ByLength(order, items, config)
             self.plan = DrawnBatches(drawn, **settings)
             rows = () if order.max_rows is None else (order.max_rows,)
             text = "order=lp.TokenBudget(..., max_tokens={}" + ", max_rows={}" * len(rows) + ")"
@@ -118,7 +118,7 @@ class Draws:
             # Imported here, because few loaders need it.
             from loaderpool.plan.packed import PackedPlan
 
-            self._source = _ByLength(order, items, config.seed)
+            self._source = _ByLength(order, items, config)
             self.plan = PackedPlan(drawn, **settings, length=order.length)
         else:
             with self._seeded(0):
@@ -321,10 +321,7 @@ class _Weights:
 
     def __init__(self, order: Weighted, items: int, config: LoaderConfig) -> None:
         self._order, self._items, self._seed = order, items, config.seed
-        samples = config.samples_per_item
-        self._of = f"{items:,} items of source"
-        if samples is not None:
-            self._of = f"{items:,} samples ({items // samples:,} items, samples_per_item={samples})"
+        self._of = _all_of(items, config)
         self.repeats = order.replacement and not callable(order.weights)
         # Weights of the latest epoch, and their alias table. They are kept, because most trainings
         # never change the weights.
@@ -372,8 +369,9 @@ class _ByLength:
 
     repeats = False
 
-    def __init__(self, order: TokenBudget | Packed, items: int, seed: int) -> None:
-        self._order, self._items, self._seed = order, items, seed
+    def __init__(self, order: TokenBudget | Packed, items: int, config: LoaderConfig) -> None:
+        self._order, self._items, self._seed = order, items, config.seed
+        self._of = _all_of(items, config)
         self._latest: dict[int, tuple[npt.NDArray[np.int64], Drawn]] = {}
 
     def read(self, epoch: int) -> Drawn:
@@ -389,7 +387,7 @@ class _ByLength:
             limit, most = "max_tokens", order.max_tokens
         else:
             limit, most = "length", order.length
-        return _lengths(type(order).__name__, given, epoch, self._items, limit, most)
+        return _lengths(type(order).__name__, given, epoch, self._items, self._of, limit, most)
 
     def _drawn(self, epoch: int, lengths: npt.NDArray[np.int64]) -> Drawn:
         # Imported here, because few loaders need it.
@@ -411,6 +409,14 @@ class _ByLength:
 
     def count(self) -> None:
         """Return None, because only a draw shows the number of batches."""
+
+
+def _all_of(items: int, config: LoaderConfig) -> str:
+    """Return the number of items, or of samples if each item has several, for an error."""
+    samples = config.samples_per_item
+    if samples is None:
+        return f"{items:,} items of source"
+    return f"{items:,} samples ({items // samples:,} items, samples_per_item={samples})"
 
 
 def _indices(given: Any, epoch: int, items: int) -> npt.NDArray[np.int64]:
@@ -520,7 +526,7 @@ def _are_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
 
 
 def _lengths(
-    of: str, given: Any, epoch: int, items: int, limit: str, most: int
+    of: str, given: Any, epoch: int, items: int, all_items: str, limit: str, most: int
 ) -> npt.NDArray[np.int64]:
     """Return lengths as a new array.
 
@@ -529,6 +535,7 @@ def _lengths(
         given: The user's lengths.
         epoch: Number of the epoch.
         items: Number of items of the source.
+        all_items: The items, for the error.
         limit: Name of the setting that limits a length.
         most: Value of this setting.
 
@@ -536,7 +543,7 @@ def _lengths(
         ArgumentError: The lengths are not one integer from 0 for each item, or one is above the
             limit.
     """
-    wanted = f"{of}.lengths must have an integer from 0 for each of the {items:,} items of source"
+    wanted = f"{of}.lengths must have an integer from 0 for each of the {all_items}"
     try:
         found = np.asarray(given)
     except ValueError:  # a list of lists of different lengths

@@ -561,6 +561,7 @@ def filled(item: int, out: Any = None) -> Any:
         ({"samples_per_item": 0}, "samples_per_item must be at least 1"),
         ({"order": [45]}, "from 0 to 44"),
         ({"order": lp.Weighted([1] * 9)}, r"each of the 45 samples \(9 items, samples_per_item=5"),
+        ({"order": lp.Packed([1] * 9, length=9)}, r"each of the 45 samples \(9 items, samples_per"),
     ],
 )
 def test_wrong_settings_are_refused_with_a_way_out(settings: dict[str, Any], says: str) -> None:
