@@ -16,7 +16,6 @@ again after the sample, and a writer clears the head before it changes anything 
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import itertools
 import os
@@ -27,6 +26,11 @@ from typing import NamedTuple
 from loaderpool.memory.arena import HEADROOM_BYTES
 from loaderpool.system import capacity, clock, machine
 from loaderpool.system.interrupts import Undoing
+
+try:
+    import fcntl
+except ImportError:  # Windows, where each process keeps its own samples
+    fcntl = None  # type: ignore[assignment]
 
 # Size of a place. It is a range of a sparse file, and takes no memory until it is written. Smaller:
 # large samples do not fit. Larger: fewer places.

@@ -30,6 +30,7 @@ from tests.support.batches import (
     read_while,
     shared_pools,
 )
+from tests.support.child import run_child
 from tests.support.samples import StartsThread
 
 ITEMS, SAMPLES = 12, 5
@@ -526,6 +527,18 @@ def test_a_repeated_epoch_reads_its_items_again(workers: int, order: Any, tmp_pa
         again = [*there]
     assert 2 in {int(item) for items, _ in again for item in items}
     assert {str(text) for _, texts in again for text in texts} == {"good"}
+
+
+def test_a_system_without_locks_of_files_makes_samples() -> None:
+    run_child(
+        """
+        import sys
+        sys.modules["fcntl"] = None  # as on Windows
+        import loaderpool as lp
+        with lp.Loader(range(3), lambda i: [i, -i], samples_per_item=2, workers=0) as loader:
+            assert next(iter(loader)).tolist() == [0, 0, 1, -1, 2, -2]
+        """
+    )
 
 
 def test_lengths_and_shapes_are_those_of_samples() -> None:
