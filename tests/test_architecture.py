@@ -49,9 +49,9 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 284_100,
+    "loaderpool": 284_400,
     "scripts": 55_200,
-    "tests": 417_800,
+    "tests": 418_300,
 }
 MOST_NAMES = 18  # beside `__init__.py` and `py.typed`, directly in the package
 
