@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.docs.pages import ROOT, Block, matches, name_of, read_blocks
 
-_SHELL_TIMEOUT_S = 60.0
+_SHELL_TIMEOUT_S = 180.0  # two ranks import torch and Lightning, beside other tests
 
 
 def run_page(page: Path) -> list[str]:

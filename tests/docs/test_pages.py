@@ -16,6 +16,8 @@ from tests.support.child import run_child
 _BLOCKS = {page: read_blocks(page) for page in all_pages()}
 _RUNNABLE = [page for page, blocks in _BLOCKS.items() if blocks]
 _TIMEOUT_S = 100.0
+# Each of their scripts starts several processes that import a framework, so each page has a child of its own.
+_SLOW = {"several-ranks.md": 400.0}
 # Named, and not every module that a page imports: one that is misspelled, or missing for another reason, must fail.
 _OPTIONAL = re.compile(
     r"^(?:import|from) "
@@ -31,9 +33,13 @@ def _is_quick(page: Path) -> bool:
 
 def _together(page: Path) -> tuple[Path, ...]:
     """The pages with which it shares a child, for imports cost seconds."""
+    if page.name in _SLOW:
+        return (page,)
     kind = needs_tensorflow(_BLOCKS[page]), _is_quick(page)
     alike = [
-        each for each in _RUNNABLE if (needs_tensorflow(_BLOCKS[each]), _is_quick(each)) == kind
+        each
+        for each in _RUNNABLE
+        if (needs_tensorflow(_BLOCKS[each]), _is_quick(each)) == kind and each.name not in _SLOW
     ]
     children = 1 if _is_quick(page) else 6
     return tuple(alike[alike.index(page) % children :: children])
@@ -53,15 +59,21 @@ def _outcomes(pages: tuple[Path, ...]) -> tuple[dict[str, list[str]], str]:
         """
     )
     imported = "tensorflow" if needs_tensorflow(_BLOCKS[pages[0]]) else None
-    done = run_child(code, timeout_s=_TIMEOUT_S, imported=imported)
+    timeout_s = _SLOW.get(pages[0].name, _TIMEOUT_S)
+    done = run_child(code, timeout_s=timeout_s, imported=imported)
     lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith('{"page"')]
     return {line["page"]: line["problems"] for line in lines}, f"{done.stdout}\n{done.stderr}"
 
 
+def _marks(page: Path) -> list[pytest.MarkDecorator]:
+    marks = [] if _is_quick(page) else [pytest.mark.slow]
+    if page.name in _SLOW:
+        marks.append(pytest.mark.timeout(_SLOW[page.name] + 20))
+    return marks
+
+
 @pytest.mark.parametrize(
-    "page",
-    [page if _is_quick(page) else pytest.param(page, marks=pytest.mark.slow) for page in _RUNNABLE],
-    ids=name_of,
+    "page", [pytest.param(page, marks=_marks(page)) for page in _RUNNABLE], ids=name_of
 )
 def test_every_block_of_the_page_runs(page: Path) -> None:
     if needs_tensorflow(_BLOCKS[page]):
