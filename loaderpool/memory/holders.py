@@ -55,6 +55,9 @@ _FORMAT = 1  # version of messages and files
 _CHECK_MS = 100
 # Pause of a holder that cannot accept a connection, because its descriptors are used up.
 _PAUSE_S = 0.1
+# Time that the exit of a process waits for a thread that serves. It ends in microseconds, unless a
+# newcomer does not read its answer.
+_LONGEST_END_S = 1.0
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ECONNABORTED)
 
 
@@ -368,6 +371,7 @@ def _wait(name: Name, peer: _Peer) -> None:
 _FROM_ELSEWHERE = "elsewhere"  # answer to a process of another PID namespace
 # Listening sockets of this process, each with the descriptor that it serves; -1 for the lock.
 _listeners: weakref.WeakKeyDictionary[socket.socket, int] = weakref.WeakKeyDictionary()
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads that serve
 
 
 def _listen(address: bytes) -> socket.socket | None:
@@ -406,8 +410,11 @@ def _after_fork() -> None:
 
 
 def _shut_all() -> None:
+    """Stop serving at the exit of the process, and wait for the threads that serve."""
     for each in list(_listeners):
         _shut(each, os.getpid())
+    for thread in list(_threads):
+        thread.join(_LONGEST_END_S)
 
 
 def _shut(listener: socket.socket, pid: int) -> None:
@@ -437,9 +444,11 @@ def _become_holder(name: Name, descriptor: int, info: bytes) -> Held:
             return Held(descriptor, info, bool)
         _listeners[listener] = machine.above_standard(os.dup(descriptor))
         message = marshal.dumps((name.made_by, info))
-        threading.Thread(
+        thread = threading.Thread(
             target=_serve, args=(listener, message), name="loaderpool-holder", daemon=True
-        ).start()
+        )
+        thread.start()
+        _threads.add(thread)
     except BaseException:
         if listener is not None:
             _end(listener)

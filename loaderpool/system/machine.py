@@ -425,13 +425,17 @@ def map_file(
     flags: int,
     descriptor: int,
     offset: int,
-    rights: int = mmap.PROT_READ | mmap.PROT_WRITE,
+    rights: int | None = None,
 ) -> int:
     """Map a part of a file with mmap's `flags` and `rights`; return the address.
+
+    Without `rights`, the memory can be read and written.
 
     Raises:
         OSError: the mapping failed.
     """
+    if rights is None:
+        rights = mmap.PROT_READ | mmap.PROT_WRITE
     call = _c("mmap", *_MMAP_ARGUMENTS, result=_POINTER)
     return _mapped(call(address, nbytes, rights, flags, descriptor, offset))
 
