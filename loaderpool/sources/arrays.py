@@ -35,6 +35,9 @@ class Array(Indexed, Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
 
+    @property
+    def dtype(self) -> Any: ...
+
 
 class ArrayRows:
     """Rows of an array. Lazy rows are read into NumPy arrays at once."""

@@ -18,13 +18,17 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from loaderpool.sources.arrays import Array, ArrayRows, is_of
 from loaderpool.system import capacity, ranks
 from loaderpool.system.interrupts import FailuresIgnored
+
+if TYPE_CHECKING:
+    from loaderpool.plan.block_order import BlockOrder
 
 # Size of blocks that a process keeps even if no window needs them. Smaller: small columns, such as
 # labels, are decoded again. Larger: without `lp.Blocks`, a process keeps more blocks without need.
@@ -37,11 +41,13 @@ _RUN_BYTES = 4 << 20
 _LEAST_BLOCKS = 2
 _BYTES_PER_OBJECT = 64  # size of a Python string or array without its data
 
+_Rows = npt.NDArray[Any]
+
 
 class _Block:
     __slots__ = ("nbytes", "rows", "used")
 
-    def __init__(self, rows: Any, nbytes: int) -> None:
+    def __init__(self, rows: object, nbytes: int) -> None:
         self.rows, self.nbytes = rows, nbytes
         self.used = next(_uses)  # number of the latest use; larger numbers are more recent
 
@@ -61,12 +67,12 @@ _uses = itertools.count()
 _owner = os.getpid()
 
 
-def reserve(reader: object, order: Any) -> None:
+def reserve(reader: object, order: BlockOrder) -> None:
     """Keep as many blocks as a window of an order needs, as long as `reader` exists.
 
     Args:
         reader: Object that reads in this order.
-        order: A `BlockOrder`.
+        order: The order.
     """
     _windows[reader] = _Window(order.window, order.most_rows)
 
@@ -258,7 +264,7 @@ class ChunkedRows(ArrayRows):
             wanted.setdefault(number, []).append((place, at))
         found: list[object] = [None] * len(indices)
 
-        def take(number: int, block: Any) -> None:
+        def take(number: int, block: _Rows | list[object]) -> None:
             for place, at in wanted[number]:
                 found[place] = self._row(block, at)
 
@@ -279,13 +285,13 @@ class ChunkedRows(ArrayRows):
         """Drop all kept blocks. Called when a pass begins, because the array may have changed."""
         self._kept.clear()
 
-    def _decoded(self, number: int) -> tuple[Any, int, int]:
+    def _decoded(self, number: int) -> tuple[_Rows, int, int]:
         """Decode a block. Return it, its number of rows, and its size in bytes."""
         first = number * self._rows
         block = self._read(first, first + self._rows)
         return block, self._rows, _bytes_of(block)
 
-    def _read_blocks(self, first: int, stop: int) -> Iterator[tuple[int, Any]]:
+    def _read_blocks(self, first: int, stop: int) -> Iterator[tuple[int, _Rows | list[object]]]:
         """Read consecutive blocks with one call. Yield their numbers and rows."""
         rows = self._rows
         if stop == first + 1 and rows == 1:
@@ -301,14 +307,15 @@ class ChunkedRows(ArrayRows):
                 self._kept.put((self._name, number), block, rows, _bytes_of(block))
             yield number, block
 
-    def _read(self, start: int, stop: int) -> Any:
+    def _read(self, start: int, stop: int) -> _Rows:
         if self._check is not None:
             self._check()
         array: Any = self.items
-        return self._in_memory(array[start : min(stop, len(self))])
+        rows: _Rows = self._in_memory(array[start : min(stop, len(self))])
+        return rows
 
-    def _row(self, block: Any, at: int) -> object:
-        if type(block) is list:
+    def _row(self, block: _Rows | list[object], at: int) -> object:
+        if isinstance(block, list):
             return _own(block[at])  # a copy, because the caller may change the row
         if self._gives_scalars is None:
             # Versions of zarr differ in the type of `array[i]`.
@@ -334,7 +341,7 @@ def _runs(numbers: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
         yield first, stop
 
 
-def row_bytes(array: Any) -> int:
+def row_bytes(array: Array) -> int:
     """Return the size in bytes of a row of an array, without its strings and inner arrays."""
     dtype = array.dtype
     if not hasattr(dtype, "itemsize"):  # dtype of tensorstore
@@ -360,7 +367,7 @@ def chunk_rows(array: Any) -> int:
     return int(rows or 0)
 
 
-def _rows_to_keep(array: Any) -> int:
+def _rows_to_keep(array: Array) -> int:
     """Return the number of rows in a block that is read and kept together.
 
     A block is a chunk. If a chunk cannot be kept, or is too large, return 1: rows are read one by
@@ -371,7 +378,7 @@ def _rows_to_keep(array: Any) -> int:
     return 1 if nbytes > _FREE_BYTES and nbytes > _most_bytes() else rows
 
 
-def _can_be_kept(array: Any) -> bool:
+def _can_be_kept(array: Array) -> bool:
     """Return True if rows can be copied: they have only numbers, strings or arrays of numbers."""
     dtype = array.dtype
     if not getattr(dtype, "hasobject", False) or dtype.kind == "T":
@@ -384,7 +391,7 @@ def _can_be_kept(array: Any) -> bool:
     return h5py.check_string_dtype(dtype) is not None or (inner is not None and not inner.hasobject)
 
 
-def _own(row: Any) -> object:
+def _own(row: object) -> object:
     """Return a copy of a row that shares no memory with its block."""
     if type(row) is np.void:
         return row.copy()
@@ -398,7 +405,7 @@ def _own(row: Any) -> object:
     return own
 
 
-def _bytes_of(block: Any) -> int:
+def _bytes_of(block: _Rows) -> int:
     """Return the size in bytes of a block, with its strings and inner arrays."""
     total = int(block.nbytes)
     if block.dtype.kind in "OT":

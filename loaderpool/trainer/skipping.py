@@ -8,7 +8,7 @@ Runs in: the main process.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loaderpool.checks import whole_number
 from loaderpool.config import MAX_EPOCH
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from loaderpool.trainer.epoch_tracker import EpochTracker
 
 
-def skip_batches(tracker: EpochTracker, stream: StreamSource | None, batches: Any) -> None:
+def skip_batches(tracker: EpochTracker, stream: StreamSource | None, batches: object) -> None:
     """Leave out batches of the next iteration. Implements `Loader.skip_batches`."""
     plan = tracker.plan
     check_resumable(stream, tracker)

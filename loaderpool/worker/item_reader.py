@@ -9,7 +9,7 @@ import inspect
 import pickle
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from loaderpool.worker.tickets import Opened, Progress
 
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache, Store
+    from loaderpool.plan.block_order import BlockOrder
     from loaderpool.sources.indexing import Indexed
     from loaderpool.worker.item_samples import ItemSamples
 
@@ -72,7 +73,7 @@ class ItemReader:
             # Imported here, because few loaders need it.
             from loaderpool.sources.decoded import reserve
 
-            reserve(self, payload.plan.order)
+            reserve(self, cast("BlockOrder", payload.plan.order))
         self.stops_at_errors = self._unit == "batch" or payload.config.on_error.action == "raise"
         self.progress: Progress | None = None
         self.refusal: Exception | None = None

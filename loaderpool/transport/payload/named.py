@@ -38,7 +38,7 @@ _values: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _made_by: dict[str, str] = {}
 
 
-def share_by_name(make: Callable[[], Any], name: str) -> Any:
+def share_by_name(make: Callable[[], object], name: str) -> object:
     """Return the result of `make` in memory that all processes of the job share; see `share`."""
     if not isinstance(name, str) or not name:
         raise ArgumentError(f"share: name must be a text that is not empty, got {brief(name)}")
@@ -101,7 +101,7 @@ def _write(make: Callable[[], Any], name: str) -> tuple[int, bytes]:
         raise
 
 
-def _recipe(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _recipe(value: object) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return a function and its arguments. Their pickle builds the value in other processes."""
     if isinstance(value, np.ndarray):
         # Use bytes, because the pickle of an array of times would contain the data.
@@ -118,7 +118,7 @@ def _as_array(
     return array
 
 
-def _read(held: Held, shown: str) -> Any:
+def _read(held: Held, shown: str) -> object:
     """Return the value that a file contains."""
     block, header = read_final(held)
     pickled, places = marshal.loads(header)
