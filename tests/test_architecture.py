@@ -49,7 +49,7 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 284_400,
+    "loaderpool": 284_800,
     "scripts": 55_200,
     "tests": 418_700,
 }
