@@ -225,8 +225,9 @@ def test_workers_without_a_fork_make_the_same_samples(tmp_path: Path, start: str
         got = [number for batch in there for number in batch.tolist()]
         assert there.statistics().workers_start == start
     assert sorted(got) == list(range(40 * SAMPLES))
-    # Spawned workers have no memory file to share, so each makes the items that it needs.
-    assert fn.items().total() <= (3 * 40 if start == "spawn" else 40) + 16
+    # Spawned workers have no memory file to share, so each makes the items that it needs. Others
+    # may start so late that the samples of their first batches were dropped.
+    assert fn.items().total() <= (3 * 40 if start == "spawn" else 40 + 16) + 16
 
 
 # ---- stops
