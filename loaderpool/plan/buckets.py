@@ -36,15 +36,11 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.plan.batches import Plan, kept
-from loaderpool.plan.permutation import permutation
+from loaderpool.plan.permutation import permuted_blocks
 from loaderpool.plan.taken import Start, Taken
 from loaderpool.system.hashes import checksum
 
 Positions = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
-
-# Positions that are permuted at once. Smaller: it takes longer. Larger: temporary arrays take more
-# memory.
-_BLOCK = 1 << 16
 
 
 class ItemBuckets:
@@ -166,11 +162,8 @@ class BucketPlan(Plan):
         """Return the batches of an epoch, ordered by the position at which each becomes full."""
         size, numbers = self.order.size, self.buckets.numbers
         if self.order.shuffle and size:
-            permuted = permutation(size, self.order.seed, epoch)
-            blocks = (
-                np.arange(start, min(size, start + _BLOCK)) for start in range(0, size, _BLOCK)
-            )
-            numbers = np.concatenate([numbers[permuted.take(block)] for block in blocks])
+            blocks = permuted_blocks(size, self.order.seed, epoch)
+            numbers = np.concatenate([numbers[block] for block in blocks])
         positions: Positions = numbers.argsort(kind="stable").astype(
             np.int64 if size > 1 << 32 else np.uint32
         )

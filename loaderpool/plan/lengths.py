@@ -22,12 +22,9 @@ import bisect
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.plan.permutation import permutation, stream_key
+from loaderpool.plan.permutation import permuted_blocks, stream_key
 
 _Integers = npt.NDArray[np.int64]
-# Number of positions that are permuted at once. Smaller: an epoch takes longer to permute. Larger:
-# temporary arrays take more memory.
-_BLOCK = 1 << 16
 
 
 def token_batches(
@@ -125,12 +122,7 @@ def packed_rows(
 
 def _in_order(size: int, seed: int, epoch: int, shuffle: bool) -> _Integers:
     """Return the items of an epoch, in the order of `Loader(shuffle=True)` or of the source."""
-    positions = np.arange(size)
-    if not shuffle:
-        return positions
-    order = permutation(size, seed, epoch)
-    blocks = range(0, size, _BLOCK)
-    return np.concatenate([order.take(positions[start : start + _BLOCK]) for start in blocks])
+    return np.concatenate([*permuted_blocks(size, seed, epoch)]) if shuffle else np.arange(size)
 
 
 def _random_keys(purpose: str, seed: int, epoch: int, size: int) -> npt.NDArray[np.uint64]:

@@ -63,6 +63,9 @@ _MIXES = (
     (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
     (np.uint64(27), np.uint64(0x94D049BB133111EB)),
 )
+# Positions that are permuted at once. Smaller: an epoch takes longer. Larger: temporary arrays take
+# more memory.
+_BLOCK = 1 << 16
 # Number of random places drawn at once. Smaller: more calls of NumPy. Larger: a short stream draws
 # places that it never needs.
 _DRAWN = 1024
@@ -176,6 +179,13 @@ def stream_key(purpose: str, seed: int, epoch: int) -> int:
         f"{purpose} {seed} {epoch}".encode(), digest_size=16, person=b"loaderpool"
     ).digest()
     return int.from_bytes(digest, "little")
+
+
+def permuted_blocks(size: int, seed: int, epoch: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the items of a shuffled epoch, in consecutive blocks of positions."""
+    order = permutation(size, seed, epoch)
+    for start in range(0, size, _BLOCK):
+        yield order.take(np.arange(start, min(size, start + _BLOCK)))
 
 
 def random_bits(key: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:

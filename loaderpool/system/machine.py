@@ -425,17 +425,13 @@ def map_file(
     flags: int,
     descriptor: int,
     offset: int,
-    rights: int | None = None,
+    rights: int,
 ) -> int:
     """Map a part of a file with mmap's `flags` and `rights`; return the address.
-
-    Without `rights`, the memory can be read and written.
 
     Raises:
         OSError: the mapping failed.
     """
-    if rights is None:
-        rights = mmap.PROT_READ | mmap.PROT_WRITE
     call = _c("mmap", *_MMAP_ARGUMENTS, result=_POINTER)
     return _mapped(call(address, nbytes, rights, flags, descriptor, offset))
 
@@ -633,7 +629,8 @@ def map_over(
 
 def make_private(address: int, content: bytes) -> None:
     """Replace memory, from the start of a page on, by private memory with this content."""
-    map_file(address, len(content), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1, 0)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    map_file(address, len(content), flags, -1, 0, mmap.PROT_READ | mmap.PROT_WRITE)
     ctypes.memmove(address, content, len(content))
 
 
