@@ -291,8 +291,8 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
     def on_epoch_begin(self) -> None:
         """Note the loader's position if a strategy makes the iterators. Called by Keras.
 
-        Keras keeps the number of batches of its first epoch. Epochs of a drawn order may differ, and
-        the rest of an epoch has fewer, so their number is set here.
+        Keras keeps the number of batches of its first epoch. Epochs of a drawn order may differ,
+        and the rest of an epoch has fewer, so their number is set here.
         """
         iterator: Any = sys._getframe(1).f_locals.get("self")
         # With `steps_per_epoch`, an iterator may have begun in an earlier epoch of Keras.

@@ -30,8 +30,8 @@ from loaderpool.plan.item_names import item_name
 # Source of an expected shape. It decides what the user can do about another shape. "rows": the
 # other rows of the batch. "spec": the first samples, or the user's spec of whole batches. "given":
 # the user's spec of samples. "unpadded": a component that `pad` leaves out. "length": the length to
-# pad to in the user's spec. "ragged": other rows of a ragged component. "packed": other samples of a
-# packed row.
+# pad to in the user's spec. "ragged": other rows of a ragged component. "packed": other samples of
+# a packed row.
 Origin = Literal["rows", "spec", "given", "unpadded", "length", "ragged", "packed"]
 _ADVICE: dict[Origin, str] = {
     "rows": "Samples differ in {axes}, but all samples of a batch must have the same shape. "

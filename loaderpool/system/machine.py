@@ -173,8 +173,8 @@ def seal(descriptor: int) -> None:
 def peer_of(connection: socket.socket) -> tuple[int, int]:
     """Return pid and user id of the process at the other end of a connected Unix socket.
 
-    The connecting side gets those of the process that made the other socket listen, at that time. The
-    pid is 0 if the process is in a PID namespace that this one cannot see.
+    The connecting side gets those of the process that made the other socket listen, at that time.
+    The pid is 0 if the process is in a PID namespace that this one cannot see.
     """
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     pid, uid, _ = _PEER.unpack(found)

@@ -60,8 +60,8 @@ def share_by_name(make: Callable[[], object], name: str) -> object:
         value = _values.setdefault(key, value)
     elif _made_by[key] != made_by:
         raise ArgumentError(
-            f"{shown}: this process has the data of {_made_by[key]}, and now passed {made_by}. Pass "
-            "another name, or the same function."
+            f"{shown}: this process has the data of {_made_by[key]}, and now passed {made_by}. "
+            "Pass another name, or the same function."
         )
     return value
 
@@ -127,8 +127,8 @@ def _read(held: Held, shown: str) -> object:
     except (AttributeError, ImportError) as error:
         raise UnpicklableError(
             f"{shown}: the data hold a class that this process lacks ({error}). "
-            "Define it before the call of share, in all processes. If this is a worker, call share in "
-            "the main process, and use its value in fn"
+            "Define it before the call of share, in all processes. If this is a worker, call share "
+            "in the main process, and use its value in fn"
         ) from error
     return recipe(*arguments)
 
