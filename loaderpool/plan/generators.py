@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 KEY_BYTES = 16
 # Smaller: equal hashes of two seeds of one generator are likelier. Larger: a saved state is longer.
 _SEED_BYTES = 4
-# Kinds of streams. Streams of two kinds never overlap. `sample_streams` uses the kinds 1, 2 and 5.
-SAMPLE, BATCH, LANE, PASS, ITEM = 1, 2, 3, 4, 5
 # Maximum number of generators that are seeded for one loader. Smaller: transforms that have one
 # generator each would repeat numbers. Larger: seeding would take longer than most samples.
 MOST_GENERATORS = 256
@@ -127,7 +125,7 @@ class CapturedGenerators:
         Takes 2 µs for a `numpy.random.Generator`, 6 for a `random.Random`, 10 for a `RandomState`.
 
         Args:
-            kind: `SAMPLE`, `BATCH`, `LANE`, `PASS` or `ITEM`.
+            kind: a kind of `stream_kinds`.
             epoch: number of the epoch.
             position: position of the sample, or of the first sample of the batch; for a lane, the
                 number of its replica or shard; for an item, its source index.

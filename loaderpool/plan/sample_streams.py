@@ -22,10 +22,8 @@ import numpy.typing as npt
 from numpy.random.bit_generator import ISpawnableSeedSequence
 
 from loaderpool.plan.permutation import stream_key
+from loaderpool.plan.stream_kinds import SAMPLE
 from loaderpool.system.hashes import blake2b
-
-SAMPLE_KIND, BATCH_KIND, ITEM_KIND = 1, 2, 5
-"""Highest word of the Philox counter. It keeps the streams of samples, batches and items apart."""
 
 
 class SampleStreams:
@@ -58,15 +56,15 @@ class SampleStreams:
         self._numpy_words = np.zeros(4, "<u8")
         self._numpy_seed = self._numpy_words.view("<u4")
 
-    def generator(self, epoch: int, position: int, kind: int = SAMPLE_KIND) -> np.random.Generator:
+    def generator(self, epoch: int, position: int, kind: int = SAMPLE) -> np.random.Generator:
         """Return the generator at the start of a sample's own stream.
 
         It is the same object each time and valid until the next call. It equals
         `Generator(Philox(key=k, counter=[0, 0, position, kind]))` with k = `stream_key("rng", seed,
-        epoch)` and kind `SAMPLE_KIND`, `BATCH_KIND` or `ITEM_KIND`. After 2**128 blocks it would
-        reach the next position's stream. Generators that it spawns also depend on the sample. A
-        call of `batch_fn` uses the position of its first row, which differs between shards. Its
-        stream is not that of the sample at this position, because the kinds differ.
+        epoch)` and kind `SAMPLE`, `BATCH` or `ITEM`. After 2**128 blocks it would reach the next
+        position's stream. Generators that it spawns also depend on the sample. A call of `batch_fn`
+        uses the position of its first row, which differs between shards. Its stream is not that of
+        the sample at this position, because the kinds differ.
         """
         if epoch != self._epoch:
             self._set_epoch(epoch)
@@ -76,7 +74,7 @@ class SampleStreams:
         self._spawning.children = 0
         return self._generator
 
-    def seed_globals(self, epoch: int, position: int, kind: int = SAMPLE_KIND) -> None:
+    def seed_globals(self, epoch: int, position: int, kind: int = SAMPLE) -> None:
         """Reseed `random` and legacy `numpy.random` for a sample, and discard cached Gaussians.
 
         Both remain Mersenne Twisters, seeded with 256 bits that contain all of (key, kind,

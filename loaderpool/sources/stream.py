@@ -22,9 +22,10 @@ from loaderpool.checks import check_signature, is_async, open_parameter, whole_n
 from loaderpool.errors import ArgumentError, SourceError, add_note, brief, counted
 from loaderpool.hints import known_names_only
 from loaderpool.plan.batches import Plan
-from loaderpool.plan.generators import PASS, CapturedGenerators
+from loaderpool.plan.generators import CapturedGenerators
 from loaderpool.plan.item_names import MOST_GENERATORS
 from loaderpool.plan.permutation import shuffled
+from loaderpool.plan.stream_kinds import PASS
 from loaderpool.system import clock
 from loaderpool.system.progress import Progress
 

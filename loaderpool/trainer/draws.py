@@ -33,9 +33,10 @@ from loaderpool.errors import ArgumentError, StateError, brief
 from loaderpool.plan.alias_table import alias_table
 from loaderpool.plan.batches import Plan, kept
 from loaderpool.plan.drawn import DrawnBatches, checksum_of
-from loaderpool.plan.generators import PASS, CapturedGenerators, global_generators
+from loaderpool.plan.generators import CapturedGenerators, global_generators
 from loaderpool.plan.order import DrawnOrder, Order
 from loaderpool.plan.places import Position
+from loaderpool.plan.stream_kinds import PASS
 from loaderpool.plan.weighted_order import WeightedOrder, without_replacement
 from loaderpool.system.interrupts import InterruptsAllowed
 from loaderpool.transport.payload.generators import Registry

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from loaderpool.errors import add_note
-from loaderpool.plan.generators import BATCH
+from loaderpool.plan.stream_kinds import BATCH
 from loaderpool.transport.payload.record import WorkerPayload
 from loaderpool.worker.seeding import Seeding
 from loaderpool.worker.tickets import Opened

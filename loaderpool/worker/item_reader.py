@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from loaderpool.cache.setting import Count
 from loaderpool.errors import CacheError, SourceError
-from loaderpool.plan.generators import BATCH
+from loaderpool.plan.stream_kinds import BATCH
 from loaderpool.sources.blocks import forget_blocks
 from loaderpool.sources.many_rows import checked_rows, getitems_of
 from loaderpool.sources.varying import VaryingSource, varying

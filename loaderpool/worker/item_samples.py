@@ -23,7 +23,7 @@ from loaderpool.config import DEFAULT_WINDOW
 from loaderpool.errors import SpecMismatchError, UnpicklableError, counted
 from loaderpool.memory.samples import Pass, StoredSample
 from loaderpool.plan.block_order import BlockOrder
-from loaderpool.plan.generators import ITEM
+from loaderpool.plan.stream_kinds import ITEM
 from loaderpool.sources.varying import varying
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.payload.record import WorkerPayload

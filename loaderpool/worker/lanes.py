@@ -20,9 +20,10 @@ import numpy.typing as npt
 
 from loaderpool.errors import SourceError, add_note, brief, counted
 from loaderpool.plan.batches import Plan
-from loaderpool.plan.generators import LANE, CapturedGenerators
+from loaderpool.plan.generators import CapturedGenerators
 from loaderpool.plan.item_names import first_position
 from loaderpool.plan.permutation import Permutation, shuffled, stream_key
+from loaderpool.plan.stream_kinds import LANE
 from loaderpool.sources.stream import WorkerInfo, by_next, skip
 from loaderpool.system import clock
 from loaderpool.system.interrupts import FailuresIgnored

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from loaderpool.plan.generators import SAMPLE
+from loaderpool.plan.stream_kinds import SAMPLE
 from loaderpool.transport.payload.generators import made_by_setup, seeder
 from loaderpool.transport.payload.record import Pair, WorkerPayload
 

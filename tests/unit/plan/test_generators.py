@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 
 from loaderpool.plan.generators import (
-    BATCH,
-    LANE,
-    PASS,
-    SAMPLE,
     CapturedGenerators,
     key_of,
     seed_of,
 )
+from loaderpool.plan.stream_kinds import BATCH, LANE, PASS, SAMPLE
 
 
 def torch_generator(seed: int) -> Any:

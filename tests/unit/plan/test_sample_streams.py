@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from loaderpool.plan.permutation import stream_key
-from loaderpool.plan.sample_streams import BATCH_KIND, ITEM_KIND, SAMPLE_KIND, SampleStreams
+from loaderpool.plan.sample_streams import SampleStreams
+from loaderpool.plan.stream_kinds import BATCH, ITEM, SAMPLE
 from loaderpool.worker.own_process import SavedGlobals
 from tests.support.draws import global_draws
 
@@ -22,7 +23,7 @@ def tests_leave_the_global_generators_alone() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("kind", [SAMPLE_KIND, BATCH_KIND, ITEM_KIND])
+@pytest.mark.parametrize("kind", [SAMPLE, BATCH, ITEM])
 def test_the_generator_is_the_documented_philox(kind: int) -> None:
     streams = SampleStreams(seed=11)
     for epoch, position in [(0, 0), (3, 10**12), (2**40, 2**62 - 1)]:
@@ -99,7 +100,7 @@ def test_seeded_globals_repeat_whatever_was_drawn_before() -> None:
 def test_seeded_globals_differ_by_seed_epoch_position_and_kind() -> None:
     draws = []
     for seed, epoch, position in [(1, 2, 7), (2, 2, 7), (1, 3, 7), (1, 2, 8), (1, 2, 7 + 2**32)]:
-        for kind in (SAMPLE_KIND, BATCH_KIND, ITEM_KIND):
+        for kind in (SAMPLE, BATCH, ITEM):
             SampleStreams(seed).seed_globals(epoch, position, kind)
             draws.append(global_draws())
     for same_call in zip(*draws, strict=True):
