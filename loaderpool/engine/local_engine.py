@@ -153,18 +153,18 @@ class LocalEngine:
             if self._first.form is None:
                 if self.is_closed:
                     raise closed_error()
-                self.work.follow(self.checked.plan_of_first(plan))
-                self._first.note(self._find_form(), self.checked)
+                first = self.checked.plan_of_first(plan)
+                self._first.note(self._find_form(first), self.checked)
             assert self._first.form is not None
             return self._first.form
 
-    def _find_form(self) -> BatchForm:
+    def _find_form(self, plan: Plan) -> BatchForm:
         with SavedGlobals(), self.captured_kept(), self._cache_watched():
             try:
                 self.work.ensure_setup()
                 if self._readings is not None:
                     self._readings.put_first(self._put)
-                found = probe(self.work, FIRST_EPOCH)
+                found = probe(self.work, FIRST_EPOCH, plan)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
         given_spec, config, unit = self.checked.given_spec, self.checked.config, self.checked.unit
@@ -323,13 +323,12 @@ class LocalEngine:
         with InterruptsAllowed(), _alone, globals_kept, self.captured_kept():
             if items is not None:
                 self._put(items)
-            self.work.follow(plan)
             if plan.lanes:  # generators draw outside the watched call, so the snapshot is outdated
                 self._globals.seen = None
             self._is_making, was_making = True, self._is_making
             try:
                 with self._cache_watched():
-                    filled = self.work.fill(ticket, anchor, 0, size)
+                    filled = self.work.fill(ticket, anchor, 0, size, plan)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
             finally:

@@ -110,7 +110,6 @@ class Replay:
             )
         # Of the loader itself, because it has the keys of the order's random generators.
         plan = loader._core.tracker.plan_of(Position(self.epoch))
-        engine.work.follow(plan)
         samples = self._samples = engine.checked.config.samples_per_item
         numbers = [index] if samples is None else range(index * samples, (index + 1) * samples)
         found = [find(plan, epoch, number) for number in numbers]

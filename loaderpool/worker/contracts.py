@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from loaderpool.plan.batches import Plan
 from loaderpool.plan.generators import CapturedGenerators
 from loaderpool.transport.messages import Ticket
 from loaderpool.worker.tickets import Opened
@@ -21,17 +22,20 @@ class Items(Protocol):
     The implementations are `items.IndexedItems`, `tickets.StreamedItems` and `lanes.LaneItems`.
     """
 
-    @property
-    def first_batches(self) -> int:
-        """Number of batches in which the probe searches for the first sample.
+    def first_batches(self, plan: Plan) -> int:
+        """Return the number of batches in which the probe searches for the first sample.
 
         Their items are available as soon as the loader starts.
         """
 
-    def open(self, ticket: Ticket) -> Opened:
+    def open(self, ticket: Ticket, plan: Plan) -> Opened:
         """Return the rows of a ticket. All their items can be read from now on.
 
         Called once for each ticket, and by the probe.
+
+        Args:
+            ticket: The ticket.
+            plan: Plan of the ticket's epoch, or of its remainder.
 
         Raises:
             Abandoned: The ticket's run was abandoned.

@@ -15,6 +15,7 @@ from loaderpool.worker.item_reader import ItemReader
 from loaderpool.worker.tickets import Opened
 
 if TYPE_CHECKING:
+    from loaderpool.plan.order import Order
     from loaderpool.plan.taken import Start
 
 _Positions = npt.NDArray[np.int64]
@@ -31,33 +32,24 @@ class IndexedItems:
     """Items of a source with an index.
 
     Args:
-        plan: Order of the items.
         reader: Reads an item.
         looks_ahead: Positions and indices of several batches are computed at once.
     """
 
-    def __init__(self, plan: Plan, reader: ItemReader, looks_ahead: bool) -> None:
-        self._plan, self._reader, self._looks_ahead = plan, reader, looks_ahead
-        self._at_once = max(1, _ROWS // plan.most_rows)
+    def __init__(self, reader: ItemReader, looks_ahead: bool) -> None:
+        self._reader, self._looks_ahead = reader, looks_ahead
+        self._order: Order | None = None  # order of the rows in `_latest`
         self._latest: dict[tuple[int, int, Start], _Block] = {}
 
-    def follow(self, plan: Plan) -> None:
-        """Use the order that was drawn for an epoch, from the next ticket on."""
-        if plan.order is not self._plan.order:
-            self._latest.clear()
-            self._at_once = max(1, _ROWS // plan.most_rows)
-        self._plan = plan
+    def first_batches(self, plan: Plan) -> int:
+        """Return the number of all batches of an epoch."""
+        return plan.batches_per_epoch
 
-    @property
-    def first_batches(self) -> int:
-        """All batches of an epoch."""
-        return self._plan.batches_per_epoch
-
-    def open(self, ticket: Ticket) -> Opened:
+    def open(self, ticket: Ticket, plan: Plan) -> Opened:
         """Return the rows of a ticket."""
+        plan, epoch = plan.after(ticket.rest), ticket.epoch
         if self._looks_ahead and ticket.stop < 0:
-            return self._reader.open(ticket, *self._looked_up(ticket))
-        plan, epoch = self._plan.after(ticket.rest), ticket.epoch
+            return self._reader.open(ticket, *self._looked_up(ticket, plan))
         positions = plan.positions(epoch, ticket.batch, ticket.batches)
         batch_rows: tuple[int, ...] = ()
         if plan.rows_vary:
@@ -67,29 +59,29 @@ class IndexedItems:
         indices = plan.order.indices(epoch, positions)
         return self._reader.open(ticket, positions, indices, batch_rows)
 
-    def _looked_up(self, ticket: Ticket) -> tuple[_Positions, list[int], tuple[int, ...]]:
+    def _looked_up(
+        self, ticket: Ticket, plan: Plan
+    ) -> tuple[_Positions, list[int], tuple[int, ...]]:
         """Return the positions and indices of a whole batch, and its number of rows if these vary.
 
         The positions and indices of several batches are computed at once.
         """
-        block, at = divmod(ticket.batch, self._at_once)
+        if plan.order is not self._order:  # a new order was drawn, perhaps for the same epoch
+            self._order = plan.order
+            self._latest.clear()
+        most_rows = plan.most_rows
+        at_once = max(1, _ROWS // most_rows)
+        block, at = divmod(ticket.batch, at_once)
         key = ticket.epoch, block, ticket.rest
         positions, indices, batch_rows = self._latest.get(key) or kept(
-            self._latest, key, lambda: self._block(*key), _PASSES
+            self._latest, key, lambda: _block(plan, ticket.epoch, block * at_once, at_once), _PASSES
         )
         if batch_rows:
             start, rows = sum(batch_rows[:at]), batch_rows[at : at + 1]
             stop = start + rows[0]
             return positions[start:stop], indices[start:stop], rows
-        start, stop = at * self._plan.most_rows, (at + 1) * self._plan.most_rows
+        start, stop = at * most_rows, (at + 1) * most_rows
         return positions[start:stop], indices[start:stop], ()
-
-    def _block(self, epoch: int, block: int, rest: Start) -> _Block:
-        plan, batch = self._plan.after(rest), block * self._at_once
-        count = min(self._at_once, plan.batches_per_epoch - batch)
-        positions = plan.positions(epoch, batch, count)
-        batch_rows = plan.batch_rows(epoch, batch, count) if plan.rows_vary else ()
-        return positions, plan.order.indices(epoch, positions), batch_rows
 
     def put(self, positions: Sequence[int], items: Sequence[object]) -> None:
         """Do nothing, because each worker reads items itself."""
@@ -108,3 +100,11 @@ class IndexedItems:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def _block(plan: Plan, epoch: int, batch: int, most: int) -> _Block:
+    """Return the rows of at most `most` batches, from `batch` on."""
+    count = min(most, plan.batches_per_epoch - batch)
+    positions = plan.positions(epoch, batch, count)
+    batch_rows = plan.batch_rows(epoch, batch, count) if plan.rows_vary else ()
+    return positions, plan.order.indices(epoch, positions), batch_rows

@@ -168,21 +168,19 @@ class LaneItems:
     def __getitem__(self, position: int) -> object:
         return self._latest.give(position)
 
-    @property
-    def first_batches(self) -> int:
-        """One batch for each lane: its first one."""
-        return self.generators.plan.lanes
+    def first_batches(self, plan: Plan) -> int:
+        """Return the number of lanes, because each has one first batch."""
+        return plan.lanes
 
     def put(self, positions: Sequence[int], items: Sequence[object]) -> None:
         """Store the items of the next ticket, which another worker has read."""
         self._given = dict(zip(positions, items, strict=True))
 
-    def open(self, ticket: Ticket) -> Opened:
+    def open(self, ticket: Ticket, plan: Plan) -> Opened:
         """Return the rows of a ticket; empty if the lane has ended."""
         if ticket.items:
             given, self._given = self._given, {}
             return Opened(ticket, np.array([*given], np.int64), [*given], given.__getitem__)
-        plan = self.generators.plan
         round_number, number = divmod(ticket.batch, plan.lanes)
         rows = plan.most_rows
         self.run, self.is_timed = ticket.run, self._times_items or ticket.deaths > 0

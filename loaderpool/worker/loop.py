@@ -332,7 +332,7 @@ class Worker:
             raise work.failures.of(error, ticket.epoch) from None
 
     def _look(self, work: Work, ticket: Ticket) -> Found:
-        found = probe(work, ticket.epoch, ticket.feed)
+        found = probe(work, ticket.epoch, work.plan_of(ticket), ticket.feed)
         content = dumps(found)
         return Found(ticket.number, ticket.loader, content, found.elapsed_ns / 1e9)
 

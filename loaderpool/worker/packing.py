@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from loaderpool.element.spec import fill_value
 from loaderpool.memory.layout import BatchForm, Block, VaryingLayout
-from loaderpool.plan.batches import Plan
 from loaderpool.plan.packed import PackedPlan
 from loaderpool.transport.reports import RowFailure
 from loaderpool.worker.tickets import MadeRows, Opened, WorkFailed
@@ -46,12 +45,11 @@ class Packing:
         self._counting = np.arange(self._shapes[0][0][0], dtype=np.int32)
 
     def fill(
-        self, plan: Plan, opened: Opened, make: Callable[[int, int], Sequence[npt.NDArray[Any]]]
+        self, opened: Opened, make: Callable[[int, int], Sequence[npt.NDArray[Any]]]
     ) -> MadeRows:
         """Make all batches of a ticket, and write them to its slot.
 
         Args:
-            plan: Plan of the epoch, or of its remainder.
             opened: The ticket.
             make: Returns the components of a sample. Called with the number of the item in the
                 ticket, and the length that its sample must have.
@@ -59,8 +57,10 @@ class Packing:
         Raises:
             WorkFailed: A sample failed, and `skips` is False.
         """
-        assert isinstance(plan, PackedPlan)
         ticket, count = opened.ticket, len(self._shapes)
+        assert opened.plan is not None
+        plan = opened.plan.after(ticket.rest)
+        assert isinstance(plan, PackedPlan)
         numbers = range(ticket.batch, ticket.batch + ticket.batches)
         batches = [plan.row_lengths(ticket.epoch, number) for number in numbers]
         arrays: list[npt.NDArray[Any]] = []

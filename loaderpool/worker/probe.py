@@ -19,6 +19,8 @@ from loaderpool.element.own_classes import own_classes
 from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec, widened
 from loaderpool.element.structure import Structure, convert_leaf
 from loaderpool.errors import SourceError, SpecMismatchError
+from loaderpool.plan.batches import Plan
+from loaderpool.plan.order import Order
 from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.messages import Ticket
@@ -43,7 +45,7 @@ _WITHOUT_OUT = (
 )
 
 
-def probe(work: Work, epoch: int, feed: int = 0) -> Probe:
+def probe(work: Work, epoch: int, plan: Plan, feed: int = 0) -> Probe:
     """Call the function for the first sample (or batch) of an epoch. Keep the result, and return
     its form.
 
@@ -56,36 +58,36 @@ def probe(work: Work, epoch: int, feed: int = 0) -> Probe:
     Args:
         work: the loader's work.
         epoch: the epoch.
+        plan: plan of the epoch.
         feed: arena offset of the stream's table.
 
     Raises:
         WorkFailed: the function raised, or its result cannot become a batch.
     """
-    work.find_order(Ticket(feed=feed))
     first_error: WorkFailed | None = None
     tried = 0
-    for tried, (positions, start) in enumerate(_starts(work, epoch, feed), start=1):
+    for tried, (positions, start) in enumerate(_starts(work, epoch, plan, feed), start=1):
         stop = len(positions) if work.unit == "batch" else start + 1
         try:
-            found = _probe_at(work, epoch, positions[start:stop], len(positions))
+            found = _probe_at(work, epoch, plan.order, positions[start:stop], len(positions))
         except WorkFailed as error:
             first_error = first_error or error
-            if not _may_try_more(work, tried):
+            if not _may_try_more(work, plan, tried):
                 break
         else:
-            if _may_be_shorter(work, found.rows) and _has_tuple_of(
+            if _may_be_shorter(work, plan, found.rows) and _has_tuple_of(
                 found.spec.structure, found.rows
             ):
-                _refuse_elements_for_items(work, epoch, positions, found.spec.structure)
-            return _look_at_more(work, epoch, found, positions[start + 1 :])
+                _refuse_elements_for_items(work, epoch, plan, positions, found.spec.structure)
+            return _look_at_more(work, epoch, plan, found, positions[start + 1 :])
     if first_error is not None:
         raise _without_a_shape(work, first_error, tried)
     from loaderpool.sources.stream import nothing_there  # imported here: empty sources are rare
 
-    raise work.failures.of(SourceError(nothing_there(work.plan)), epoch)
+    raise work.failures.of(SourceError(nothing_there(plan)), epoch)
 
 
-def _may_try_more(work: Work, tried: int) -> bool:
+def _may_try_more(work: Work, plan: Plan, tried: int) -> bool:
     """Return True if the probe may try another sample (or batch) after `tried` failures.
 
     `on_error` limits the number of failures. Without a limit, the probe tries all samples of the
@@ -97,9 +99,9 @@ def _may_try_more(work: Work, tried: int) -> bool:
     if tried < _PROBES:
         return True
     if policy.budget is None:
-        return work.given_spec is not None and not work.plan.is_endless
-    rows = 0 if work.plan.is_open else work.plan.rows_per_epoch
-    return policy.allows(tried * (work.plan.most_rows if work.unit == "batch" else 1), rows)
+        return work.given_spec is not None and not plan.is_endless
+    rows = 0 if plan.is_open else plan.rows_per_epoch
+    return policy.allows(tried * (plan.most_rows if work.unit == "batch" else 1), rows)
 
 
 def _without_a_shape(work: Work, first: WorkFailed, tried: int) -> WorkFailed:
@@ -122,12 +124,14 @@ def _without_a_shape(work: Work, first: WorkFailed, tried: int) -> WorkFailed:
     return with_preface(first, f"{text}. The first error")
 
 
-def _look_at_more(work: Work, epoch: int, first: Probe, positions: npt.NDArray[np.int64]) -> Probe:
+def _look_at_more(
+    work: Work, epoch: int, plan: Plan, first: Probe, positions: npt.NDArray[np.int64]
+) -> Probe:
     """Return `first`, updated with the axes that vary in further samples.
 
     These are samples of the first batch at `positions`, and the first samples of other batches.
     """
-    config, plan = work.config, work.plan
+    config = work.config
     varies = (
         work.unit == "sample"
         and work.given_spec is None
@@ -151,7 +155,7 @@ def _look_at_more(work: Work, epoch: int, first: Probe, positions: npt.NDArray[n
         [*here, *(plan.positions(epoch, batch)[0] for batch in batches)]
     ):
         try:
-            other = _probe_at(work, epoch, np.array([position]), 1)
+            other = _probe_at(work, epoch, plan.order, np.array([position]), 1)
         except WorkFailed:  # raised again in that sample's own ticket
             continue
         seen = widened(seen, other.spec)
@@ -164,16 +168,18 @@ def _look_at_more(work: Work, epoch: int, first: Probe, positions: npt.NDArray[n
     return first._replace(seen=seen, nbytes=nbytes)
 
 
-def _starts(work: Work, epoch: int, feed: int) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
+def _starts(
+    work: Work, epoch: int, plan: Plan, feed: int
+) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
     """Yield the positions of a first batch, and a row of it at which the probe can start.
 
     The first batches of generators are those of all lanes. A stream has only one, from the feed.
     """
-    plan, failures = work.plan, work.failures
-    for batch in range(work.items.first_batches):
+    failures = work.failures
+    for batch in range(work.items.first_batches(plan)):
         try:
             ticket = Ticket(epoch=epoch, batch=batch, stop=plan.most_rows, feed=feed)
-            positions = work.items.open(ticket).positions
+            positions = work.items.open(ticket, plan).positions
         except Abandoned:
             # Reply with an error, because the main process waits for the probe's result.
             raise failures.of(SourceError("the stream's first items are gone"), epoch) from None
@@ -183,13 +189,15 @@ def _starts(work: Work, epoch: int, feed: int) -> Iterator[tuple[npt.NDArray[np.
             yield positions, start
 
 
-def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_rows: int) -> Probe:
+def _probe_at(
+    work: Work, epoch: int, order: Order, positions: npt.NDArray[np.int64], batch_rows: int
+) -> Probe:
     """Make one call for these positions, and keep its result for their own ticket.
 
     They are part of a batch of `batch_rows` rows.
     """
     calls, failures = work.calls, work.failures
-    numbers = work.plan.order.indices(epoch, positions)
+    numbers = order.indices(epoch, positions)
     opened = calls.reader.open(Ticket(epoch=epoch), positions, numbers)
     indices = opened.indices
     excluded = failures.excluded(epoch, indices)
@@ -216,7 +224,7 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
             raise WorkFailed(failure, error) from None
         raise failed from None
     # In a drawn order, the first use of an item may be at another position.
-    if calls.can_reuse_probe and not work.plan.order.is_drawn:
+    if calls.can_reuse_probe and not order.is_drawn:
         calls.kept[numbers[0]] = spec.structure.unflatten(kept)
     return Probe(
         spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows, _classes_of(result)
@@ -233,9 +241,8 @@ def _refuse_awaitable(result: object, origin: str) -> NoReturn:
     )
 
 
-def _may_be_shorter(work: Work, rows: int) -> bool:
+def _may_be_shorter(work: Work, plan: Plan, rows: int) -> bool:
     """Return True if `batch_fn` made this batch, and will get fewer items for another batch."""
-    plan = work.plan
     if work.unit != "batch" or work.config.drop_remainder or rows < 2:
         return False
     varies = plan.is_open or plan.rows_vary or plan.lanes > 0 or plan.order.is_drawn
@@ -248,7 +255,7 @@ def _has_tuple_of(structure: Structure, count: int) -> bool:
 
 
 def _refuse_elements_for_items(
-    work: Work, epoch: int, positions: npt.NDArray[np.int64], structure: Structure
+    work: Work, epoch: int, plan: Plan, positions: npt.NDArray[np.int64], structure: Structure
 ) -> None:
     """Raise `WorkFailed` if a returned tuple has one element for each item.
 
@@ -256,7 +263,7 @@ def _refuse_elements_for_items(
     also has two elements, so another call with one item less decides. The error concerns all items,
     so none is skipped.
     """
-    calls, rows, indices = work.calls, len(positions), work.plan.order.indices(epoch, positions)
+    calls, rows, indices = work.calls, len(positions), plan.order.indices(epoch, positions)
     kept = calls.kept.pop(indices[0], None)
     try:
         opened = calls.reader.open(Ticket(epoch=epoch), positions, indices)

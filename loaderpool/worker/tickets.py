@@ -18,7 +18,7 @@ from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.layout import Buffer, OwnMemory, VaryingLayout
 from loaderpool.memory.recorder import CallKind
-from loaderpool.plan.batches import bounds_of
+from loaderpool.plan.batches import Plan, bounds_of
 from loaderpool.plan.generators import CapturedGenerators
 from loaderpool.plan.item_names import generated_item
 from loaderpool.system import clock, process
@@ -73,6 +73,7 @@ class Opened:
     # numbers of the samples, if an item has several; `read` then takes a number, not an index
     numbers: Sequence[int] = ()
     samples: int = 1  # number of samples of each item
+    plan: Plan | None = None  # plan of the ticket's epoch, or of its remainder
 
     @property
     def keys(self) -> Sequence[int]:
@@ -153,12 +154,11 @@ class StreamedItems:
     def __getitem__(self, position: int) -> object:
         return self._items[position]
 
-    @property
-    def first_batches(self) -> int:
-        """One batch: no other batch of a stream has to be available at the start."""
+    def first_batches(self, plan: Plan) -> int:
+        """Return 1, because no other batch of a stream has to be available at the start."""
         return 1
 
-    def open(self, ticket: Ticket) -> Opened:
+    def open(self, ticket: Ticket, plan: Plan) -> Opened:
         """Return the rows of a ticket, in the order of the bundle.
 
         Raises:

@@ -109,7 +109,7 @@ class Work:
         config = payload.config
         self.config, self.progress = config, progress
         self.failures = failures = progress.failures
-        self.plan = self._base = payload.plan
+        self.plan = payload.plan
         self._shared = shared
         self._orders: dict[int, Plan] = {}
         self.unit = payload.unit
@@ -141,7 +141,7 @@ class Work:
         elif isinstance(source, StreamedItems):
             self.items, source.shared, source.loader = source, shared, loader
         else:
-            self.items = IndexedItems(self.plan, calls.reader, looks_ahead=progress.worker is None)
+            self.items = IndexedItems(calls.reader, looks_ahead=progress.worker is None)
         if progress.worker is not None:
             calls.reader.progress = progress
         if calls.reader.samples is not None:
@@ -238,27 +238,18 @@ class Work:
 
     # ---- tickets ----
 
-    def follow(self, plan: Plan) -> None:
-        """Use the order that was drawn for an epoch. Other orders do not change.
-
-        Args:
-            plan: Plan of the epoch, or of its remainder.
+    def plan_of(self, ticket: Ticket) -> Plan:
+        """Return the plan of a ticket's epoch: the loader's, with the order to which the ticket
+        refers if orders are drawn.
         """
-        if plan.order.is_drawn:
-            assert isinstance(self.items, IndexedItems)
-            self.plan = plan
-            self.items.follow(plan)
-
-    def find_order(self, ticket: Ticket) -> None:
-        """Use the drawn order to which a ticket refers."""
-        if not (ticket.feed and self._base.order.is_drawn):
-            return
+        if not (ticket.feed and self.plan.order.is_drawn):
+            return self.plan
 
         def read() -> Plan:
-            return read_order(self._base, self._shared, ticket.feed)
+            return read_order(self.plan, self._shared, ticket.feed)
 
         # The memory of the first sample's order may be used for another one later.
-        self.follow(kept(self._orders, ticket.run, read, _PASSES) if ticket.run else read())
+        return kept(self._orders, ticket.run, read, _PASSES) if ticket.run else read()
 
     def suspect(self, is_suspect: bool) -> None:
         """Run `check` after each call of the next ticket, if that ticket has ended workers.
@@ -293,9 +284,18 @@ class Work:
         if self._concurrent is not None and ticket in self._concurrent.begun:
             self._concurrent.end(ticket)
 
-    def fill(self, ticket: Ticket, buffer: Buffer, base: int, capacity: int) -> MadeRows:
+    def fill(
+        self, ticket: Ticket, buffer: Buffer, base: int, capacity: int, plan: Plan | None = None
+    ) -> MadeRows:
         """Make the ticket's rows in the slot at byte `base` of `buffer`, which has `capacity`
         bytes.
+
+        Args:
+            ticket: the ticket.
+            buffer: memory that contains the slot.
+            base: first byte of the slot.
+            capacity: number of its bytes.
+            plan: plan of the ticket's epoch, or of its remainder. None: as in `plan_of`.
 
         Raises:
             WorkFailed: the function raised, or returned a result that the spec does not allow.
@@ -309,7 +309,7 @@ class Work:
                 started, ticket, are_told=concurrent is not None or progress.counts_generated
             )
         begun = None if concurrent is None else concurrent.begun.get(ticket)
-        opened = self._open(ticket, buffer, base, capacity) if begun is None else begun.opened
+        opened = self._open(ticket, buffer, base, capacity, plan) if begun is None else begun.opened
         if not opened.indices:  # the ticket's lane has ended
             VaryingLayout([]).write(buffer, base)
             return MadeRows(0)
@@ -337,23 +337,23 @@ class Work:
             self._handing_over.calls_ns = now - opened_ns
         return filled
 
-    def _open(self, ticket: Ticket, buffer: Buffer, base: int, capacity: int) -> Opened:
+    def _open(
+        self, ticket: Ticket, buffer: Buffer, base: int, capacity: int, plan: Plan | None = None
+    ) -> Opened:
         """Return the rows of a ticket. Their items can be read by index from now on."""
         if self.calls.kept:
             self.calls.kept.keep_only(ticket.epoch)
-        self.find_order(ticket)
+        plan = self.plan_of(ticket) if plan is None else plan
         try:
-            opened = self.items.open(ticket)
+            opened = self.items.open(ticket, plan)
         except self.failures.catches as error:
             # The items of a stream cannot be unpickled here, or a generator raised.
             raise self.failures.of(error, ticket.epoch) from None
-        opened.slot = buffer, base, capacity
+        opened.slot, opened.plan = (buffer, base, capacity), plan
         if self._writes_rows:
             assert self.form is not None
-            fixed, rows = self.form.fixed, ticket.start + len(opened.indices)
-            if fixed is not None and fixed.capacity_rows is not None:
-                opened.arrays = fixed.arrays(buffer, base, rows)
-            elif fixed is not None:
+            rows = ticket.start + len(opened.indices)
+            if self.form.fixed is not None:
                 opened.arrays = self._arrays(opened, rows)
             else:
                 opened.arrays = self.form.row_arrays(buffer, base, rows, capacity)
@@ -446,9 +446,8 @@ class Work:
         """
         assert self.form is not None, "a task before its layout"
         if self._packing is not None:
-            plan = self.plan.after(opened.ticket.rest)
             return self._packing.fill(
-                plan, opened, lambda at, length: self._made(calls, opened, at, at + 1, length)
+                opened, lambda at, length: self._made(calls, opened, at, at + 1, length)
             )
         (buffer, base, capacity), fixed, count = opened.slot, self.form.fixed, len(opened.indices)
         arrays = [] if fixed is None else self._arrays(opened, count)

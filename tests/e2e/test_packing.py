@@ -113,6 +113,18 @@ def test_any_kind_of_call_makes_the_same_rows(way: str) -> None:
             assert_same(read(there, passes=2), read(here, passes=2))
 
 
+def test_concurrent_calls_for_two_epochs_at_once() -> None:
+    with packed() as here:
+        expected = [read(here), read(here)]
+    with packed(workers=1, threads=4, fn=tokens_later) as there:
+        for _ in range(3):
+            there.epoch = 0
+            batches = zip(iter(there), iter(there), strict=False)  # two passes take turns
+            for number, (first, second) in enumerate(batches):
+                assert_same(first, expected[0][number])
+                assert_same(second, expected[1][number])
+
+
 class Rows:
     def __len__(self) -> int:
         return ITEMS

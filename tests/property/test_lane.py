@@ -78,7 +78,9 @@ def items_of(
 
 
 def batch_of(items: LaneItems, number: int, epoch: int = 0) -> list[Any]:
-    positions = items.open(Ticket(run=1, epoch=epoch, batch=number, stop=ROWS)).indices
+    positions = items.open(
+        Ticket(run=1, epoch=epoch, batch=number, stop=ROWS), items.generators.plan
+    ).indices
     return [(position, plain(items[position])) for position in positions]
 
 

@@ -39,7 +39,7 @@ class Bench:
         self.work.ensure_setup()
 
     def prepare(self) -> Bench:
-        self.probe = probe(self.work, 0)
+        self.probe = probe(self.work, 0, self.work.plan)
         self.form = with_batches(
             choose_form(self.probe, None, self.config, self.plan, self.work.unit), self.chunk
         )

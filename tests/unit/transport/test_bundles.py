@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from loaderpool.errors import UnpicklableError
+from loaderpool.plan.batches import Plan
+from loaderpool.plan.order import Order
 from loaderpool.system.interrupts import gate_handlers
 from loaderpool.transport.messages import Ticket
 from loaderpool.worker.bundles import FEED_TABLE_BYTES, Bundle, FeedTable, Frame, frames
@@ -18,6 +20,7 @@ from loaderpool.worker.tickets import Abandoned, StreamedItems
 from tests.support.batches import assert_same
 
 _ROOM = 8 << 20
+_PLAN = Plan(Order(1 << 62), 1, is_open=True)
 
 
 def bundled(items: list[Any], first: int = 0) -> tuple[Frame, list[Any]]:
@@ -30,7 +33,7 @@ def bundled(items: list[Any], first: int = 0) -> tuple[Frame, list[Any]]:
     FeedTable(shared, 0).write(3, bundle)
     source = StreamedItems()
     source.shared = shared
-    positions = source.open(Ticket(run=1, batch=3, stop=len(items))).indices
+    positions = source.open(Ticket(run=1, batch=3, stop=len(items)), _PLAN).indices
     assert positions == list(range(first, first + len(items)))
     return frame, [source[position] for position in positions]
 
@@ -84,4 +87,4 @@ def test_bytes_that_are_no_longer_the_batchs_are_not_looked_at() -> None:
     shared[FEED_TABLE_BYTES : FEED_TABLE_BYTES + 64] = b"\xff" * 64  # sizes that nothing has
     for batch in (0, 1):
         with pytest.raises(Abandoned):
-            source.open(Ticket(run=1, batch=batch, stop=1))
+            source.open(Ticket(run=1, batch=batch, stop=1), _PLAN)
