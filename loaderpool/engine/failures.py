@@ -77,9 +77,9 @@ def _node_lost_error(report: LostReport) -> WorkerLostError:
     if report.why is GivenUp.NODE:
         what = f"over {_work(report)}"
         advice = (
-            "A crash in a sample ends only a worker, so the node probably ran out of memory. Set a "
-            "smaller batch_size= or workers_per_node=, or reserve more memory on each node with "
-            "actor_options=."
+            "A crash in a sample ends only a worker, so the node probably ran out of memory. Lower "
+            f"{report.batch_argument} or workers_per_node, or reserve more memory on each node "
+            "with actor_options=."
         )
     elif report.why is GivenUp.STORM:
         what = f"within {_more_than_allowed(report)}"
@@ -357,14 +357,14 @@ def _likely_cause(report: LostReport, signal_name: str, culprit: str) -> str:
     if report.is_out_of_memory:
         return (
             "The kernel killed it because memory ran out (its count of such kills increased). "
-            "Lower `workers`, `batch_size` or `Limits.memory`, or give the machine (or its "
+            f"Lower workers, {report.batch_argument} or Limits.memory, or give the machine (or its "
             "cgroup) more memory."
         )
     if signal_name == "SIGKILL":
         return (
             "SIGKILL usually means that memory ran out, although the kernel's counter of such "
-            "kills did not increase, or that a user ran kill -9. Check `dmesg`, or lower "
-            "`workers` or `batch_size`."
+            "kills did not increase, or that a user ran kill -9. Check `dmesg`, or lower workers or "
+            f"{report.batch_argument}."
         )
     if signal_name in ("SIGABRT", "SIGBUS", "SIGSEGV"):
         return f"{signal_name} is a crash inside a C extension that the {culprit} uses."

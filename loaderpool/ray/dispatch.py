@@ -470,6 +470,7 @@ class Dispatcher(Supervisor):
             report = report._replace(
                 epoch=ticket.epoch,
                 batches=batches,
+                batch_argument=settings.batch_argument,
                 indices=tuple(index // samples for index in indices),
             )
         return reports.of_deaths(report)

@@ -56,7 +56,7 @@ def choose(probe: Probe, settings: LoaderSettings, workers: int) -> tuple[BatchF
     if least > free and form.max_chunk == 1:
         raise MemoryLimitError(
             f"{large}, but this machine (or its cgroup) has only {free:,} bytes for them. Lower "
-            "batch_size, or return smaller samples, such as uint8."
+            f"{settings.batch_argument}, or return smaller samples, such as uint8."
         )
     if limit < least:
         memory = config.limits.memory
@@ -67,7 +67,7 @@ def choose(probe: Probe, settings: LoaderSettings, workers: int) -> tuple[BatchF
         )
         raise MemoryLimitError(
             f"{setting} is too small: {large}. Set Limits(memory={least}) "
-            f"({readable_bytes(least)}) or more, or lower batch_size."
+            f"({readable_bytes(least)}) or more, or lower {settings.batch_argument}."
         )
     call_s = probe.elapsed_ns / 1e9 / max(1, probe.rows)
     return form, layout, call_s / min(config.threads, _calls_of(form))

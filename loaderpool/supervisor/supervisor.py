@@ -543,6 +543,9 @@ class Supervisor:
                 is_out_of_memory, was_stopped=worker.was_stopped, in_setup=in_setup,
                 max_restarts=self._restarts, node=process.node(),
             )  # fmt: skip
+            if ticket is not None and ticket.loader in self._payloads.settings:
+                settings = self._payloads.settings[ticket.loader]
+                report = report._replace(batch_argument=settings.batch_argument)
             return reports.of_deaths(report)
 
         has_begun = bool(read(worker.cell, Field.BEGUN))

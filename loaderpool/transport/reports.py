@@ -140,6 +140,7 @@ class LostReport(NamedTuple):
     # source indices of the batches, if the main process knows them (at most 1000)
     indices: tuple[int, ...] = ()
     node: str = ""  # address of the last worker's node; empty: this machine
+    batch_argument: str = "batch_size"  # as in `LoaderSettings`
     nodes: tuple[tuple[str, str], ...] = ()  # addresses of dead nodes and the reasons, latest last
 
 

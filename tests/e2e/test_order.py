@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import textwrap
 import time
 from collections import Counter
@@ -613,6 +614,34 @@ def test_the_spec_of_given_batches_states_no_rows(drop: bool) -> None:
     with (
         lp.Loader(range(9), element_spec=lp.ArraySpec((32,), np.int32), **settings) as each,
         pytest.raises(lp.SpecMismatchError, match="a batch has any number of rows"),
+    ):
+        next(iter(each))
+
+
+BATCHES = {
+    "max_tokens": {"order": lp.TokenBudget([1] * 8, max_tokens=4)},
+    "the batches of order": {"order": [[0, 1], [2]]},
+    "batch_sizes": {"buckets": lp.Buckets([1] * 8, [4], [2, 3])},
+    "batch_size": {"order": [3, 1], "batch_size": 2},
+}
+
+
+def ends_its_process(item: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("argument", BATCHES)
+def test_advice_about_memory_names_what_limits_batches(argument: str) -> None:
+    settings: dict[str, Any] = {"workers": 1, **BATCHES[argument]}
+    with (
+        lp.Loader(range(8), limits=lp.Limits(memory=4096), **settings) as each,
+        pytest.raises(lp.MemoryLimitError, match=f"or more, or lower {argument}\\."),
+    ):
+        next(iter(each))
+    limits = lp.Limits(restarts_per_item=2)
+    with (
+        lp.Loader(range(8), ends_its_process, limits=limits, **settings) as each,
+        pytest.raises(lp.WorkerLostError, match=f"or lower workers or {argument}\\."),
     ):
         next(iter(each))
 

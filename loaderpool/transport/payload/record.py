@@ -36,6 +36,17 @@ class LoaderSettings(NamedTuple):
     is_async: bool = False  # True if workers run coroutines of the user's functions
     rows_together: int = 1  # most rows that one call of the source reads
 
+    @property
+    def batch_argument(self) -> str:
+        """Argument that limits the size of a batch, as messages name it."""
+        config, plan = self.config, self.plan
+        if config.order == "TokenBudget":
+            return "max_tokens"
+        if config.buckets is not None and len(set(config.buckets.batch_sizes)) > 1:
+            return "batch_sizes"
+        is_of_order = plan.order.is_drawn and plan.rows_vary and not plan.packed_length
+        return "the batches of order" if is_of_order else "batch_size"
+
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class WorkerPayload:
