@@ -400,6 +400,7 @@ class StreamReading:
                     raise
                 failure = describe_failure(error, epoch=self.epoch, worker=None)
                 position = self._plan.start_after(self.epoch, self._taken)
+                assert isinstance(position, int)
                 raise source_error(failure, position, error) from error
         self.is_over = self._next is None
         return self._next

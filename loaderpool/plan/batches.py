@@ -100,7 +100,7 @@ class Plan:
     """True if the source has an index but no end. It then has as many batches as are requested."""
     stated_batches: int | None = None
     """Batches of this shard per epoch, if its generators' numbers of items are given, else None."""
-    start: Any = 0
+    start: Start = 0
     """The start passed to `after`: the positions that were taken or left out, as in `taken`."""
 
     # ---- numbers, the same in each epoch ----
@@ -176,7 +176,7 @@ class Plan:
         order = replace(self.order, table=table, size=size)  # type: ignore[call-arg]
         return replace(self, order=order)
 
-    def start_after(self, epoch: int, batches: int) -> Any:
+    def start_after(self, epoch: int, batches: int) -> Start:
         """Return the start that all shards together have reached after `batches` batches each.
 
         After the last batch, it includes the rows that `drop_remainder` leaves out.
@@ -267,8 +267,10 @@ class Plan:
     @cached_property
     def _first(self) -> int:
         """First position that was not taken; first global batch if the order determines batches."""
-        first: int = self.start if self._taken is None else self._taken.first[0]
-        return first
+        if self._taken is not None:
+            return self._taken.first[0]
+        assert isinstance(self.start, int)
+        return self.start
 
     @cached_property
     def _size(self) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ import numpy.typing as npt
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.drawn import NO_STOPS, DrawnBatches
 from loaderpool.plan.order import Order
+
+if TYPE_CHECKING:
+    from loaderpool.plan.taken import Start
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +74,7 @@ class PackedPlan(DrawnBatches):
     def rows_left(self) -> int:
         return self._row_plan.rows_left
 
-    def start_after(self, epoch: int, batches: int) -> Any:
+    def start_after(self, epoch: int, batches: int) -> Start:
         """Return the start after `batches` batches of each shard, in rows of all shards."""
         return self._row_plan.start_after(epoch, batches)
 

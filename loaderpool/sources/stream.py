@@ -157,6 +157,7 @@ def read_batches(
         Exception: any error of reading an item. The items of an unfinished batch are lost.
     """
     turn = _Turn(None if stream.is_one_shot else stream.captured, epoch)
+    assert isinstance(plan.start, int)
     with turn:
         items = stream.open()
         if window:

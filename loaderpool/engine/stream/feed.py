@@ -127,6 +127,7 @@ class Feed:
         if thread is None:
             threading.Thread(target=self._run, name=_THREAD_NAME, daemon=True).start()
         else:
+            assert isinstance(self._plan.start, int)
             self.process = ReaderPass(thread.reader, self.epoch, self._plan.start)
             thread.run(self._run)
         self.is_started = True
@@ -185,6 +186,7 @@ class Feed:
                 made, follows = self.held.made, None
                 if make_error is not None:
                     position = self._plan.start_after(self.epoch, made)
+                    assert isinstance(position, int)
                     follows = functools.partial(make_error, position)
                 self.end = PassEnd(made, follows)
                 if not self.is_over:
