@@ -1,5 +1,6 @@
-"""The bench: rows with limits, peers and goals in one table (`rows`), and one harness that runs them (`harness`).
+"""The bench: a table of rows with limits, peers and goals (`rows`), and a harness that runs them
+(`harness`).
 
-`__main__` is the command scripts/bench/run. Each contestant of a row runs in a fresh process, by a measurement of
-`measures`, `fit`, `memory` and `hosts`. `report` makes tables and the picture.
+`__main__` is the command scripts/bench/run. Each contestant of a row runs in a new process.
+`measures`, `fit`, `memory`, `orders` and `hosts` have the measurements. `report` makes the tables.
 """

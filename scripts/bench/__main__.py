@@ -1,4 +1,6 @@
-"""python -m bench: loaderpool beside the limits of the machine and other loaders; tables, and an exit status."""
+"""Command scripts/bench/run: measures rows, and prints tables. The exit status shows missed
+goals.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,13 @@ from bench.report import goals_table, machine_line, shortfalls, speed_table, wri
 from bench.rows import ALL_PEERS, ROWS, Row
 from bench.works import render_images
 
-QUIET_CPUS = 0.25  # a desktop at rest stays below this; one other process that computes does not
+QUIET_CPUS = 0.25  # an idle desktop stays below this; another process that computes does not
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; 1 where loaderpool gave no result, and with `--check` where it is below half of a goal."""
+    """Run the command. Return 1 if loaderpool gave no result, or is below half of a goal with
+    `--check`.
+    """
     parser = _parser()
     options = parser.parse_args(arguments)
     rows = _choose_rows(options, parser)
@@ -40,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for row in rows:
             results[row.key] = run_row(row, peers, rounds, shorter, emit)
             _progress(results[row.key])
-        if options.check:  # a regression falls short twice, a noisy moment seldom
+        if options.check:  # a regression misses the goal twice, noise seldom does
             for key in {key for key, _ in shortfalls(results.values(), is_gross=True)}:
                 again = run_row(results[key].row, (), rounds, shorter, emit)
                 results[key] = again if again.figures else results[key]
@@ -88,7 +92,7 @@ def _choose_rows(options: argparse.Namespace, parser: argparse.ArgumentParser) -
         sys.exit(0)
     if not options.rows:
         return [row for row in ROWS if row.is_checked or not options.check]
-    # A row by its key, or those of a group: `tiny32`, `fit`.
+    # A name is the key of a row (`tiny32`) or of a group (`fit`).
     chosen = {
         name: [row for row in ROWS if f"{row.key}/".startswith(f"{name}/")] for name in options.rows
     }

@@ -1,4 +1,6 @@
-"""Steps of Keras' `fit` with the smallest model there is, on three backends: what is measured is how its data come."""
+"""Steps of Keras' `fit` on three backends. The model is as small as possible, so that the data take
+most of the time.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,14 @@ from bench.rows import Row
 from bench.windows import Window
 from bench.works import WORKS, Work
 
-WARM_STEPS = 20  # the first ones meet the compiler, and queues that it has let fill up
-FACTOR = 31  # makes the sum of the first numbers depend on their order
+WARM_STEPS = 20  # the compiler makes the first steps slow, and meanwhile the queues fill
+FACTOR = 31  # makes the checksum of the first numbers depend on their order
 
 
 def steps(row: Row, contestant: str, window: Window) -> dict[str, float]:
-    """Steps per second; of a limit, batches. The first numbers of all batches are verified by a metric of the model."""
+    """Return the steps per second, or the batches per second of a limit. A metric of the model
+    verifies the first numbers of all batches.
+    """
     work = WORKS[row.work]
     if contestant in LIMITS:
         return {contestant: LIMITS[contestant](work, window).rate}
@@ -29,7 +33,8 @@ def steps(row: Row, contestant: str, window: Window) -> dict[str, float]:
         multiprocessing.set_start_method("forkserver")  # a fork beside JAX's threads may deadlock
     metric = _first_numbers()
     with _batches(contestant, work) as batches:
-        # XLA on the CPU would compile the model of TensorFlow's backend, for nothing.
+        # XLA on the CPU would compile the model of TensorFlow's backend, which takes time and gains
+        # nothing.
         model = _least_model(
             work, metric, jit_compile=False if row.view == "tensorflow" else "auto"
         )
@@ -44,7 +49,9 @@ def steps(row: Row, contestant: str, window: Window) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _batches(contestant: str, work: Work) -> Iterator[Any]:
-    """What `fit` takes. Keras splits what comes in no tuple."""
+    """Return the batches in the form that `fit` expects. Keras would split a batch that is not in a
+    tuple.
+    """
     if contestant == "torch":
         from torch.utils.data import DataLoader
 
@@ -75,7 +82,9 @@ def _as_tuple(batch: Any) -> Any:
 
 
 def _first_numbers() -> Any:
-    """A metric: how many batches there were, and a sum of their first numbers that depends on their order."""
+    """Metric with the number of batches, and a checksum of their first numbers that depends on the
+    order.
+    """
     import keras
     from keras import ops
 
@@ -98,7 +107,9 @@ def _first_numbers() -> Any:
 
 
 def _least_model(work: Work, metric: Any, jit_compile: bool | str) -> Any:
-    """A compiled model of one weight and one bias for each batch's first column; its metric gets each batch."""
+    """Return a compiled model with one weight and one bias for the first column of each batch. Its
+    metric sees each batch.
+    """
     import keras
 
     class Least(keras.Model):  # type: ignore[misc]
@@ -125,7 +136,7 @@ def _least_model(work: Work, metric: Any, jit_compile: bool | str) -> Any:
 
 
 def _time_steps(model: Any, batches: Any, seconds: float) -> tuple[float, int]:
-    """Seconds of a step behind the first ones, and how many were taken in all."""
+    """Return the seconds of a step after the first ones, and the number of all steps."""
     import keras
 
     class Clock(keras.callbacks.Callback):  # type: ignore[misc]

@@ -1,12 +1,12 @@
-"""Contestants in fresh processes, and rounds that interleave them.
+"""Contestants in new processes, and rounds that interleave them.
 
-    loaderpool ▸ limits ▸ peers        round 1, each in a process of its own:  start ──▶ measure ──▶ verify ──▶ figures
-    peers ▸ limits ▸ loaderpool        round 2, the other way round
+    loaderpool ▸ limits ▸ peers        round 1, each in its own process:  start ──▶ measure ──▶ verify ──▶ figures
+    peers ▸ limits ▸ loaderpool        round 2, in the opposite order
     …
 
-so that nothing leaks from one to another, and a drift of the machine's speed meets all of them alike. A row is run
-through all its rounds before the next one. A contestant verifies its results before it hands them over, so no number is
-printed for wrong batches. Of the peers all run in the first round, and the best one in the others.
+So no contestant affects another one, and a change of the machine's speed affects all of them. All
+rounds of a row run before the next row. A contestant verifies its results before it reports a
+number. All peers run in the first round, and only the best one in the others.
 """
 
 from __future__ import annotations
@@ -35,18 +35,20 @@ from bench.windows import Window
 
 _SCRIPTS = Path(__file__).resolve().parents[1]
 _RESULT_MARK = "RESULT "
-# All that descends from a run carries it: those that outlive the run are found by it, never by name.
+# Environment variable of all processes of a run. Processes that outlive the run are found by it,
+# not by their names.
 _ENVIRONMENT_MARK = "LOADERPOOL_BENCH_RUN"
-_GRACE_S = 2.0  # from a run's end to that of what it has started; some peers take a moment to end their servers
+# time for the processes of a run to end after it; some peers end their servers slowly
+_GRACE_S = 2.0
 _BUSY_LOOK_S = 0.25
 
 
 class RunError(RuntimeError):
-    """A run gave no result; the text says why, with the end of its stderr."""
+    """A run gave no result. The text has the reason and the end of its standard error."""
 
 
 def print_result(result: Mapping[str, float]) -> None:
-    """Hand the result to `run_fresh`, which has started this process."""
+    """Print the result for `run_fresh`, which has started this process."""
     print("\n" + _RESULT_MARK + json.dumps(result), flush=True)
 
 
@@ -57,18 +59,21 @@ def be_contestant(row_key: str, contestant: str, window: str) -> None:
     measure = getattr(importlib.import_module(f"bench.{module}"), function)
     print_result(measure(row, contestant, Window(**json.loads(window))))
     sys.stdout.flush()
-    os._exit(
-        0
-    )  # Keras leaves iterators of tf.data and DataLoader open, and an interpreter hangs that ends with one
+    # An interpreter with an open iterator of tf.data or DataLoader hangs at its end. Keras leaves
+    # such iterators open.
+    os._exit(0)
 
 
 def run_fresh(command: Sequence[str], timeout_s: float, name: str) -> dict[str, Any]:
-    """The result that the command has printed; past `timeout_s` it is ended, with all that it has started."""
+    """Run a command, and return the result that it prints. After `timeout_s`, kill it and all its
+    processes.
+    """
     mark = uuid.uuid4().hex
-    # Files, not pipes: a server that a peer leaves behind would hold a pipe open, and so hold us.
+    # Files, not pipes: a server that a peer leaves behind would keep a pipe open, and this process
+    # would wait for it.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         with subprocess.Popen(
-            command, cwd=_SCRIPTS,  # `python -m` finds modules in the current directory before all others
+            command, cwd=_SCRIPTS,  # `python -m` searches the current directory first
             stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
             env={**_child_environment(), _ENVIRONMENT_MARK: mark},
         ) as process:  # fmt: skip
@@ -77,7 +82,7 @@ def run_fresh(command: Sequence[str], timeout_s: float, name: str) -> dict[str, 
             except BaseException as error:
                 os.killpg(
                     process.pid, signal.SIGKILL
-                )  # it is not reaped yet, so the group is its own
+                )  # the process is not reaped yet, so no other group has its number
                 _end_marked(mark, 0.0)
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
@@ -99,9 +104,10 @@ def _tail(file: IO[str]) -> str:
 
 
 def _child_environment() -> dict[str, str]:
-    """The environment of every run: this package and loaderpool, compiled as by an installer, a quiet TensorFlow.
+    """Return the environment of every run: the paths of this package and loaderpool, compiled
+    modules, and no log of TensorFlow.
 
-    The loaderpool is the one on PYTHONPATH, else the one that is installed, else that of this checkout.
+    The loaderpool is that of PYTHONPATH, otherwise the installed one, otherwise this checkout.
     """
     elsewhere = [
         folder for folder in sys.path if folder and Path(folder).resolve() != _SCRIPTS.parent
@@ -118,12 +124,13 @@ def _child_environment() -> dict[str, str]:
     ]
     path = os.pathsep.join(filter(None, [*given, str(_SCRIPTS), checkout]))
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": path}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each run would compile its modules again
+    # otherwise each run would compile its modules again
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     return environment
 
 
 def _end_marked(mark: str, grace_s: float) -> None:
-    """Wait for the processes of a run to end by themselves, then end those that have not."""
+    """Wait for the processes of a run to end, then kill the others."""
     deadline = time.monotonic() + grace_s
     while (left := list(_marked(mark))) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -141,34 +148,42 @@ def _marked(mark: str) -> Iterator[psutil.Process]:
 
 @dataclasses.dataclass
 class Result:
-    """What came of a row: the figures of each side, one a round, and who has failed."""
+    """Results of a row: the figures of each contestant, one for each round, and the failures."""
 
     row: Row
     figures: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     failures: dict[str, str] = dataclasses.field(
         default_factory=dict
-    )  # of contestants, in one line
-    busy_cpus: float = 0.0  # that others kept busy before the most disturbed run
+    )  # one line for each contestant that failed
+    busy_cpus: float = 0.0  # CPUs that other processes used before the most disturbed run
 
     def median(self, side: str) -> float:
         return statistics.median(self.figures[side])
 
     def best(self, side: str) -> float:
-        """Its best round: what disturbs a run from outside only slows it down."""
+        """Return the result of the best round. Disturbances can only slow a round down."""
         return (max if self.row.is_rate else min)(self.figures[side])
 
     def peers(self) -> list[str]:
-        """Those that have a result, the best one first."""
+        """Return the peers that have a result, the best one first."""
         found = [side for side in self.row.peers if side in self.figures]
         return sorted(found, key=self.median, reverse=self.row.is_rate)
 
     def opponent(self, goal: Goal) -> str | None:
-        """Whom a goal compares with; None: with a number, or with a contestant that has no result."""
+        """Return the contestant that a goal compares with. None: the goal is a number, or that
+        contestant has no result.
+        """
         name = next(iter(self.peers()), None) if goal.against == BEST_PEER else goal.against
         return name if name in self.figures else None
 
     def ratio(self, goal: Goal, of: Callable[[str], float] | None = None) -> float | None:
-        """Of the medians (`of`: else), or the figure itself, where the goal is a number; None: not measured."""
+        """Return the ratio of two medians, or the figure itself if the goal is a number. None: not
+        measured.
+
+        Args:
+            goal: The goal.
+            of: Another summary of the rounds, in place of the median.
+        """
         of = of or self.median
         if goal.of not in self.figures:
             return None
@@ -185,11 +200,13 @@ def run_row(
     shorter: float,
     emit: Callable[[dict[str, Any]], None],
 ) -> Result:
-    """Measure a row with these peers, in so many rounds or the row's own; `emit` is given each raw result."""
+    """Measure a row with these peers. `rounds` replaces the row's own number. `emit` gets each
+    result.
+    """
     result = Result(row)
     names = [*row.contestants, *(peer for peer in row.peers if peer in peers)]
     for number in range(rounds or row.rounds):
-        # Limits use what loaderpool tells of itself, so it comes first where there is one round.
+        # loaderpool is first in the first round, because limits use its results.
         for name in names if number % 2 == 0 else list(reversed(names)):
             is_worse = number > 0 and name in row.peers and name != next(iter(result.peers()), name)
             if name not in result.failures and (row.is_shown_whole or not is_worse):
@@ -204,7 +221,7 @@ def _run(
     busy = psutil.cpu_percent(_BUSY_LOOK_S) / 100 * (psutil.cpu_count() or 1)
     before = {side: statistics.median(values) for side, values in result.figures.items()}
     given = json.dumps({"seconds": row.seconds / shorter, "warm_s": row.warm_s, "before": before})
-    # Not by `-m`: workers that are spawned would import the module again.
+    # Not by `-m`, because spawned workers would import the module again.
     program = "import sys; from bench.harness import be_contestant; be_contestant(*sys.argv[1:])"
     command = [sys.executable, "-c", program, row.key, name, given]
     event = {

@@ -1,6 +1,7 @@
-"""What a Ray cluster costs, beside the same loader on this machine: one worker, on one other raylet.
+"""Cost of a Ray cluster: one worker on another raylet, compared with the same loader without Ray.
 
-All processes are on one core, where each cost shows. Counted is CPU time by the scheduler's clock, raylets included.
+All processes run on one core, so that each cost shows. CPU time is that of the scheduler's clock,
+and includes the raylets.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _STORE_BYTES = 1 << 30
 
 
 def beside_local(row: Row, contestant: str, window: Window) -> dict[str, float]:
-    """Batches a second, or milliseconds of CPU time of all processes for one."""
+    """Return the batches per second, or the CPU time of all processes for one batch in ms."""
     work = WORKS[row.work]
     ends: list[tuple[int, float, float]] = []
 
@@ -42,7 +43,9 @@ def beside_local(row: Row, contestant: str, window: Window) -> dict[str, float]:
 
 
 def _cpu_ms() -> float:
-    """Of all processes below this one, by the scheduler's clock; what psutil tells is in ticks of 10 ms."""
+    """Return the CPU time of all descendants of this process, by the scheduler's clock. psutil
+    counts ticks of 10 ms.
+    """
     threads = [
         file for pid in tree(os.getpid()) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")
     ]
@@ -51,7 +54,9 @@ def _cpu_ms() -> float:
 
 @contextlib.contextmanager
 def _places(contestant: str) -> Iterator[Any]:
-    """The argument `workers`; a cluster is a raylet that offers one CPU, beside a head that offers none."""
+    """Return the argument `workers`. A cluster is a raylet with one CPU, and a head without
+    CPUs.
+    """
     if contestant == "local":
         yield 1
         return
@@ -67,11 +72,13 @@ def _places(contestant: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _on_one_core() -> Iterator[None]:
-    """This process and all that it starts on one core, with JPEG files where the samples look for them."""
+    """Move this process and all that it starts to one core, and write the JPEG files of the
+    samples.
+    """
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # as Ray has it
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*sys.path, _ROOT]))
-    sys.path.append(_ROOT)  # behind what is measured
+    sys.path.append(_ROOT)  # last, so that the measured package is found first
     with tempfile.TemporaryDirectory() as folder:
         render_images(Path(folder))
         yield

@@ -1,12 +1,13 @@
-"""What no loader can exceed, or can hardly: processes that hand nothing over, and TensorFlow alone.
+"""Limits for every loader: processes that deliver nothing, and TensorFlow alone.
 
-- bare: as many processes as there are workers, which only run the function (the limit of the CPUs).
-- rows: the same, writing the rows into as many reused buffers as the loader has slots (the limit of memory).
-- new_rows: as rows, for a number of batches from the first use of the buffers on, a few for each process.
-- ideal: for work that waits, by arithmetic.
-- from_generator: yields one ready-made batch, 64-byte aligned, so that TensorFlow does not even copy it; with
-  `prefetch` and without, the faster one.
-- from_tensors: `from_tensors(batch).repeat()`, which is TensorFlow's own iteration.
+- bare: as many processes as workers, which only call the function (the limit of the CPUs).
+- rows: the same, with rows written into as many reused buffers as the loader has slots (the limit
+  of memory).
+- new_rows: as rows, for some batches, with a few new buffers for each process.
+- ideal: the computed limit of work that waits.
+- from_generator: yields one ready batch, aligned to 64 bytes, so that TensorFlow does not copy it.
+  It runs with and without `prefetch`, and the faster one counts.
+- from_tensors: `from_tensors(batch).repeat()`, TensorFlow's own iteration.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ from bench.samples import Array
 from bench.windows import Delivery, Window, tensor_as_array, verified
 from bench.works import Work, check_batch, make_batch
 
-DEFAULT_SLOTS = 8  # where loaderpool has not run before and told how many it has
-ALIGNMENT_BYTES = 64  # of an array that TensorFlow takes without a copy
-BUFFER_BYTES = 2**29  # all buffers together take this much at most, as a ring of slots would
-NEW_BUFFERS = 2  # of each process: one is written while the other one would be read
-TINY_TURN = 8  # batches that a process makes between two looks at the clock: a tiny one takes no longer than a look
-READY_POSITION = 1  # of the ready batch: its first number would be 0 otherwise, which is what memory holds by itself
+DEFAULT_SLOTS = 8  # number of buffers if loaderpool has not run before and reported its slots
+ALIGNMENT_BYTES = 64  # alignment of an array that TensorFlow takes without a copy
+BUFFER_BYTES = 2**29  # maximum size of all buffers together, as for slots
+NEW_BUFFERS = 2  # buffers of each process: one is written while the other one would be read
+# batches between two readings of the clock, because a tiny batch takes no longer than a reading
+TINY_TURN = 8
+# position of the ready batch: at 0, its first number would equal that of empty memory
+READY_POSITION = 1
 
-# Given its number among the processes, a process makes what does some batches, and what verifies the last one.
+# Called with the number of a process. Returns a function that makes some batches, and one that
+# verifies the last of them.
 Contender = Callable[[int], tuple[Callable[[], None], Callable[[], None]]]
 
 
@@ -63,10 +67,11 @@ def _rows(work: Work, window: Window) -> Delivery:
     turn = max(work.period, TINY_TURN if work.is_tiny else 1)
 
     def contender(number: int) -> tuple[Callable[[], None], Callable[[], None]]:
-        # Together in one mapping, as slots are: a small batch of its own page would be slower.
+        # One mapping for all buffers, as for slots. Small batches in pages of their own would be
+        # slower.
         memory = mmap.mmap(-1, count * work.batch_bytes)
         buffers: Array = np.ndarray((count, *work.batch_shape), work.dtype, buffer=memory)
-        buffers.fill(0)  # the pages are there before the clock starts
+        buffers.fill(0)  # allocates the pages before the clock starts
         first = number * (work.batches // work.workers)
         done = 0
 
@@ -85,7 +90,9 @@ def _rows(work: Work, window: Window) -> Delivery:
 
 
 def new_rows(work: Work, batches: int) -> float:
-    """Batches per second of processes that write so many into a few new buffers of shared memory each."""
+    """Return the batches per second of processes that write this number of batches, each into a few
+    new buffers of shared memory.
+    """
     context = multiprocessing.get_context("fork")
     all_ready, ends = context.Barrier(work.workers + 1), context.SimpleQueue()
     count = batches // work.workers
@@ -123,7 +130,9 @@ def _ideal(work: Work, window: Window) -> Delivery:
 
 
 def _delivery(contender: Contender, processes: int, turn: int, window: Window) -> Delivery:
-    """By all processes together, each forked here and timed by itself, so many batches a turn."""
+    """Return the rate of all processes together. Each is forked here and times itself, in turns of
+    `turn` batches.
+    """
     context = multiprocessing.get_context("fork")
     all_warm, rates = context.Barrier(processes), context.SimpleQueue()
 
@@ -158,7 +167,7 @@ def _delivery(contender: Contender, processes: int, turn: int, window: Window) -
 
 
 def ready_batch(work: Work) -> Array:
-    """A batch that TensorFlow takes without a copy."""
+    """Return a batch that TensorFlow takes without a copy."""
     memory = np.empty(work.batch_bytes + ALIGNMENT_BYTES, np.uint8)
     offset = -memory.ctypes.data % ALIGNMENT_BYTES
     batch: Array = (
@@ -187,7 +196,7 @@ def _from_tensors(work: Work, window: Window) -> Delivery:
 
 
 def _measure_ready(dataset: Any, work: Work, window: Window) -> Delivery:
-    """As any peer is measured, except that all batches are the same one."""
+    """Measure a dataset as a peer is measured. All its batches are the same one."""
     first = READY_POSITION * work.batch_size
 
     def fn(item: int) -> Array:

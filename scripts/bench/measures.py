@@ -1,4 +1,6 @@
-"""What rows measure: each function is given the row, a contestant and a window, and returns figures by name."""
+"""Measurements of rows. Each function is called with the row, a contestant and a window, and
+returns figures by name.
+"""
 
 from __future__ import annotations
 
@@ -32,28 +34,30 @@ from bench.works import WORKS, Work, check_batch, check_ends
 
 Figures = dict[str, float]
 
-LOCAL_ITEMS = 2**21  # more than a window needs; each index is exact in float32, each sum in float64
+LOCAL_ITEMS = 2**21  # more than a window needs; indices are exact in float32, and sums in float64
 LOCAL_TURN_S = (
-    0.0005  # shorter than the slices in which other processes get the CPU: few turns meet one
+    0.0005  # shorter than the time slices of other processes, so that few turns are disturbed
 )
 WORK = WORKS["tiny32"]
-REPETITIONS = 5  # within a process, where a process can give several
+REPETITIONS = 5  # measurements in one process, if it can make several
 EPOCH_BATCHES = 1000
-COLD_BATCHES = 120  # few enough for the first use of the buffers to count
-EPOCHS, FEWEST_EPOCHS = 40, 4  # a gap is the median of several, and some peers take seconds for one
-LAYERS = 6  # of 4 MB each, which stay in the last-level cache
-LONG = 8  # times as many products
+COLD_BATCHES = 120  # few enough that the first use of the buffers counts
+# a gap is the median of several epochs, and some peers take seconds for one epoch
+EPOCHS, FEWEST_EPOCHS = 40, 4
+LAYERS = 6  # layers of 4 MB each, which fit into the last-level cache
+LONG = 8  # factor of the matrix products in a long step
 WARM_STEPS = 20
 SLEEP_S = 0.002
 KILLED_BATCH, KILLS = 8, 30
-BATCHES_BETWEEN = 30  # kills: ten times what a recovery may take, at the two workers' pace
+# batches between two kills: ten times the duration of a recovery, with two workers
+BATCHES_BETWEEN = 30
 
 
 # ---- rates
 
 
 def rate(row: Row, contestant: str, window: Window) -> Figures:
-    """Batches per second."""
+    """Return the batches per second."""
     delivery, facts = _delivery(contestant, WORKS[row.work], row.view, window)
     return {contestant: delivery.rate, **facts}
 
@@ -74,7 +78,9 @@ def _delivery(contestant: str, work: Work, view: str, window: Window) -> tuple[D
 
 
 def cold(row: Row, contestant: str, window: Window) -> Figures:
-    """Batches per second of the first ones of a new loader, from the delivery of the first one on."""
+    """Return the batches per second of the first batches of a new loader, counted from the first
+    delivery.
+    """
     work = WORKS[row.work]
     if contestant == "new_rows":
         return {contestant: new_rows(work, COLD_BATCHES)}
@@ -95,15 +101,15 @@ def cold(row: Row, contestant: str, window: Window) -> Figures:
 
 
 def tree(pid: int) -> list[int]:
-    """A process and its descendants."""
+    """Return a process and its descendants."""
     return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
 
 
-# ---- `workers=0` beside a plain loop, by turns in one process
+# ---- `workers=0` and a plain loop, in turns in one process
 
 
 def local(row: Row, contestant: str, window: Window) -> Figures:
-    """Microseconds for a batch of shuffled tiny samples."""
+    """Return the microseconds for a batch of shuffled tiny samples."""
     import loaderpool as lp
 
     size = int(row.view)
@@ -125,7 +131,7 @@ def local(row: Row, contestant: str, window: Window) -> Figures:
             place += len(expected)
             for side in sides if number % 2 else reversed(sides):
                 times[side].append(_turn_us(sides[side], expected, size))
-            if number == 40:  # warm
+            if number == 40:  # the code is warm
                 batches = max(1, round(1e6 * LOCAL_TURN_S / statistics.median(times["loaderpool"])))
                 times = {side: [] for side in sides}
                 ends = time.perf_counter() + window.seconds
@@ -144,12 +150,12 @@ def _turn_us(batches: Iterator[Any], expected: list[int], size: int) -> float:
     return 1e6 * elapsed_s / count
 
 
-# ---- until the first batch, and from an epoch's last batch to the next one's first
+# ---- time until the first batch, and from an epoch's last batch to the next epoch's first
 
 
 def first(row: Row, contestant: str, window: Window) -> Figures:
-    """Milliseconds from construction, imports done, to the first batch."""
-    if contestant == "interpreter":  # a bare one that imports NumPy and cloudpickle
+    """Return the milliseconds from construction to the first batch, without imports."""
+    if contestant == "interpreter":  # an interpreter that only imports NumPy and cloudpickle
         times_ms = []
         for _ in range(REPETITIONS):
             started = time.perf_counter()
@@ -169,7 +175,7 @@ def first(row: Row, contestant: str, window: Window) -> Figures:
 
 
 def _on_running_pool() -> list[float]:
-    """Of a second loader, on workers that have served another one."""
+    """Return the times of second loaders, on workers that have served another loader."""
     import loaderpool as lp
 
     times_ms = []
@@ -185,21 +191,21 @@ def _on_running_pool() -> list[float]:
 
 
 def gap(row: Row, contestant: str, window: Window) -> Figures:
-    """Milliseconds between two epochs by the clock of the loop that reads them."""
+    """Return the milliseconds between two epochs, by the clock of the loop that reads them."""
     work = dataclasses.replace(WORK, batches=EPOCH_BATCHES)
     look = tensor_as_array if row.view == "tf" else as_array
     clock = time.perf_counter
     gaps_ms, batches_ms = [], []
     epochs: list[
         list[tuple[int, float, float]]
-    ] = []  # verified afterwards: between two it would be time for workers
+    ] = []  # verified at the end, because workers would continue during a check between two epochs
     with (as_dataset if row.view == "tf" else own)(contestant, work) as batches:
         ended, deadline = 0.0, clock() + window.seconds
         for epoch in range(EPOCHS):
             epochs.append(ends := [])
             began = now = 0.0
             for position, batch in enumerate(batches):
-                now = clock()  # before anything else is done with the batch
+                now = clock()  # before any other use of the batch
                 began = began or now
                 array = look(batch)
                 ends.append((position, array.item(0), array.item(-1)))
@@ -212,7 +218,7 @@ def gap(row: Row, contestant: str, window: Window) -> Figures:
         check_ends(work, ends)
         if len(ends) != EPOCH_BATCHES:
             raise ValueError(f"an epoch of {len(ends)} batches")
-    # The first ones start the workers and find out how long the function takes.
+    # The first epochs start the workers, and measure the duration of the function.
     known = slice(max(1, len(gaps_ms) // 4), None)
     figures = {contestant: statistics.median(gaps_ms[known])}
     if contestant == "loaderpool":
@@ -220,11 +226,11 @@ def gap(row: Row, contestant: str, window: Window) -> Figures:
     return figures
 
 
-# ---- from step to step of a training, waiting for the batch included
+# ---- time from step to step of a training, with the wait for the batch
 
 
 def between_steps(row: Row, contestant: str, window: Window) -> Figures:
-    """Median milliseconds from step to step."""
+    """Return the median milliseconds from step to step."""
     import tensorflow as tf
 
     work = WORKS[row.work]
@@ -276,17 +282,19 @@ def _walk(batches: Any, step: Any, work: Work | None, window: Window) -> float:
     return statistics.median(between_ms)
 
 
-# ---- how long a dead worker's work is at rest
+# ---- time for which the work of a dead worker rests
 
 
 def who_and_when(item: int) -> Array:
-    """The item, who made it, and when."""
+    """Return the item, the process that made it, and the time."""
     time.sleep(SLEEP_S)
     return np.array([item, os.getpid(), time.monotonic_ns()])
 
 
 def recovery(row: Row, contestant: str, window: Window) -> Figures:
-    """Milliseconds from just before a worker's SIGKILL to the end of the first row that its replacement makes."""
+    """Return the milliseconds from just before a worker's SIGKILL to the end of its replacement's
+    first row.
+    """
     import loaderpool as lp
 
     rows: list[Array] = []

@@ -1,11 +1,13 @@
-"""How much memory do four workers take beside a serial run over the same data, and does it grow?
+"""Memory of four workers, compared with a serial run over the same data, and its growth.
 
-The serial run iterates the data in one process. What is counted is the proportional set size of the whole tree of
-processes, after each of three shuffled epochs, less what the process had after its serial run; so the interpreters of
-supervisor and workers count, and shared pages once. Every epoch's sum of labels, or of the array, is verified.
+The serial run iterates the data in one process. Memory is the proportional set size of all
+processes after each of three shuffled epochs, minus that of the process after its serial run. So
+the interpreters of supervisor and workers count, and shared pages count once. The sum of labels, or
+of the array, is verified for each epoch.
 
-- "forked": plain workers, forked from the process that has the data, which iterate a share each. Reference counts copy
-  their pages; arrays have none, so there the difference is what a supervisor costs.
+- "forked": plain workers, forked from the process that has the data. Each iterates a share of the
+  data. Reference counts copy their pages. Arrays have none, so there the difference is the cost of
+  a supervisor.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ EPOCHS = 3
 
 
 def over_serial(row: Row, contestant: str, window: Window) -> dict[str, float]:
-    """Megabytes that three epochs take beyond what one serial run has taken, and their growth."""
+    """Return the megabytes that three epochs take in addition to one serial run, and their
+    growth.
+    """
     is_quick = window.seconds < row.seconds
     if row.work == "dicts":
         count = 100_000 if is_quick else 2_000_000
@@ -62,7 +66,7 @@ def over_serial(row: Row, contestant: str, window: Window) -> dict[str, float]:
 def _tree_mb() -> float:
     total = 0
     for pid in tree(os.getpid()):
-        with contextlib.suppress(psutil.Error):  # it has ended
+        with contextlib.suppress(psutil.Error):  # the process has ended
             total += psutil.Process(pid).memory_full_info().pss
     return total / 1e6
 
@@ -79,7 +83,7 @@ def _of_loaderpool(data: Any, value: Callable[[int], int], batch_size: int) -> I
             yield sum(int(batch.sum()) for batch in loader)
 
 
-_inherited: Any = None  # by forked processes: the data, and what is made of an index
+_inherited: Any = None  # data for forked processes, and the function of an index
 
 
 def _sum_of_share(epoch: int, worker: int) -> int:

@@ -22,7 +22,7 @@ _ZEROS = np.zeros(256, np.float32)
 
 
 def sample(index: int) -> Any:
-    """Return a sample of 256 numbers, each of them the index, which is exact in float32."""
+    """Return a sample of 256 numbers, all equal to the index, which is exact in float32."""
     return _ZEROS + index
 
 

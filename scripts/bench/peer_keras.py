@@ -1,8 +1,9 @@
 """Keras' PyDataset with `use_multiprocessing=True`, through the adapter by which `fit` reads it.
 
-By the docs of `keras.utils.PyDataset` processes are "necessary to gain compute-level (rather than I/O level) benefits",
-so work that waits or lets the GIL go gets threads. `max_queue_size` is 10 by default, and caps the batches under way:
-raised to twice the workers where that is more. (https://keras.io/api/utils/python_utils/#pydataset-class)
+The docs of `keras.utils.PyDataset` say that processes are "necessary to gain compute-level (rather
+than I/O level) benefits". So work that waits or releases the GIL gets threads. `max_queue_size`
+limits the batches in progress. It is the default of 10, or twice the number of workers if that is
+more. (https://keras.io/api/utils/python_utils/#pydataset-class)
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
 
 
 class _Epochs:
-    """What `fit` does around each epoch."""
+    """Iterable that does what `fit` does around each epoch."""
 
     def __init__(self, work: Work) -> None:
         self.adapter = PyDatasetAdapter(Batches(work, not work.suits_threads))

@@ -1,8 +1,9 @@
-"""loaderpool and the loaders of others: a context manager each, which gives an iterable of batches.
+"""loaderpool and other loaders. Each is a context manager that returns an iterable of batches.
 
-Each `iter()` of it is an epoch, in order; processes that can live from epoch to epoch do. Each is set up as its own
-documentation advises for speed, which its docstring names. Where there are processes or threads to choose from, work
-that waits, and `wide`, whose NumPy call lets the GIL go, gets threads: there is nothing to send then.
+Each `iter()` of it is the next epoch. Processes that can live for several epochs do. Each loader is
+set up as its own documentation advises for speed, and its docstring names the advice. If processes
+or threads can be chosen, work that waits gets threads, and so does `wide`, whose NumPy call
+releases the GIL. Then nothing has to be sent.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from typing import Any
 from bench.samples import Array
 from bench.works import Work, batch_at, make_batch, scale_into
 
-TINY_CHUNK = 64  # batches that go together where a task may have many: documentation advises it for short tasks
+TINY_CHUNK = 64  # batches in a task, if a task can have several: advised for short tasks
 
 
 class Epochs:
-    """An iterable that begins another epoch each time."""
+    """An iterable that starts the next epoch at each iteration."""
 
     def __init__(self, begin: Callable[[], Iterable[Any]]) -> None:
         self.begin = begin
@@ -36,8 +37,9 @@ class Epochs:
 
 
 def own(name: str, work: Work) -> AbstractContextManager[Any]:
-    """The batches of a peer, or of loaderpool."""
-    if name == "keras":  # apart: its class must be in a module, and its import takes seconds
+    """Return the batches of a peer, or of loaderpool."""
+    # separate, because its class must be in a module, and its import takes seconds
+    if name == "keras":
         from bench import peer_keras
 
         return peer_keras.own(work)
@@ -46,15 +48,15 @@ def own(name: str, work: Work) -> AbstractContextManager[Any]:
 
 
 def import_what_it_needs(name: str, view: str) -> None:
-    """Where imports are not to be measured."""
+    """Import the modules of a contestant, if imports are not measured."""
     for module in (_IMPORTS.get(name, name), "tensorflow" if view == "tf" else "numpy"):
         importlib.import_module(module)
     if name == "loaderpool":
-        _ = sys.modules[name].Loader  # which is imported when it is named
+        _ = sys.modules[name].Loader  # loaderpool imports a name at its first use
 
 
 def as_array(batch: Any) -> Array:
-    """A batch of any of them as an array, without a copy."""
+    """Return a batch of any contestant as an array, without a copy."""
     if isinstance(batch, tuple):
         batch = batch[0]
     array: Array = batch.numpy() if type(batch).__module__ == "torch" else batch
@@ -63,9 +65,11 @@ def as_array(batch: Any) -> Array:
 
 @contextmanager
 def as_dataset(name: str, work: Work) -> Iterator[Any]:
-    """The same as a `tf.data.Dataset`: by the peer's own documented way, else by `from_generator`.
+    """Return a contestant's batches as a `tf.data.Dataset`: by its documented way, otherwise by
+    `from_generator`.
 
-    With `prefetch`, as https://www.tensorflow.org/guide/data_performance advises for the end of every pipeline.
+    Ends with `prefetch`, as https://www.tensorflow.org/guide/data_performance advises for every
+    pipeline.
     """
     import tensorflow as tf
 
@@ -82,7 +86,9 @@ def as_dataset(name: str, work: Work) -> Iterator[Any]:
 
 
 def make_loader(work: Work, workers: Any = None) -> Any:
-    """loaderpool as its README has it: the function as it is, `out` named where it can write into memory."""
+    """loaderpool as in its README: the unchanged function, with a parameter `out` if it can write
+    into memory.
+    """
     import loaderpool as lp
 
     fn = scale_into if work.write is not None else work.async_fn or work.fn
@@ -94,12 +100,12 @@ def make_loader(work: Work, workers: Any = None) -> Any:
 
 @contextmanager
 def _serial(work: Work) -> Iterator[Any]:
-    """Batches made one after the other in the trainer: what there is without a loader."""
+    """Batches made one after the other in the main process, without a loader."""
     yield Epochs(lambda: (make_batch(work, position) for position in range(work.batches)))
 
 
 class Samples:
-    """For PyTorch's DataLoader: one sample, or a whole batch, at a time."""
+    """Dataset for PyTorch's DataLoader: an item is a sample, or a whole batch."""
 
     def __init__(self, work: Work, is_whole: bool, is_tuple: bool = False) -> None:
         self.work, self.is_whole, self.is_tuple = work, is_whole, is_tuple
@@ -117,11 +123,13 @@ class Samples:
 
 @contextmanager
 def _torch(work: Work) -> Iterator[Any]:
-    """PyTorch's DataLoader with `persistent_workers=True`; `prefetch_factor` and `pin_memory` as they are by default.
+    """PyTorch's DataLoader with `persistent_workers=True` and the default `prefetch_factor` and
+    `pin_memory`.
 
-    Large batches are stacked by the default `collate_fn`, straight in shared memory. Small ones are made whole by the
-    dataset, `batch_size=None`: "Disable automatic batching" in https://docs.pytorch.org/docs/stable/data.html, for
-    cases in which it is cheaper to make a batch at once. One thread of torch in the trainer, as in the workers.
+    The default `collate_fn` stacks large batches in shared memory. Small batches are made whole by
+    the dataset, with `batch_size=None`: "Disable automatic batching" in
+    https://docs.pytorch.org/docs/stable/data.html, for cases in which it is cheaper to make a batch
+    at once. The main process has one torch thread, as the workers have.
     """
     import torch
     from torch.utils.data import DataLoader
@@ -136,11 +144,13 @@ def _torch(work: Work) -> Iterator[Any]:
 
 
 def grain_dataset(work: Work, finish: Callable[[Any], Any] | None = None) -> Any:
-    """Google's Grain: `.map().batch().to_iter_dataset().mp_prefetch()`; each batch goes through `finish`.
+    """Google's Grain: `.map().batch().to_iter_dataset().mp_prefetch()`. Each batch is passed
+    through `finish`.
 
-    `ReadOptions(num_threads=0)`, as its docs recommend for what is in memory; 16, their default, where samples wait.
-    Work that lets the GIL go is left to threads, without processes, as the docs of `MultiprocessingOptions` advise.
-    `per_worker_buffer_size=4`: the default of 1 has a worker wait while its batch is read.
+    `ReadOptions(num_threads=0)`, as its docs recommend for data in memory. Samples that wait get
+    the default of 16 threads. Work that releases the GIL gets threads and no processes, as the docs
+    of `MultiprocessingOptions` advise. `per_worker_buffer_size=4`: with the default of 1, a worker
+    waits while its batch is read.
     """
     import grain
     from absl import flags
@@ -175,11 +185,12 @@ def _grain(work: Work) -> Iterator[Any]:
 
 @contextmanager
 def _spdl(work: Work) -> Iterator[Any]:
-    """Meta's SPDL: a pipeline whose one stage makes batches, in order, from epoch to epoch.
+    """Meta's SPDL: a pipeline with one stage that makes batches in order, for all epochs.
 
-    What holds the GIL runs in a `ProcessPoolExecutor`, what lets it go or waits in the pipeline's own threads:
-    https://facebookresearch.github.io/spdl/0.7.0/getting_started/parallelism.html. With processes twice as many tasks
-    as workers, so that none waits for its next one. JPEG files were decoded 1.2 to 2 times as fast in processes.
+    Work that holds the GIL runs in a `ProcessPoolExecutor`. Other work runs in the pipeline's own
+    threads: https://facebookresearch.github.io/spdl/0.7.0/getting_started/parallelism.html.
+    Processes get twice as many tasks as workers, so that no worker waits for its next task.
+    Processes decoded JPEG files 1.2 to 2 times as fast as threads.
     """
     from spdl.pipeline import PipelineBuilder
 
@@ -220,7 +231,8 @@ def _mpire(work: Work) -> Iterator[Any]:
 
 @contextmanager
 def _joblib(work: Work) -> Iterator[Any]:
-    """joblib's `Parallel(return_as="generator")` over batches, `batch_size="auto"`, loky, whose workers are used again.
+    """joblib's `Parallel(return_as="generator")` over batches, with `batch_size="auto"` and loky,
+    which keeps its workers.
 
     (https://joblib.readthedocs.io/en/stable/parallel.html)
     """
@@ -237,9 +249,10 @@ def _joblib(work: Work) -> Iterator[Any]:
 
 @contextmanager
 def _pool_imap(work: Work) -> Iterator[Any]:
-    """The standard library's `multiprocessing.Pool.imap` over batches, or `ThreadPool`, which has the same interface.
+    """`multiprocessing.Pool.imap` over batches, or `ThreadPool`, which has the same interface.
 
-    `imap` has no back-pressure, so the usual semaphore holds its tasks back: else a slow consumer's memory fills up.
+    `imap` does not wait for a slow consumer, whose memory would fill up. So a semaphore limits its
+    tasks, as is usual.
     """
     free = threading.Semaphore(4 * work.workers * _chunk(work))
     is_over = threading.Event()
@@ -263,7 +276,7 @@ def _pool_imap(work: Work) -> Iterator[Any]:
 
         try:
             yield Epochs(epoch)
-        finally:  # the pool may hang when it is terminated while its workers hand something over
+        finally:  # the pool may hang if it is terminated while its workers send something
             is_over.set()
             free.release()
             collections.deque(results, maxlen=0)

@@ -1,4 +1,4 @@
-"""What is made of the results: tables of docs/, whose pictures `docs/pictures.py` draws, and what falls short."""
+"""Tables of docs/, and the missed goals. `docs/pictures.py` draws charts of the tables."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ NAMES |= {
     "pool_imap": "Pool.imap",
 }
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
-# Of a goal, for a machine that is noisy: half of it.
+# Share of a goal that must be reached on a noisy machine.
 GROSS = 2.0
 
 
 def goals_table(results: Iterable[Result]) -> str:
-    """One line for each goal that was measured."""
+    """Return a table with one line for each measured goal."""
     lines = [
         "| row | measured | loaderpool | against | ratio | of the best rounds | goal |",
         "|---|---|---:|---|---:|---:|---:|",
@@ -66,7 +66,9 @@ def goals_table(results: Iterable[Result]) -> str:
 
 
 def speed_table(results: Iterable[Result]) -> str:
-    """Milliseconds a batch through tf.data and in `fit`, of loaderpool and of what else is in use."""
+    """Return the milliseconds for a batch through tf.data and in `fit`, of loaderpool and other
+    common ways.
+    """
     shown = [
         result
         for result in results
@@ -78,7 +80,7 @@ def speed_table(results: Iterable[Result]) -> str:
 
 
 def backends_table(results: Iterable[Result]) -> str:
-    """Milliseconds of a step of `fit` on each backend of Keras."""
+    """Return the milliseconds of a step of `fit` on each backend of Keras."""
     return _side_by_side(
         "backend", {BACKENDS[each.row.view]: each for each in results if _is_of_backends(each)}
     )
@@ -104,7 +106,9 @@ def _side_by_side(head: str, shown: dict[str, Result]) -> str:
 
 
 def limits_table(results: Iterable[Result]) -> str:
-    """Milliseconds a batch of loaderpool, and of the same work in processes that deliver nothing."""
+    """Return the milliseconds for a batch of loaderpool, and of the same work in processes that
+    deliver nothing.
+    """
     rows = []
     for result in results:
         limit = next(
@@ -124,7 +128,7 @@ def limits_table(results: Iterable[Result]) -> str:
 
 
 def costs_table(results: Iterable[Result], unit: str) -> str:
-    """Times or sizes, which are rows of one unit, of loaderpool and of the best of the others."""
+    """Return the times or sizes of loaderpool and of the best peer, for rows of one unit."""
     rows = []
     for result in results:
         if result.row.unit == unit and result.row.is_compared and "loaderpool" in result.figures:
@@ -140,7 +144,9 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def shortfalls(results: Iterable[Result], is_gross: bool = False) -> list[tuple[str, str]]:
-    """Row and text for each goal that is missed. One that was not measured for want of an opponent is not."""
+    """Return the row and a text for each missed goal. A goal without a measured opponent is not
+    missed.
+    """
     lines = []
     for result in results:
         key = result.row.key
@@ -158,7 +164,7 @@ def shortfalls(results: Iterable[Result], is_gross: bool = False) -> list[tuple[
 
 
 def value_text(result: Result, side: str) -> str:
-    """The median, as time for a batch where it is a rate: `24 us`."""
+    """Return the median as text; a rate as the time for a batch: `24 us`."""
     row, value = result.row, result.median(side)
     if row.unit == "MB":
         return f"{value:,.0f} MB" if value >= 10 else f"{value:.2g} MB"
@@ -171,7 +177,7 @@ def value_text(result: Result, side: str) -> str:
 
 
 def machine_line() -> str:
-    """Date, CPUs, the versions of Python and of what is installed."""
+    """Return the date, the CPUs, and the versions of Python and of installed packages."""
     installed = {each.name: each.version for each in importlib.metadata.distributions()}
     names = ["numpy", "tensorflow-cpu", "tensorflow", "jax", "cloudpickle", *PEERS]
     versions = ", ".join(f"{each} {installed[each]}" for each in names if each in installed)
@@ -181,7 +187,9 @@ def machine_line() -> str:
 
 
 def write_docs(results: Sequence[Result], caption: str, is_whole: bool) -> None:
-    """Put the tables into the pages, between their marks; of a part of the rows, that of the backends alone."""
+    """Write the tables into the pages, between their marks. If only some rows were measured, write
+    only the table of backends.
+    """
     pages = {}
     if any(map(_is_of_backends, results)):
         pages["guide/train/keras-backends.md"] = {"backends": backends_table(results)}

@@ -1,4 +1,4 @@
-"""The rows of the bench: what is measured, beside which limits and peers, and what loaderpool is to reach."""
+"""Rows of the bench: measurements, with their limits, peers and goals."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ PEERS = ("torch", "grain", "keras", "spdl", "mpire", "joblib", "pool_imap")
 ALL_PEERS = (
     *PEERS,
     "serial",
-)  # a plain loop, which is the best where samples are tiny; in tf.data: `from_generator`
+)  # a plain loop, the fastest for tiny samples; in tf.data: `from_generator`
 BEST_PEER = "the best peer"
 
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """A figure as a ratio to another one of the same row and run, or by itself."""
+    """Bound of a figure, or of its ratio to another figure of the same row and run."""
 
     bound: float
-    against: str | None  # a side, or BEST_PEER; None: the figure by itself
+    against: str | None  # a contestant, or BEST_PEER; None: the figure itself is compared
     of: str
     is_least: bool
 
     def is_met(self, ratio: float, tolerance: float = 1.0) -> bool:
-        """Whether it is reached, or missed by no more than this factor."""
+        """Return True if the goal is reached, or missed by at most this factor."""
         return ratio * tolerance >= self.bound if self.is_least else ratio <= self.bound * tolerance
 
     def __str__(self) -> str:
@@ -42,28 +42,31 @@ def _at_most(bound: float, against: str | None = None, of: str = "loaderpool") -
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One measurement, of several contestants. Each gives one figure under its own name, and perhaps others."""
+    """One measurement of several contestants. Each gives a figure under its own name, and perhaps
+    others.
+    """
 
     key: str
     what: str
     measure: (
-        str  # module:function of this package, which is given the row, the contestant and a window
+        # module:function of this package; it is called with the row, the contestant and a window
+        str
     )
-    unit: str  # a rate ("batches/s"), where more is better, or a time or size, where less is
-    contestants: tuple[str, ...]  # loaderpool first, as limits use what it tells of itself
+    unit: str  # a rate ("batches/s"), if more is better; a time or size, if less is better
+    contestants: tuple[str, ...]  # loaderpool first, because limits use its results
     peers: tuple[str, ...] = ()
     goals: tuple[Goal, ...] = ()
     work: str = ""
     view: str = "own"
-    seconds: float = 2.0  # of the window
+    seconds: float = 2.0  # length of the window
     warm_s: float = 0.5
     rounds: int = 3
     timeout_s: float = (
-        100.0  # importing TensorFlow and torch on a busy machine takes some ten seconds
+        100.0  # on a busy machine, the import of TensorFlow and torch takes some ten seconds
     )
-    is_checked: bool = False  # part of the look for gross regressions
-    is_compared: bool = False  # stands in the table beside other loaders
-    is_shown_whole: bool = False  # all of its peers are run in each round, not only the best one
+    is_checked: bool = False  # True if `--check` measures this row
+    is_compared: bool = False  # True if the row is in the table with other loaders
+    is_shown_whole: bool = False  # True if all its peers run in each round, not only the best one
 
     @property
     def is_rate(self) -> bool:
@@ -108,7 +111,7 @@ _FIRST, _GAP = (
     "from an epoch's last batch to the next one's first",
 )
 _WAITING = ("torch", "keras", "spdl", "joblib")
-_LOCAL = {32: 2.5, 128: 2.5, 8: 2.5, 1: 5.0}  # of the loop's time, by batch size
+_LOCAL = {32: 2.5, 128: 2.5, 8: 2.5, 1: 5.0}  # maximum share of the loop's time, by batch size
 
 _ORDERS = {
     "array": "an array of indices",
@@ -135,8 +138,8 @@ ROWS = (
         "tiny1", "tf", ("from_tensors", "from_generator"), _at_least(0.85, "from_tensors"),
         _at_least(3.0, BEST_PEER), peers=ALL_PEERS,
     ),
-    # Eight times the best of those who send batches from process to process; threads, which send nothing, as the one
-    # call of this function lets the GIL go, are to be led.
+    # The goal is eight times the best peer that sends batches from process to process. Threads send
+    # nothing, because the one call of this function releases the GIL. loaderpool must be as fast.
     _rate(
         "wide", "own", ("rows", "serial"), _at_least(0.85, "rows"), _at_least(1.0, BEST_PEER), _at_least(8.0, "torch"),
         peers=PEERS, rounds=4, is_checked=True,

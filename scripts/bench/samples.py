@@ -1,4 +1,6 @@
-"""Functions that make samples: at module level, so that workers can import them, beside nothing that takes time to."""
+"""Functions that make samples. They are at module level, so that workers can import them
+quickly.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,21 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 TINY_WIDTH = 16
-# A linear congruential generator: pure Python that nothing can shorten. STEPS take about 5 ms.
+# A linear congruential generator: pure Python that cannot be shortened. STEPS take about 5 ms.
 STEPS, FACTOR, ADDEND, MODULUS = 40_000, 1_103_515_245, 12_345, 2**31
 SLEEP_S = 0.02
 REQUEST_S = 0.05
 STRAGGLER_EVERY, STRAGGLER_COST = 64, 50
-STEP_WIDTH = 1024  # of a sample that a training step takes
+STEP_WIDTH = 1024  # width of a sample that a training step takes
 
 
 def tiny(item: int) -> Array:
-    """float32[16], all of them the item: a sample that is as good as free."""
+    """float32[16], all equal to the item. Making it takes almost no time."""
     return np.full(TINY_WIDTH, item, np.float32)
 
 
 def slow(item: int, steps: int = STEPS) -> int:
-    """The generator's state so many steps after `item`."""
+    """Return the generator's state after this number of steps from `item`."""
     state = item
     for _ in range(steps):
         state = (state * FACTOR + ADDEND) % MODULUS
@@ -34,7 +36,7 @@ def slow(item: int, steps: int = STEPS) -> int:
 
 
 def compute(item: int) -> Array:
-    """int64[2]: the item and what about 5 ms of pure Python make of it."""
+    """int64[2]: the item, and a number computed from it by about 5 ms of pure Python."""
     return np.array([item, slow(item)])
 
 
@@ -51,7 +53,7 @@ def straggle(item: int) -> Array:
 
 
 def wait_for_it(item: int) -> Array:
-    """int64[1]: the item, after what a read from afar is to the CPU: nothing, for 20 ms."""
+    """int64[1]: the item, after a wait of 20 ms without CPU, as for a remote read."""
     time.sleep(SLEEP_S)
     return np.array([item])
 
@@ -63,12 +65,14 @@ def request(item: int) -> Array:
 
 
 async def request_async(item: int) -> Array:
-    """The same as a coroutine."""
+    """As `request`, but as a coroutine."""
     await asyncio.sleep(REQUEST_S)
     return np.array([item])
 
 
 def ponder(item: int) -> Array:
-    """float32[1024], after more than half a millisecond of Python: a batch of 32 takes half of the step beside it."""
+    """float32[1024], after more than half a millisecond of Python. A batch of 32 takes half as long
+    as the step.
+    """
     slow(item, 6_000)
     return np.full(STEP_WIDTH, item, np.float32)

@@ -1,4 +1,6 @@
-"""Batches taken through a warm-up and a window, by the clock of the loop that reads them; rates that come of it."""
+"""Batches taken during a warm-up and a window, by the clock of the loop that reads them, and their
+rates.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,26 @@ import numpy as np
 from bench.samples import Array
 from bench.works import Work, check_batch, check_ends
 
-LOOK_EVERY = 256  # batches of tiny work in tf.data: reading a tensor costs more than making it
-KEPT = 3  # first batches that are held until they are verified number by number
+# tiny batches in tf.data from one check to the next, because reading a tensor costs more than
+# making it
+LOOK_EVERY = 256
+KEPT = 3  # number of first batches that are kept, and whose numbers are all verified
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """How long a contestant measures."""
+    """Duration of a measurement."""
 
-    seconds: float  # of measurement, after the warm-up
-    warm_s: float  # before it, not counted
+    seconds: float  # seconds of the measurement, after the warm-up
+    warm_s: float  # seconds of the warm-up
     before: dict[str, float] = dataclasses.field(
         default_factory=dict
-    )  # what others of the row have found already
+    )  # results of earlier contestants of the row
 
 
 @dataclasses.dataclass(frozen=True)
 class Delivery:
-    """What a consumer saw of the batches that it took."""
+    """Batches that a consumer has received."""
 
     rate: float  # batches per second after the warm-up
     count: int
@@ -39,16 +43,18 @@ class Delivery:
 def delivered(
     batches: Iterable[Any], window: Window, look: Callable[[Any], object], turn: int = 1
 ) -> Delivery:
-    """Take batches through the warm-up and the window; `look` is given each, and is cheap against the making of one.
+    """Take batches during the warm-up and the window. `look` is called with each, and must be much
+    cheaper than making one.
 
-    The clock starts at the first delivery after the warm-up, and stops at one. The counted batches are a multiple of
-    `turn`: of n workers batches come n at a time, and a window that cuts a bunch would measure its own edge.
+    The clock starts at the first delivery after the warm-up, and stops at a delivery. The number of
+    counted batches is a multiple of `turn`: n workers deliver n batches at a time, and a part of
+    these would distort the rate.
     """
     iterator: Iterator[Any] = iter(batches)
     clock = time.perf_counter
     warm_until = 0.0
     for batch in iterator:
-        # From the first delivery on: what starts slowly is warm no sooner than others.
+        # The warm-up starts with the first delivery, so that a slow start does not shorten it.
         warm_until = warm_until or clock() + window.warm_s
         look(batch)
         if clock() >= warm_until:
@@ -65,7 +71,9 @@ def delivered(
 def verified(
     batches: Any, work: Work, window: Window, as_array: Callable[[Any], Array], every: int = 1
 ) -> Delivery:
-    """The same, with all numbers of the first batches compared, and the ends of every n-th one."""
+    """As `delivered`, but compare all numbers of the first batches, and the ends of every n-th
+    batch.
+    """
     first: list[Array] = []
     ends: list[tuple[int, float, float]] = []
     positions = itertools.count()
@@ -88,12 +96,12 @@ def verified(
 
 
 def tensor_as_array(element: Any) -> Array:
-    """A view of an element's one eager tensor; `tensor.numpy()` would copy it."""
+    """Return a view of an element's only eager tensor. `tensor.numpy()` would copy it."""
     return np.asarray(memoryview(only_tensor(element)))
 
 
 def only_tensor(element: Any) -> Any:
-    """The tensor itself, or the only one of a tuple or dict."""
+    """Return the tensor itself, or the only one of a tuple or dict."""
     if isinstance(element, dict):
         return next(iter(element.values()))
     return element[0] if isinstance(element, tuple) else element

@@ -1,6 +1,6 @@
-"""What every contestant is given: items 0 … n-1 and a function; and what its batches are compared with.
+"""Work of all contestants: items 0 … n-1 and a function, and the expected batches.
 
-The first number of a sample tells its item (`token`), so a batch tells which items it is made of.
+The first number of a sample identifies its item (`token`), so a batch shows its items.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import numpy as np
 from bench import samples
 from bench.samples import Array
 
-TINY_ITEMS = 2**24  # every index below is exact in float32
+TINY_ITEMS = 2**24  # all smaller indices are exact in float32
 IMAGE_SHAPE = (224, 224, 3)
-# Images are used in turn. A number that is no divisor of the batch makes neighbouring batches differ; as a whole they
-# (7.4 MB) are larger than a core's own cache, as real images would be.
+# Images are used in turn. Their number does not divide the batch size, so neighboring batches
+# differ. Together (7.4 MB) they are larger than a core's own cache, as real images would be.
 IMAGES = np.random.default_rng(0).integers(0, 256, size=(49, *IMAGE_SHAPE), dtype=np.uint8)
 SCALE = np.float32(1 / 255)
-IMAGES_VARIABLE = "LOADERPOOL_BENCH_IMAGES"  # where JPEG files are: spawned workers must know, too
+# path of the JPEG files, which spawned workers need, too
+IMAGES_VARIABLE = "LOADERPOOL_BENCH_IMAGES"
 JPEG_FILES = 64
 
 
@@ -31,25 +32,23 @@ class Work:
     """One kind of work."""
 
     name: str
-    what: str  # for the tables
+    what: str  # description for the tables
     fn: Callable[[int], Array]  # item -> sample; pickled by name
-    shape: tuple[int, ...]  # of a sample
+    shape: tuple[int, ...]  # shape of a sample
     dtype: type[np.generic]
     batch_size: int
-    batches: int  # of an epoch, more than any window takes
+    batches: int  # batches of an epoch, more than a window takes
     workers: int = 2
-    threads: int = (
-        1  # calls that a worker makes at the same time, where a loader has threads in workers
-    )
+    threads: int = 1  # concurrent calls of a worker, if a loader has threads in workers
     write: Callable[[int, Array], None] | None = (
-        None  # fn's result into memory that is there; None: fn and a copy
+        None  # writes fn's result into existing memory; None: fn and a copy
     )
-    token: Callable[[int], int] = int  # the first number of an item's sample
+    token: Callable[[int], int] = int  # returns the first number of an item's sample
     period: int = 1  # batches after which the cost repeats
     async_fn: Callable[[int], Any] | None = None  # `fn` for loaders that run coroutines
-    suits_threads: bool = False  # waits, or computes where NumPy has let the GIL go
+    suits_threads: bool = False  # True if the function waits, or if NumPy releases the GIL in it
     ideal: float | None = None  # samples per second that no loader can exceed
-    is_tiny: bool = False  # a batch is made in less time than it takes to look at one
+    is_tiny: bool = False  # True if making a batch takes less time than checking one
 
     @property
     def items(self) -> int:
@@ -65,7 +64,9 @@ class Work:
 
 
 def make_batch(work: Work, position: int, out: Array | None = None) -> Array:
-    """The batch at this position of an epoch, made here, in `out` or new memory; without a copy where `fn` can."""
+    """Return the batch at this position of an epoch, made here, in `out` or new memory. Do not copy
+    if `fn` can write into it.
+    """
     batch = np.empty(work.batch_shape, work.dtype) if out is None else out
     first = position * work.batch_size
     for row in range(work.batch_size):
@@ -77,12 +78,14 @@ def make_batch(work: Work, position: int, out: Array | None = None) -> Array:
 
 
 def batch_at(name: str, position: int) -> Array:
-    """A whole batch of a work, for those who map a function over batches: what travels is a name and a number."""
+    """Return a whole batch of a work, for peers that map a function over batches. They send only a
+    name and a number.
+    """
     return make_batch(WORKS[name], position)
 
 
 def check_batch(work: Work, position: int, batch: Array) -> None:
-    """Check all numbers of a batch; ValueError: it is not the one that belongs there."""
+    """Check all numbers of a batch. Raise a ValueError if they are wrong."""
     expected = make_batch(work, position)
     if batch.dtype != expected.dtype or not np.array_equal(batch, expected):
         raise ValueError(
@@ -91,7 +94,9 @@ def check_batch(work: Work, position: int, batch: Array) -> None:
 
 
 def check_ends(work: Work, seen: Iterable[tuple[int, float, float]]) -> None:
-    """Check position, first and last row's first number of batches: in order, each once; else ValueError."""
+    """Check the position, and the first number of the first and last row, of batches in order.
+    Raise a ValueError if one is wrong, missing or repeated.
+    """
     for position, first, last in seen:
         item = position * work.batch_size
         expected = work.token(item), work.token(item + work.batch_size - 1)
@@ -100,7 +105,9 @@ def check_ends(work: Work, seen: Iterable[tuple[int, float, float]]) -> None:
 
 
 def _write_scaled(item: int, out: Array) -> None:
-    """float32[224, 224, 3]: an image as numbers in 0..1, its first one the item, into memory that is there."""
+    """float32[224, 224, 3]: an image as numbers in 0..1, written into existing memory. Its first
+    number is the item.
+    """
     np.multiply(IMAGES[item % len(IMAGES)], SCALE, out=out, dtype=np.float32)
     out[0, 0, 0] = item
 
@@ -112,7 +119,7 @@ def _scale(item: int) -> Array:
 
 
 def scale_into(item: int, out: Array | None) -> Array | None:
-    """The same where it belongs; at the first call, which finds the form, there is no such place."""
+    """The same, written into `out`. In the first call, which determines the form, `out` is None."""
     if out is None:
         return _scale(item)
     _write_scaled(item, out)
@@ -120,7 +127,9 @@ def scale_into(item: int, out: Array | None) -> Array | None:
 
 
 def _decode(item: int) -> Array:
-    """uint8[224, 224, 3]: a JPEG file decoded, resized, every other one flipped; its first number tells the item."""
+    """uint8[224, 224, 3]: a JPEG file, decoded, resized, and every other one flipped. Its first
+    number identifies the item.
+    """
     from PIL import Image
 
     with Image.open(f"{os.environ[IMAGES_VARIABLE]}/{item % JPEG_FILES}.jpg") as file:
@@ -133,7 +142,7 @@ def _decode(item: int) -> Array:
 
 
 def render_images(folder: Path) -> None:
-    """Write the JPEG files: 500 x 375, with the detail of a photograph, about 60 KB each."""
+    """Write the JPEG files: 500 x 375 pixels, with the detail of a photograph, about 60 KB each."""
     from PIL import Image
 
     generator = np.random.default_rng(0)
@@ -172,7 +181,7 @@ WORKS = {
         Work("burn", "2 ms of Python a sample, batch 32", samples.burn, (8,), np.int64, 32, 10**5),
         Work(
             "jpeg", "JPEG decode, resize, flip, batch 32", _decode, IMAGE_SHAPE, np.uint8, 32, 10**4,
-            token=(255).__and__,  # no lambda: workers of some peers are spawned
+            token=(255).__and__,  # not a lambda, because the workers of some peers are spawned
         ),
         _tiny(32),
         _tiny(1),

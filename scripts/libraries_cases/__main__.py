@@ -1,4 +1,4 @@
-"""python -m libraries_cases: runs the rows of docs/guide/libraries.md, and compares."""
+"""python -m libraries_cases: checks the rows of docs/guide/libraries.md."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from libraries_cases.case import Case, Outcome, load_cases, works
 from libraries_cases.page import tables, write_tables, written_tables
 
 TIME_LIMIT_S = 600.0  # MONAI imports TensorFlow if it can, three times
-# Nothing may be downloaded, and logs would hide what matters.
+# Nothing may be downloaded, and logs would hide the results.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "NO_ALBUMENTATIONS_UPDATE": "1"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; 1 if a row is not as the page says."""
+    """Run the command. Return 1 if a row of the page is wrong."""
     parser = argparse.ArgumentParser(prog="scripts/libraries", description=__doc__)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="cases, or libraries: zarr; all without"
@@ -66,7 +66,7 @@ def _is_named(case: Case, names: Sequence[str]) -> bool:
 
 
 def check(case: Case) -> str:
-    """Run a case in a process of its own; return how it differs from the page, "" if not."""
+    """Run a case in a process of its own. Return its difference from the page, or ""."""
     with tempfile.TemporaryDirectory(prefix="loaderpool-libraries-") as place:
         file = Path(place) / "seen.json"
         output = Path(place) / "output.txt"

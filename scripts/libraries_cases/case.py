@@ -1,4 +1,6 @@
-"""A case: an object of a library that a loader's function or source uses, and what a user sees."""
+"""A case: an object of a library that a loader's function or source uses, and its result for
+users.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-# In the order of the page, with the heading of each table.
+# Headings of the tables, in the order of the page.
 TABLES = {
     "arrays": "Arrays and array files",
     "tables": "Tables and databases",
@@ -27,19 +29,19 @@ TABLES = {
 
 Kind = Literal["works", "without fork", "refused", "fails", "not reproducible"]
 
-# How the advice begins in an `UnpicklableError` for an object that has no advice of its own.
+# Start of the advice in an `UnpicklableError` for an object without advice of its own.
 IN_SETUP = r"Cannot send this to the workers: .* in setup="
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a user sees with workers.
+    """Result for users, with workers.
 
     Attributes:
         kind: "works": workers are forked, and batches are those of `workers=0`. "without fork": the
             same batches, and a warning. "refused": an error of loaderpool. "fails": an error of the
             library, in a worker. "not reproducible": other batches than with `workers=0`.
-        names: a pattern for the warning or the error. For an error it shows the cure.
+        names: a pattern for the warning or the error. For an error it matches the advice.
     """
 
     kind: Kind
@@ -52,30 +54,32 @@ not_reproducible = Outcome("not reproducible")
 
 
 def refused_with(names: str) -> Outcome:
-    """Return the outcome of an object for which the error names another cure than `setup=`."""
+    """Return the outcome of an object for which the error advises something else than `setup=`."""
     return Outcome("refused", names)
 
 
 def fails_with(names: str) -> Outcome:
-    """Return the outcome of an object that its library pickles, but not whole."""
+    """Return the outcome of an object that its library pickles incompletely."""
     return Outcome("fails", names)
 
 
 def without_fork(names: str) -> Outcome:
-    """Return the outcome of an object whose library starts threads; the warning names it."""
+    """Return the outcome of an object whose library starts threads. The warning names the
+    library.
+    """
     return Outcome("without fork", names)
 
 
 @dataclasses.dataclass
 class Trial:
-    """A loader's arguments, and how its batches are compared.
+    """Arguments of a loader, and a way to compare its batches.
 
     Attributes:
         source: items, by default the numbers of 24 samples.
-        is_stream: the source is a generator function, which `from_generator` reads.
-        is_random: no two samples of two epochs may be equal.
-        cure: the advice of the page, carried out: this trial must work.
-        alike: other objects of a row, each of which must be refused by itself, too.
+        is_stream: True if the source is a generator function, which `from_generator` reads.
+        is_random: True if all samples of two epochs must differ.
+        cure: a trial that follows the page's advice, and must work.
+        alike: other objects of a row. Each must be refused by itself, too.
     """
 
     fn: Callable[..., Any] | None
@@ -97,7 +101,7 @@ class Case:
         package: the name on PyPI, "" for Python's own modules.
         what: the object, for the page.
         advice: another way, for the page; "" if none is needed.
-        make: makes files in a directory, and returns what to try.
+        make: makes files in a directory, and returns the trial.
     """
 
     name: str
@@ -120,7 +124,7 @@ def case(
     outcome: Outcome,
     advice: str = "",
 ) -> Callable[[Callable[[Path], Trial]], Callable[[Path], Trial]]:
-    """Register a function of a module of cases; the case has its name."""
+    """Register a function that makes a trial. The case has the function's name."""
 
     def register(make: Callable[[Path], Trial]) -> Callable[[Path], Trial]:
         name = make.__name__
@@ -185,7 +189,9 @@ def opened_in_setup(
 
 
 def module_in(place: Path, source: str, **values: object) -> ModuleType:
-    """Write a module into a directory and import it: `{name}` in its source is a value's repr."""
+    """Write a module into a directory and import it. `{name}` in its source is replaced by a
+    value's repr.
+    """
     for name, value in values.items():
         source = source.replace(f"{{{name}}}", repr(value))
     path = place / "opened_on_import.py"
@@ -195,6 +201,8 @@ def module_in(place: Path, source: str, **values: object) -> ModuleType:
 
 
 def kept_only(objects: Iterable[object]) -> Trial:
-    """Return a trial for objects that no sample can use without a network: they only arrive."""
+    """Return a trial for objects that a sample can only use with a network. They are sent, and not
+    used.
+    """
     held = list(objects)
     return Trial(lambda item: item + len(held))

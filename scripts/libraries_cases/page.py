@@ -22,7 +22,9 @@ IN_WORKERS = {
 
 
 def tables(cases: Iterable[Case]) -> str:
-    """Return a table for each field. Neighboring cases of a library that end alike are one row."""
+    """Return a table for each field. Neighboring cases of a library with the same outcome are one
+    row.
+    """
     versions = pins()
     cases = list(cases)
     parts = []
@@ -49,7 +51,7 @@ def _rows(cases: Iterable[Case], versions: dict[str, str]) -> Iterator[str]:
 
 
 def written_tables() -> str:
-    """Return the tables that the page has now."""
+    """Return the present tables of the page."""
     return PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
 
 

@@ -20,7 +20,7 @@ from libraries_cases.case import (
 )
 
 RATE = 8000
-SAMPLES = 200  # of each of the 24 pieces
+SAMPLES = 200  # length of each of the 24 pieces
 
 
 def sound() -> np.ndarray[Any, Any]:

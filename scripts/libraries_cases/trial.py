@@ -1,4 +1,4 @@
-"""python -m libraries_cases.trial NAME FILE: runs one case, and writes what was seen as JSON."""
+"""python -m libraries_cases.trial NAME FILE: runs one case, and writes its result as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from libraries_cases.case import OPENED, Trial, load_cases
 
 EPOCHS = 2
 WORKERS = 3
-TIMEOUT_S = 200.0  # of a sample: a worker that waits for a lock of its parent is an error, too
+TIMEOUT_S = 200.0  # limit for a sample, because a worker may wait for a lock of its parent
 
 
 def main() -> None:
@@ -48,9 +48,10 @@ def observe(trial: Trial) -> dict[str, str]:
     """Return the kind of an outcome, and the text that belongs to it."""
     try:
         expected, *_ = _read(trial, workers=0)
-        OPENED.clear()  # `setup` has run in this process, too
+        OPENED.clear()  # `setup` has also run in this process
         batches, start, texts = _read(trial, WORKERS)
-    except (lp.SampleError, lp.WorkerLostError) as error:  # in the function, or in its library
+    # raised by the function, or by its library
+    except (lp.SampleError, lp.WorkerLostError) as error:
         return {"kind": "fails", "text": _first_line(error)}
     except lp.LoaderpoolError as error:
         sent = ", ".join(type(each).__name__ for each in trial.alike if _can_be_sent(each))
@@ -71,7 +72,7 @@ def observe(trial: Trial) -> dict[str, str]:
 
 
 def _can_be_sent(obj: object) -> bool:
-    """Whether a loader's function may capture an object."""
+    """Return True if a loader's function may capture an object."""
     try:
         with lp.Loader(range(4), lambda item: item + (obj is None), workers=1) as loader:
             return bool(list(loader))
@@ -105,7 +106,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _kept(batch: Any) -> Any:
-    """Return a copy of a batch, which outlives its buffer."""
+    """Return a copy of a batch, which remains valid when its buffer is reused."""
     if isinstance(batch, dict):
         return {key: _kept(value) for key, value in batch.items()}
     if isinstance(batch, (tuple, list)):
@@ -127,7 +128,7 @@ def _samples(batch: Any) -> list[list[Any]]:
 
 
 def _bytes_of(leaves: list[Any]) -> tuple[Any, ...]:
-    """Return what two equal lists of arrays have in common, NaN included."""
+    """Return the bytes of a list of arrays. They are equal for equal lists, also with NaN."""
     arrays = map(np.asarray, leaves)
     return tuple(
         (

@@ -1,1 +1,1 @@
-"""What scripts/quickstart runs: a folder of JPEG files, a Keras network, and two ways to feed it."""
+"""Demo of scripts/quickstart: a folder of JPEG files, a Keras network, and two ways to feed it."""

@@ -1,6 +1,7 @@
-"""python -m quickstart_demo: makes the images, measures both contestants, trains to the end, draws quickstart.png.
+"""python -m quickstart_demo: makes images, measures two contestants, trains, and draws
+quickstart.png.
 
-With --ray: trains on a cluster of simulated nodes, of which one is killed, and compares the weights.
+With --ray: trains on a cluster of simulated nodes, kills one of them, and compares the weights.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 os.environ.setdefault(
     "TF_CPP_MIN_LOG_LEVEL", "2"
-)  # before TensorFlow's import: its start-up notes say nothing here
+)  # set before TensorFlow is imported, so that it logs nothing at its start
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import numpy as np
@@ -29,14 +30,14 @@ from .images import Item, NotOurFolderError, ensure_folder, list_items, load, lo
 
 _BATCH_SIZE = 32
 _PLAIN, _OURS = "#b6bfcc", "#0f766e"
-_BUSY_CPUS = 0.25  # a desktop at rest stays below this; one other process that computes does not
+_BUSY_CPUS = 0.25  # an idle desktop stays below this; another process that computes does not
 
 
-say = functools.partial(print, flush=True)  # at once, into a file as well
+say = functools.partial(print, flush=True)  # without a delay, also into a file
 
 
 def main() -> None:
-    """The demo from end to end; exit status 1 with one line where the folder is not its own."""
+    """Run the demo. If the folder was not made by it, print one line and return 1."""
     parser = argparse.ArgumentParser(prog="scripts/quickstart", description=__doc__)
     parser.add_argument(
         "--data", type=Path, default=Path("quickstart-data"), help="folder of the images"
@@ -59,7 +60,8 @@ def main() -> None:
     say(
         f"{options.data}: {len(train):,} JPEG files for training, {len(test):,} for the test ({how})"
     )
-    # What follows imports TensorFlow, which the processes that make the images need not.
+    # Imported here, because this imports TensorFlow, which the processes that make images do not
+    # need.
     if options.ray:
         from . import more_machines
 
@@ -87,7 +89,7 @@ def _compare(path: Path, train: list[Item], test: list[Item], rounds: int, epoch
     say(f"{'all turns':14}  samples  samples/s  waiting for data  that is")
     for name, turns in (("from_generator", result.plain), ("loaderpool", result.ours)):
         samples, elapsed_s, wait_s = (sum(column) for column in zip(*turns, strict=True))
-        # The median of the turns, as one burst of other work shall count little.
+        # The median of the turns, so that a short burst of other work has little effect.
         rates[name], waits[name] = (
             statistics.median(turn.samples_per_s for turn in turns),
             100.0 * wait_s / elapsed_s,
@@ -119,7 +121,7 @@ def _compare(path: Path, train: list[Item], test: list[Item], rounds: int, epoch
 
 
 def _train_to_the_end(train: list[Item], test: list[Item], epochs: int) -> list[float]:
-    """The test accuracy after each epoch."""
+    """Train for all epochs, and return the test accuracy after each."""
     import keras
 
     from .contest import make_network
@@ -139,7 +141,7 @@ def _train_to_the_end(train: list[Item], test: list[Item], epochs: int) -> list[
             loader.as_dataset(),
             epochs=epochs,
             validation_data=(images, labels),
-            shuffle=False,  # the loader does, in another order each epoch
+            shuffle=False,  # the loader shuffles, differently in each epoch
             verbose=0,
             callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=say_epoch)],
         )
@@ -150,7 +152,7 @@ def _draw(
     path: Path, rates: Mapping[str, float], waits: Mapping[str, float], accuracies: Sequence[float], title: str,
     caption: str,
 ) -> None:  # fmt: skip
-    """Draw samples per second and the percentage of waiting of each contestant, and accuracies in 0..1."""
+    """Draw each contestant's samples per second and share of waiting, and the accuracies."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11.0, 4.5), dpi=130, layout="constrained")

@@ -1,8 +1,10 @@
-"""Two ways to feed the same function to the same network, measured alike: samples/s, and the time waited for data.
+"""Two ways to feed the same function to the same network: samples per second, and time spent
+waiting for data.
 
-They take turns of some batches, the one and the other beginning in turn (A B, B A, A B, ...), so that other work on the
-machine meets both alike, and each pair of turns gives a ratio of its own. Each turn is checked to have had the samples
-that it should. Its clock starts before the dataset is made. The pool starts once, before the turns, and is timed there.
+The contestants take turns of some batches, in the order A B, B A, A B, ... So other work on the
+machine affects both, and each pair of turns gives a ratio. The samples of each turn are checked.
+Its clock starts before the dataset is made. The pool starts once, before the turns, and its start
+is measured separately.
 """
 
 from __future__ import annotations
@@ -21,18 +23,18 @@ import loaderpool as lp
 
 from .images import CLASSES, SIZE_PX, Item, load_and_augment
 
-_PREFETCH = 2  # batches; the default of as_dataset
-# Some seconds on a busy machine. Shorter, and filling and draining the pipes is much of a turn; longer, and what other
-# processes do in one turn is over in the next.
+_PREFETCH = 2  # number of batches; the default of as_dataset
+# A turn takes some seconds on a busy machine. Shorter: filling and draining the pipeline is much of
+# a turn. Longer: other processes run in one turn and not in the next.
 _TURN_BATCHES = 10
 
 
 class Turn(NamedTuple):
-    """What one contestant did in one turn."""
+    """Result of one contestant in one turn."""
 
-    samples: int  # trained on
-    elapsed_s: float  # from before the dataset is made to the end of the last step
-    wait_s: float  # part of it spent in next(iterator)
+    samples: int  # number of samples in training steps
+    elapsed_s: float  # time from before the dataset is made to the end of the last step
+    wait_s: float  # part of it, spent in next(iterator)
 
     @property
     def samples_per_s(self) -> float:
@@ -41,29 +43,29 @@ class Turn(NamedTuple):
 
 @dataclasses.dataclass
 class Contest:
-    """What both did, and what the loaders tell."""
+    """Results of both contestants, and counts of the loaders."""
 
     plain: list[Turn] = dataclasses.field(default_factory=list)
     ours: list[Turn] = dataclasses.field(default_factory=list)
     workers: int = 0
-    start_s: float = (
-        0.0  # from nothing to loaderpool's first batch and the step on it, once; no turn counts it
-    )
-    batches: int = 0  # that loaderpool handed over in its turns
-    batches_zero_copy: int = 0  # of these, those that TensorFlow got without a copy
+    start_s: float = 0.0  # time until loaderpool's first step, before the turns
+    batches: int = 0  # batches that loaderpool delivered in its turns
+    batches_zero_copy: int = 0  # of these, batches that TensorFlow got without a copy
 
     @property
     def ratios(self) -> list[float]:
-        """Of each pair of turns, ascending: how many times as many samples/s loaderpool had."""
+        """Ratio of samples per second, loaderpool to the other contestant, of each pair of turns,
+        ascending.
+        """
         pairs = zip(self.ours, self.plain, strict=True)
         return sorted(ours.samples_per_s / plain.samples_per_s for ours, plain in pairs)
 
 
 def hold(items: Sequence[Item], *, rounds: int, batch_size: int) -> Contest:
-    """Each contestant has trained a network of its own for `rounds` epochs of `items`, in turns."""
+    """Train a network with each contestant, for `rounds` epochs of `items`, in turns."""
     networks = [_traced_network(len(items), batch_size, rounds) for _ in range(2)]
     contest, first = Contest(), items[:batch_size]
-    _feed_by_generator(networks[0], first, batch_size, 0)  # what TensorFlow does once is of no turn
+    _feed_by_generator(networks[0], first, batch_size, 0)  # TensorFlow's one-time work, in no turn
     started_s = time.perf_counter()
     with lp.Pool() as pool:
         _feed_by_loaderpool(networks[1], first, batch_size, 0, pool)
@@ -82,7 +84,7 @@ def hold(items: Sequence[Item], *, rounds: int, batch_size: int) -> Contest:
 
 
 def _turns(items: Sequence[Item], rounds: int, batch_size: int) -> Iterator[list[Item]]:
-    """The epochs, each in an order of its own, cut into parts of some whole batches."""
+    """Yield parts of the epochs. Each epoch has another order, and a part has whole batches."""
     rows = _TURN_BATCHES * batch_size
     for epoch in range(rounds):
         order = np.random.default_rng(epoch).permutation(len(items)).tolist()
@@ -94,7 +96,8 @@ def _feed_by_loaderpool(
     network: Any, items: Sequence[Item], batch_size: int, seed: int, pool: lp.Pool
 ) -> tuple[Turn, lp.Statistics]:
     started_s = time.perf_counter()
-    # A loader of its own for each turn: nothing is read ahead while the other contestant is measured.
+    # Each turn has a loader of its own, so that nothing is read ahead in the other contestant's
+    # turn.
     with lp.Loader(
         items, load_and_augment, batch_size=batch_size, shuffle=True, seed=seed, workers=pool
     ) as loader:
@@ -104,8 +107,10 @@ def _feed_by_loaderpool(
 
 
 def _feed_by_generator(network: Any, items: Sequence[Item], batch_size: int, seed: int) -> Turn:
-    """The baseline is given what helps it: ready batches, as each element costs TensorFlow some hundred microseconds,
-    and prefetch, so that loading goes on beside the training.
+    """Train with `from_generator`, in its fastest form.
+
+    It yields whole batches, because each element takes TensorFlow some hundred microseconds. With
+    prefetch, it loads during the training.
     """
     started_s = time.perf_counter()
 
@@ -130,7 +135,7 @@ def _feed_by_generator(network: Any, items: Sequence[Item], batch_size: int, see
 
 
 def _train(network: Any, dataset: Any, items: Sequence[Item], started_s: float) -> Turn:
-    """The network has been trained on all that the dataset has, and that was each label as often as `items` has it."""
+    """Train the network on the whole dataset. Check that each label came as often as in `items`."""
     seen: collections.Counter[int] = collections.Counter()
     wait_s = 0.0
     iterator = iter(dataset)
@@ -153,9 +158,11 @@ def _train(network: Any, dataset: Any, items: Sequence[Item], started_s: float) 
 
 
 def make_network(total_steps: int) -> Any:
-    """A compiled Keras model from float32[n, 96, 96, 3] to ten logits; the same weights each time.
+    """Return a compiled Keras model from float32[n, 96, 96, 3] to ten logits, with the same weights
+    each time.
 
-    Small on purpose: as with a GPU, a step takes less time than one core needs to load its samples.
+    It is small, because on a GPU, too, a step takes less time than one core needs to load its
+    samples.
     """
     keras.utils.set_random_seed(0)
     layers = keras.layers
@@ -165,7 +172,7 @@ def make_network(total_steps: int) -> Any:
             layers.Conv2D(filters, width, strides=stride, padding="same", use_bias=False),
             layers.BatchNormalization(
                 momentum=0.9
-            ),  # 0.99 would need more steps than a short training has
+            ),  # the default of 0.99 would need more steps than a short training has
             layers.ReLU(),
         ]
 
@@ -186,7 +193,9 @@ def make_network(total_steps: int) -> Any:
 
 
 def _traced_network(samples: int, batch_size: int, epochs: int) -> Any:
-    """After a step for whole batches and one for the last, smaller one: TensorFlow traces both."""
+    """Return a network after one step with a whole batch, and one with the smaller last batch.
+    TensorFlow traces both.
+    """
     network = make_network(total_steps=epochs * -(-samples // batch_size))
     for rows in {batch_size, samples % batch_size or batch_size}:
         network.train_on_batch(

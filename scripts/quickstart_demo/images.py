@@ -1,8 +1,10 @@
-"""A folder of JPEG files, one folder per class, that is either complete or not there; and what reads it.
+"""A folder of JPEG files, one folder for each class, which is complete or does not exist; and its
+functions.
 
-Handwritten digits (8 x 8 pixels, they come with scikit-learn) are drawn at random size, place, angle and color over
-clouds and stripes, so that decoding and resizing cost what they cost for photographs. The functions that read them are
-ordinary Pillow and NumPy code that knows nothing of TensorFlow, processes or loaderpool.
+Handwritten digits (8 x 8 pixels, from scikit-learn) are drawn at random sizes, places, angles and
+colors over clouds and stripes. So decoding and resizing take as long as for photographs. The
+functions that read the files are ordinary Pillow and NumPy code, without TensorFlow, processes or
+loaderpool.
 """
 
 from __future__ import annotations
@@ -19,17 +21,17 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-SIZE_PX = 96  # side of the square that the network sees
+SIZE_PX = 96  # side of the network's square input
 CLASSES = 10
 
 Item: TypeAlias = tuple[str, int]  # path of a JPEG file, its label
 Sample: TypeAlias = tuple[npt.NDArray[np.float32], int]  # float32[96, 96, 3] in 0..1, label
 Pixels: TypeAlias = npt.NDArray[np.float32]
-_RESIZED_PX = 104  # the random crop moves by the 8 pixels that are left over
+_RESIZED_PX = 104  # the random crop moves within the remaining 8 pixels
 
 
 def load(item: Item) -> Sample:
-    """The middle of the image, unchanged: for the test set."""
+    """Return the middle of an image, unchanged, for the test."""
     path, label = item
     pixels = _read(path)
     margin = (_RESIZED_PX - SIZE_PX) // 2
@@ -37,16 +39,16 @@ def load(item: Item) -> Sample:
 
 
 def load_and_augment(item: Item, rng: np.random.Generator) -> Sample:
-    """A random crop in random light, with a little noise: for training."""
+    """Return a random crop in random light, with a little noise, for training."""
     path, label = item
     pixels = _read(path)
     top, left = rng.integers(0, _RESIZED_PX - SIZE_PX, size=2, endpoint=True)
     pixels = pixels[top : top + SIZE_PX, left : left + SIZE_PX]
-    # No mirroring, which most image folders would want: a mirrored 2 is no 2.
+    # No mirroring, which is usual for images: a mirrored 2 is not a 2.
     contrast = np.float32(rng.uniform(0.8, 1.2))
     brightness = rng.uniform(-0.1, 0.1, size=3).astype(
         np.float32
-    )  # for each color, as lamps have tints
+    )  # one factor for each color, because lamps have tints
     noise = rng.standard_normal(pixels.shape, dtype=np.float32) * np.float32(0.02)
     mean = pixels.mean()
     lit: npt.NDArray[np.float32] = (pixels - mean) * contrast + mean + brightness + noise
@@ -55,7 +57,7 @@ def load_and_augment(item: Item, rng: np.random.Generator) -> Sample:
 
 
 def _read(path: str) -> npt.NDArray[np.float32]:
-    """float32[104, 104, 3] in 0..1."""
+    """Return the image in `float32[104, 104, 3]`, from 0 to 1."""
     with Image.open(path) as file:
         image = file.convert("RGB").resize((_RESIZED_PX, _RESIZED_PX), Image.Resampling.LANCZOS)
     pixels: npt.NDArray[np.float32] = np.asarray(image, dtype=np.float32) / np.float32(255.0)
@@ -65,26 +67,26 @@ def _read(path: str) -> npt.NDArray[np.float32]:
 # ---- the folder
 
 WIDTH_PX, HEIGHT_PX = 400, 300
-_RECIPE = "recipe 2, {} images"  # raised with each change of the drawing, so that older folders are made again
+# increase it with each change of the drawing, so that older folders are replaced
+_RECIPE = "recipe 2, {} images"
 _MARKER = "made-by-quickstart.txt"
 _JPEG_QUALITY = 90
-_CHUNK = 25  # images per task of the pool: smaller costs messages, larger leaves a process idle at the end
-_TEST_EVERY = 5  # each fifth digit is for the test
-_SHIFT_PX = 25  # how far a digit lies from the middle at most
+_CHUNK = 25  # images in a task. Smaller: more messages. Larger: a process is idle at the end.
+_TEST_EVERY = 5  # every fifth digit is for the test
+_SHIFT_PX = 25  # largest distance of a digit from the middle
 
-_FIRM = [
-    min(255, max(0, (value - 90) * 4)) for value in range(256)
-]  # blurred strokes become firm ones
+_FIRM = [min(255, max(0, (value - 90) * 4)) for value in range(256)]  # makes blurred strokes firm
 
 
 class NotOurFolderError(RuntimeError):
-    """The folder was not made by this script, so it is not replaced; name another one."""
+    """The folder was not made by this script, so it is not replaced. Choose another folder."""
 
 
 def ensure_folder(folder: Path, images: int) -> bool:
-    """`folder` holds exactly `images` JPEG files of today's recipe; returns whether they had to be made.
+    """Make `folder` with exactly `images` JPEG files, unless it exists. Return True if it was made.
 
-    They are drawn into a folder beside it that gets its name when all are there, in the place of an older one.
+    The files are written to a neighboring folder, which is renamed when it is complete, and
+    replaces an older one.
     """
     if folder.exists():
         if _is_complete(folder, images):
@@ -94,12 +96,13 @@ def ensure_folder(folder: Path, images: int) -> bool:
                 f"{folder} holds files that are not the quickstart's; name another by --data"
             )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Beside it, so that the rename stays in one file system; what an interrupted run left is not ours to reuse.
+    # A neighboring folder, so that the rename stays in one file system. Files of an interrupted run
+    # are not reused.
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         _draw_all(draft, images)
         (draft / _MARKER).write_text(_RECIPE.format(images), encoding="utf-8")
-        draft.chmod(0o755)  # mkdtemp's are private
+        draft.chmod(0o755)  # folders of mkdtemp are private
         if folder.exists():
             shutil.rmtree(folder)
         draft.rename(folder)
@@ -109,7 +112,9 @@ def ensure_folder(folder: Path, images: int) -> bool:
 
 
 def list_items(folder: Path) -> tuple[list[Item], list[Item]]:
-    """The (path, label) of all files, for training and for the test, no digit in both; sorted by class and name."""
+    """Return the (path, label) of all files, for training and for the test, sorted by class and
+    name. No digit is in both.
+    """
     train: list[Item] = []
     test: list[Item] = []
     for label in range(CLASSES):
@@ -137,9 +142,9 @@ def _draw_all(folder: Path, images: int) -> None:
         folder / str(labels[digit]) / f"{digit:04d}-{number // len(glyphs)}.jpg"
         for number, digit in enumerate(shown)
     ]
-    # spawn, as the caller may have threads, which fork would break.
+    # spawn, because a fork is not safe if the caller has threads.
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as executor:
-        # All are asked for, as an error shows only then.
+        # Read all results, because this raises the errors.
         list(
             executor.map(
                 _draw_file,
@@ -156,13 +161,14 @@ def _draw_file(number: int, glyph: npt.NDArray[np.uint8], path: Path) -> None:
 
 
 def _draw(glyph: npt.NDArray[np.uint8], rng: np.random.Generator) -> Image.Image:
-    """A 400 x 300 image with the digit in its middle half, where no crop cuts it off."""
+    """Return a 400 x 300 image with the digit in its middle half, where no crop cuts it off."""
     first = rng.uniform(20.0, 235.0, size=3)
     second = np.clip(first + rng.uniform(-50.0, 50.0, size=3), 0.0, 255.0)
     one, other = (Image.new("RGB", (WIDTH_PX, HEIGHT_PX), _rgb(color)) for color in (first, second))
     image = Image.composite(one, other, _pattern(rng))
 
-    # Padded, as the strokes reach the glyph's border and would end as if cut with a knife; turned while small: cheaper.
+    # Padded, because strokes reach the border of the glyph and would look cut off. Rotated while it
+    # is small, which is faster.
     stroke = Image.fromarray(np.pad(glyph, 1)).resize((100, 100), Image.Resampling.BICUBIC)
     stroke = stroke.rotate(rng.uniform(-10.0, 10.0), Image.Resampling.BICUBIC, expand=True)
     scale = rng.uniform(2.4, 3.0)
@@ -186,7 +192,7 @@ def _draw(glyph: npt.NDArray[np.uint8], rng: np.random.Generator) -> Image.Image
 
 
 def _pattern(rng: np.random.Generator) -> Image.Image:
-    """How two colors are mixed: clouds or stripes."""
+    """Return the weights with which two colors are mixed: clouds or stripes."""
     if rng.random() < 0.5:
         coarse = rng.integers(
             0, 256, size=(rng.integers(4, 12), rng.integers(5, 16)), dtype=np.uint8

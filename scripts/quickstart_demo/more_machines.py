@@ -1,6 +1,7 @@
-"""scripts/quickstart --ray: the same training on a cluster, of which a node ends in mid-epoch; the weights tell.
+"""scripts/quickstart --ray: the same training on a cluster. A node ends in mid-epoch, and the
+weights stay equal.
 
-The cluster's nodes are processes of this machine, and nothing is left of them.
+The cluster's nodes are processes of this machine, and none of them is left at the end.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from .contest import make_network
 from .images import Item, load_and_augment
 
 _NODES = 3
-_BATCH_SIZE = 8  # small ones, so that there are many to be lost
+_BATCH_SIZE = 8  # small, so that there are many batches
 
 
 def show(items: Sequence[Item], epochs: int) -> None:
-    """Train three times, and say whether the weights are the same."""
-    tf.config.experimental.enable_op_determinism()  # else TensorFlow itself adds up in another order each time
+    """Train three times, and print whether the weights are equal."""
+    # otherwise TensorFlow adds numbers in another order each time
+    tf.config.experimental.enable_op_determinism()
     print(f"training three times, {epochs} epochs each: the same model, seed and data", flush=True)
     here = _train(items, epochs, 0)
     version = importlib.metadata.version("ray")
@@ -65,7 +67,11 @@ def _train(
     workers: int | lp.Pool,
     at_third: Callable[[], None] | None = None,
 ) -> tuple[float, int, str]:
-    """Seconds, hosts that were replaced, the weights' SHA-256; a third into the first epoch `at_third` is called."""
+    """Return the seconds of a training, the number of replaced hosts, and the SHA-256 of the
+    weights.
+
+    `at_third` is called after a third of the first epoch.
+    """
     with lp.Loader(
         items, load_and_augment, batch_size=_BATCH_SIZE, shuffle=True, seed=0, workers=workers
     ) as loader:

@@ -1,7 +1,9 @@
-"""Kill storms: random deaths of workers, supervisors and readers, and streams that must not show them.
+"""Storms: random deaths of workers, supervisors and readers, which must not change any stream.
 
-shapes ──▶ storm (rounds: loaders and crash-free twin) ──▶ __main__ (tables, exit status)
-             ▲ killer (a thread: whom, how, when) · watchdog (a thread: what hangs is shown and ended)
-leaks (passes that are left early, and what they leave behind)
-trainers (processes that die with a loader at work: how long their workers outlive them)
+shapes ──▶ storm (rounds: loaders, and a twin without crashes) ──▶ __main__ (tables, exit status)
+             ▲ killer (a thread that kills) · watchdog (a thread that ends a process that hangs)
+leaks (abandoned passes, and what they leave behind)
+orders (trainings of each kind of order, killed and resumed)
+sharing (processes that share data by name, killed at random)
+trainers (trainers that die with a loader at work, and how long their workers outlive them)
 """

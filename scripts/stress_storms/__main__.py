@@ -1,4 +1,4 @@
-"""python -m stress_storms: the storm, abandoned passes, trainers that die; in tables, and in the exit status."""
+"""Command scripts/stress: runs all parts, and prints tables. The exit status shows a failure."""
 
 from __future__ import annotations
 
@@ -28,22 +28,21 @@ from .sharing import run_sharing
 from .storm import Result, plan_rounds, run_round
 from .trainers import LATE_S, Death, run_trainer_deaths
 
-_M_ARENA_MAX = -8  # of malloc.h
+_M_ARENA_MAX = -8  # value in malloc.h
 _say = functools.partial(print, file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
+    """Run the command, and return its exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     options = _parse(given)
-    os.environ["PYTHONFAULTHANDLER"] = (
-        "1"  # so that a supervisor that hangs can be made to show its stack
-    )
+    os.environ["PYTHONFAULTHANDLER"] = "1"  # so that a supervisor that hangs can print its stack
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     warnings.simplefilter(
         "error", lp.LoaderpoolWarning
-    )  # a damaged entry is made anew, so nothing else would show it
-    # Or each thread that reads a stream has a heap of its own, in which what it freed stays: memory would seem to grow.
+    )  # otherwise a damaged entry would be made again unnoticed
+    # Otherwise each thread that reads a stream would have a heap of its own, and keep its freed
+    # memory. Memory would seem to grow.
     ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
     _say(f"seed {options.seed}")
     results = _storm(options)
@@ -96,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"MISMATCH {line}", file=sys.stderr)
     for each in leaks:
         print(f"LEAK {each.what}: {each.before:,} before, {each.after:,} after", file=sys.stderr)
-    if mismatches and results:  # of the rounds, only the last one can have any
+    if mismatches and results:  # rounds stop at the first one with a mismatch
         again = ["--seed", str(options.seed), "--only", str(results[-1].round.number), *given]
         print(f"Again: scripts/stress {shlex.join(again)}", file=sys.stderr)
     wrong = [f"{each.kind}: {line}" for each in orders for line in each.mismatches]

@@ -1,7 +1,7 @@
 """Ends workers, supervisors and readers of this process at random moments.
 
-They are found as anybody could, by the process tree. psutil signals a process by its pid and the moment of its start,
-so a pid that was reused in between is not met.
+The processes are found in the process tree. psutil identifies a process by its pid and its start
+time, so it never signals another process that has reused the pid.
 """
 
 from __future__ import annotations
@@ -23,26 +23,29 @@ import psutil
 
 from tests.support.processes import descendants, describe, end_all
 
-_BRIEF_STOP_S = (0.02, 0.6)  # a process that is stopped for so long is left alone
-# After our own deadline: where not even the watchdog gets its turn, faulthandler's own, which is in C, ends us.
+# shortest and longest stop; a process that is stopped for so short a time is not replaced
+_BRIEF_STOP_S = (0.02, 0.6)
+# Time after the watchdog's deadline. If the watchdog cannot run, a timer of faulthandler, which is
+# written in C, ends this process.
 _LAST_RESORT_S = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """How much a killer does, and how fast."""
+    """Number and rate of kills."""
 
-    kills: int  # of workers, then it stops killing
+    kills: int  # kills of workers, after which no more are killed
     supervisor_kills: int
-    stops: int  # of workers, for good; each costs the stream some seconds
-    every_s: float  # on average
+    stops: int  # workers that are stopped for good; each costs the stream some seconds
+    every_s: float  # mean time between kills
     reader_kills: int = 0
 
 
 class Killer(threading.Thread):
-    """Kills until it is told to stop, or has nothing left to do, and counts what it did.
+    """Kills until `stop` is called or nothing is left to do, and counts its kills.
 
-    "kills" are of workers, by SIGKILL or SIGTERM, "stops" of workers for good, "brief_stops" of workers and readers.
+    "kills" are of workers, by SIGKILL or SIGTERM. "stops" stop workers for good. "brief_stops" stop
+    workers and readers for a moment.
     """
 
     def __init__(
@@ -50,27 +53,29 @@ class Killer(threading.Thread):
     ) -> None:
         super().__init__(name="killer", daemon=True)
         self._counts = counts
-        # Of the loader that is stormed; before it, its supervisor's death is an error of the import.
+        # True after the loader's first batch. Before it, the death of the supervisor is an error of
+        # the import.
         self.has_first_batch = False
         self.first_batch_turn = (
             threading.Lock()
-        )  # held while a supervisor is killed, and to say that there is none yet
+        )  # held while a supervisor is killed, and while `has_first_batch` changes
         self._budget, self._draw = budget, draw
         self._stop_now = threading.Event()
         self._supervisors_at, self._stops_at, self._readers_at = (
             collections.deque(sorted(draw.randrange(budget.kills or 1) for _ in range(count)))
             for count in (budget.supervisor_kills, budget.stops, budget.reader_kills)
         )
-        self._stopped: list[tuple[float, psutil.Process]] = []  # when to go on
+        # stopped processes, with the times to continue them
+        self._stopped: list[tuple[float, psutil.Process]] = []
 
     @property
     def is_done(self) -> bool:
-        """Whether everything was killed that should be."""
+        """True if all planned kills have been made."""
         is_left = self._supervisors_at or self._stops_at or self._readers_at
         return self._counts["kills"] >= self._budget.kills and not is_left
 
     def run(self) -> None:
-        """Kill, wait, kill."""
+        """Kill and wait in turn."""
         while not self.is_done:
             if self._stop_now.wait(
                 min(self._draw.expovariate(1 / self._budget.every_s), 10 * self._budget.every_s)
@@ -83,7 +88,9 @@ class Killer(threading.Thread):
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Kill no more; those that were stopped for a moment have gone on when this returns."""
+        """End the kills. When this returns, all processes that were stopped for a moment have
+        continued.
+        """
         self._stop_now.set()
         self.join()
 
@@ -112,21 +119,21 @@ class Killer(threading.Thread):
             number, several = _deadly(draw), draw.random()
             workers = (
                 find_workers() if several < 0.06 else [_one_of(draw, find_workers())]
-            )  # all at once, or one
+            )  # all of them, or one
             done["kills"] += sum(_send(worker, number) for worker in workers)
             if (
                 0.06 <= several < 0.15
-            ):  # and who is there a moment later, perhaps the replacement in its first steps
+            ):  # a second kill soon after, perhaps of the replacement as it starts
                 time.sleep(draw.random() * 0.01)
                 done["kills"] += _send(_one_of(draw, find_workers()), number)
 
     def _strike_supervisor(self) -> None:
         draw, how = self._draw, self._draw.random()
         supervisor = _one_of(draw, children("supervisor"))
-        if how < 0.3:  # a worker dies and no process is left to notice
+        if how < 0.3:  # kill a worker, too, so that no process notices its death
             self._counts["kills"] += _send(_one_of(draw, find_workers()), signal.SIGKILL)
         self._kill_supervisor(supervisor)
-        if how > 0.7 and self._supervisors_at:  # and the next one while it starts
+        if how > 0.7 and self._supervisors_at:  # also kill the next supervisor while it starts
             time.sleep(draw.random() * 0.6)
             self._kill_supervisor(
                 _one_of(draw, [each for each in children("supervisor") if each != supervisor])
@@ -160,7 +167,7 @@ def _one_of(draw: random.Random, processes: list[psutil.Process]) -> psutil.Proc
 
 
 def _send(process: psutil.Process | None, number: int) -> bool:
-    """Signal a process; whether it was there."""
+    """Signal a process. Return True if it existed."""
     with contextlib.suppress(psutil.Error):
         if process is not None and process.status() != psutil.STATUS_ZOMBIE:
             process.send_signal(number)
@@ -169,7 +176,9 @@ def _send(process: psutil.Process | None, number: int) -> bool:
 
 
 def children(what: str) -> list[psutil.Process]:
-    """This process's supervisors ("supervisor"), or readers of its streams ("reader"), that are alive."""
+    """Return the living supervisors of this process ("supervisor"), or the readers of its streams
+    ("reader").
+    """
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
@@ -179,7 +188,7 @@ def children(what: str) -> list[psutil.Process]:
 
 
 def find_workers() -> list[psutil.Process]:
-    """Workers of this process's supervisors that are alive."""
+    """Return the living workers of this process's supervisors."""
     found = []
     for supervisor in children("supervisor"):
         with contextlib.suppress(psutil.Error):
@@ -189,12 +198,14 @@ def find_workers() -> list[psutil.Process]:
     return found
 
 
-# ---- what hangs
+# ---- processes that hang
 
 
 @contextlib.contextmanager
 def watched(seconds: float, what: str) -> Iterator[None]:
-    """The block ends within so many seconds; else its stacks are shown and this process ends with status 1."""
+    """Context manager for code with a deadline. If it is missed, print all stacks and end this
+    process with status 1.
+    """
     over = threading.Event()
     thread = threading.Thread(
         target=_watch, args=(over, seconds, what), name="watchdog", daemon=True
@@ -228,7 +239,8 @@ def _watch(over: threading.Event, seconds: float, what: str) -> None:
         )
     for supervisor in children("supervisor"):
         print(f"---- supervisor {supervisor.pid} ----", file=sys.stderr, flush=True)
-        supervisor.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER: it prints its stack, and ends
+        # with PYTHONFAULTHANDLER, it prints its stack and ends
+        supervisor.send_signal(signal.SIGABRT)
         supervisor.resume()
         time.sleep(0.5)
     end_all(tree)
@@ -236,7 +248,7 @@ def _watch(over: threading.Event, seconds: float, what: str) -> None:
 
 
 def _stacks_of_worker(pid: int) -> str:
-    """What its faulthandler writes, on SIGUSR1, into its memory file for stacks."""
+    """Return the stacks that the worker's faulthandler writes into its memory file on SIGUSR1."""
     try:
         file = next(
             file

@@ -1,6 +1,8 @@
-"""Passes that are left early, hundreds of them, and what this process and those below it hold afterwards: no more.
+"""Hundreds of abandoned passes. Afterwards, this process and its descendants must not hold more
+than before.
 
-glibc is told to have one heap (`M_ARENA_MAX`), or each thread that has read a stream would keep a heap of its own.
+glibc uses a single heap (`M_ARENA_MAX`). Otherwise each thread that has read a stream would keep a
+heap of its own.
 """
 
 from __future__ import annotations
@@ -28,38 +30,41 @@ from loaderpool.engine.version import Version
 from .killer import watched
 from .shapes import SHAPES, Faults, make
 
-# Row ranges take seconds a pass; the others are here.
+# Row ranges take seconds for each pass. All other shapes are included.
 _LEFT_OUT = ("row ranges of slow batches",)
 _WORKERS = 2
 _WAYS = ("break", "exception", "drop", "close", "cycle")
 _UNLOAD_S = 5.0
-_FRESH_EVERY = 20  # passes, one is over a loader of its own, which is dropped with it
-# A ring has as many slots as its most runs at once have needed: two iterators, the next epoch's run that stands ready,
-# and one that was left and is not answered yet.
+_FRESH_EVERY = 20  # one in this number of passes has a loader of its own, which is dropped with it
+# A ring has as many slots as its concurrent runs have needed: two iterators, the parked run of the
+# next epoch, and an abandoned run whose end is not yet confirmed.
 _MOST_RUNS = 4
-_MOST_KEPT = 12  # batches, of an iterator
+_MOST_KEPT = 12  # batches of one iterator
 _MOST_TAKEN = 60
 _SETTLE_S = 5.0
 _NEVER_RESTS = ("trainer_bytes", "own_bytes")
 _SHARED_MEMORY = Path("/dev/shm")
-# What 500 passes were seen to add: 1.4 MiB of the arena, where the rings of the recorders fill (they end at 1.8 MiB a
-# worker), and 2.3 MiB of the trainer; 1,500 passes add 1.9 and 3 MiB. The whole tree's memory goes up and down by
-# 4 MiB, because a worker that was forked a moment ago has few pages of its own. Smaller slacks cry wolf, larger ones
-# miss small leaks.
+# 500 passes were observed to add 1.4 MiB to the arena, where the recorders' rings fill up (at most
+# 1.8 MiB for each worker), and 2.3 MiB to the trainer. 1,500 passes add 1.9 and 3 MiB. The memory
+# of all processes varies by 4 MiB, because a worker that was just forked has few pages of its own.
+# Smaller: false alarms. Larger: small leaks are missed.
 _SLACKS = {"arena_bytes": 2 << 20, "trainer_bytes": 3 << 20, "own_bytes": 8 << 20}
 
 
 class _ConsumerFailedError(Exception):
-    """Of the loop's body."""
+    """Raised by the body of the loop."""
 
 
 def run_abandoned(
     passes: int, shapes: Iterable[str], seed: int, deadline_s: float, say: Callable[[str], None]
 ) -> list[Growth]:
-    """Leave so many passes early, in every way there is, after as many again as it takes to know each loader."""
+    """Abandon this number of passes, in every possible way. Before that, abandon enough passes to
+    fill all caches.
+    """
     draw = random.Random(f"{seed}/abandon")
     names = [name for name in shapes if name not in _LEFT_OUT]
-    # Temporary files of this process and those that it starts come there, too, so that they can be counted.
+    # Temporary files of this process and its children are created there, so that they can be
+    # counted.
     with (
         tempfile.TemporaryDirectory(prefix="loaderpool-stress-") as folder,
         unittest.mock.patch.dict(os.environ, TMPDIR=folder),
@@ -88,7 +93,8 @@ def run_abandoned(
                 )
 
         def settle() -> dict[str, int]:
-            # Every loader in the same state: a worker is as large as what it did last.
+            # Bring every loader into the same state, because a worker's size depends on its last
+            # work.
             for name, loader in loaders.items():
                 with watched(deadline_s, f"a whole pass of {name}"):
                     for _ in range(2):
@@ -119,7 +125,9 @@ def run_abandoned(
 
 
 def _wait_unloaded(pool: lp.Pool) -> None:
-    """Those that were dropped have given their memory back: the pool's trainer does so when it next looks."""
+    """Wait until dropped loaders have released their memory. The main process releases it at its
+    next call.
+    """
     gc.collect()
     workers = pool._worker_pool
     deadline = time.monotonic() + _UNLOAD_S
@@ -131,7 +139,9 @@ def _wait_unloaded(pool: lp.Pool) -> None:
 
 
 def _ahead_bytes(loader: lp.Loader) -> int:
-    """Where a stream's items lie that are read ahead: further, the larger the largest chunk was that there ever was."""
+    """Return the size of the extents for a stream's read-ahead items. It grows with the largest
+    chunk so far.
+    """
     engine: Any = loader._core.engine
     feeds = engine.feeds.present
     if feeds is None:
@@ -142,8 +152,8 @@ def _ahead_bytes(loader: lp.Loader) -> int:
 
 
 def _grow_ring(loader: lp.Loader) -> None:
-    """Have as many slots as it ever will, for those that a ring has it keeps."""
-    for _ in loader:  # its slots are as large as they will be
+    """Make the ring as large as it will ever be, because a ring keeps its slots."""
+    for _ in loader:  # the slots get their final size
         pass
     iterators = [iter(loader) for _ in range(_MOST_RUNS)]
     kept = [[next(each, None) for _ in range(_MOST_KEPT)] for each in iterators]
@@ -151,7 +161,7 @@ def _grow_ring(loader: lp.Loader) -> None:
 
 
 def _leave(loader: lp.Loader, draw: random.Random, ways: Sequence[str]) -> None:
-    """One pass, taken for some batches and left."""
+    """Take some batches of a pass, and abandon it."""
     take = draw.choice((0, 1, 1, 2, 3, draw.randrange(_MOST_TAKEN)))
     how = draw.choice(ways)
     if how == "break":
@@ -175,7 +185,7 @@ def _leave(loader: lp.Loader, draw: random.Random, ways: Sequence[str]) -> None:
         for _ in range(take):
             next(batches, None)
         state = batches.state_dict()
-        del batches  # or a ring would have to serve one run more than elsewhere
+        del batches  # otherwise the ring would need slots for another run
         loader.load_state_dict(state)
         next(iter(loader))
     else:
@@ -183,21 +193,21 @@ def _leave(loader: lp.Loader, draw: random.Random, ways: Sequence[str]) -> None:
         kept = [next(batches, None) for _ in range(min(take, _MOST_KEPT))]
         if how == "close":
             batches.close()
-        elif how == "cycle":  # only a collection ends it
+        elif how == "cycle":  # only garbage collection ends this pass
             kept.append(kept)
             kept.append(batches)
     if (
         how == "cycle" or draw.random() < 0.2
-    ):  # left to itself Python may take a hundred passes to look
+    ):  # Python alone may collect only after a hundred passes
         gc.collect()
 
 
-# ---- what is held
+# ---- held resources
 
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """One kind of holding before and after, and what it may be after."""
+    """One kind of held resource: its amount before and after, and the allowed amount after."""
 
     what: str
     before: int
@@ -206,12 +216,12 @@ class Growth:
 
     @property
     def is_leak(self) -> bool:
-        """Whether it has grown."""
+        """True if the amount has grown too much."""
         return self.after > self.at_most
 
 
 def _settled() -> dict[str, int]:
-    """What is held once nothing moves any more."""
+    """Return the held resources when they do not change any more."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     deadline = time.monotonic() + _SETTLE_S
@@ -226,7 +236,9 @@ def _settled() -> dict[str, int]:
 
 
 def _held() -> dict[str, int]:
-    """What this process and those below it hold; one that ends meanwhile is not counted."""
+    """Return the resources that this process and its descendants hold. A process that ends
+    meanwhile is not counted.
+    """
     me = psutil.Process()
     threads, descriptors, own = threading.active_count(), me.num_fds(), _own_bytes(me.pid)
     trainer_bytes, children = own, me.children(recursive=True)
@@ -234,7 +246,8 @@ def _held() -> dict[str, int]:
         with contextlib.suppress(OSError, psutil.Error):
             seen = process.num_threads(), process.num_fds(), _own_bytes(process.pid)
             threads, descriptors, own = threads + seen[0], descriptors + seen[1], own + seen[2]
-    # In the folder for temporary files, where caches on disk are, too, and ours in /dev/shm.
+    # Files in the folder for temporary files, which also has caches on disk, and our files in
+    # /dev/shm.
     files = _sizes([*Path(tempfile.gettempdir()).rglob("*"), *_SHARED_MEMORY.glob("*loaderpool*")])
     return {
         "processes": 1 + len(children),
@@ -245,16 +258,16 @@ def _held() -> dict[str, int]:
         "arena_bytes": sum(
             _sizes(file for file in Path("/proc/self/fd").iterdir() if _is_arena(file)).values()
         ),
-        "trainer_bytes": trainer_bytes,  # this process's heap and anonymous memory
-        "own_bytes": own,  # the same of all of them, shared pages counted once
+        "trainer_bytes": trainer_bytes,  # heap and anonymous memory of this process
+        "own_bytes": own,  # the same for all processes, with shared pages counted once
     }
 
 
 def _sizes(paths: Iterable[Path]) -> dict[tuple[int, int], int]:
-    """Bytes of pages or blocks of each file, by its inode, so that it is counted once."""
+    """Return the bytes of pages or blocks of each file, by inode, so that each file counts once."""
     found = {}
     for path in paths:
-        with contextlib.suppress(OSError):  # deleted or closed in between
+        with contextlib.suppress(OSError):  # deleted or closed meanwhile
             status = path.stat()
             found[status.st_dev, status.st_ino] = status.st_blocks * 512
     return found
@@ -268,7 +281,9 @@ def _is_arena(descriptor: Path) -> bool:
 
 
 def _own_bytes(pid: int) -> int:
-    """Its share of memory that no file is behind: `Pss_Anon`, in which the arena and libraries are not."""
+    """Return a process's share of memory without a file: `Pss_Anon`, which excludes the arena and
+    libraries.
+    """
     (line,) = re.findall(
         r"^Pss_Anon: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE
     ) or ["0"]

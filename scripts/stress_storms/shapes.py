@@ -1,6 +1,7 @@
-"""The shapes of work that are stormed: a function, its source and settings; the faults of the function.
+"""Shapes of work for the storm: a function, its source and settings, and the function's faults.
 
-First those over items by index, then streams, read by a process or on a thread of the trainer, and generators.
+First shapes with items by index, then streams, read by a process or by a thread of the trainer, and
+generators.
 """
 
 from __future__ import annotations
@@ -27,24 +28,25 @@ import loaderpool as lp
 
 _SEQUENCE_BATCHES = 60
 _LARGE_EVERY = (
-    61  # items, one goes to the workers through shared memory, not through the reader's socket
+    61  # one in this number of items is sent in shared memory, not by the reader's socket
 )
 _FILES = 7
-_OF_GENERATOR = 100_000  # its items have faults of their own, apart from those of `fn`
+# added to items of a generator, whose faults are counted apart from those of `fn`
+_OF_GENERATOR = 100_000
 _SHARDS = 14
 _FAULT = "fault-"
 
 
 @dataclasses.dataclass(frozen=True)
 class Faults:
-    """Segmentation faults out of the user's code itself: of one item in so many, once in a round."""
+    """Segmentation faults in the user's code: of one in `one_in` items, once in a round."""
 
-    folder: str  # remembers which items have faulted; what else a shape needs on disk is there, too
-    trainer: int  # the pid in which nothing dies and nobody waits
-    one_in: int  # 0: none
+    folder: str  # folder for a mark of each item that has faulted, and for other files of the shape
+    trainer: int  # pid of the process in which no item faults or waits
+    one_in: int  # 0: no item faults
 
     def meet(self, item: int, seconds: float = 0.0) -> None:
-        """Die here, if this item is one that does and has not yet; else take this long, as by `wait`."""
+        """Die if this item faults and has not done so yet. Otherwise wait, as `wait` does."""
         if os.getpid() == self.trainer:
             return
         if self.one_in and not zlib.crc32(b"%d" % item) % self.one_in:
@@ -55,43 +57,44 @@ class Faults:
             time.sleep(seconds)
 
     def wait(self, seconds: float) -> None:
-        """Take this long in a worker; the twin need not wait."""
+        """Wait in a worker. The twin need not wait."""
         if os.getpid() != self.trainer:
             time.sleep(seconds)
 
     @property
     def met(self) -> int:
-        """How many items have faulted."""
+        """Return the number of items that have faulted."""
         return sum(1 for _ in Path(self.folder).glob(f"{_FAULT}*"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A kind of work, and how fast workers may be killed over it so that it goes on nevertheless."""
+    """A kind of work, and a rate of kills at which it still makes progress."""
 
     name: str
     function: Callable[
         ..., Any
-    ]  # is given the faults before all else; of a sequence: makes it of them
+    ]  # the function, called with the faults first; for a sequence, it makes the sequence of them
     items: int
     settings: dict[str, Any]
-    by: str = "fn"  # which argument the function is; "sequence": it is one, with hooks
-    source: Callable[[Faults, int], Any] | None = None  # of so many items; None: a range
+    by: str = "fn"  # argument for the function; "sequence": it is a sequence with hooks
+    # makes a source of this number of items; None: a range
+    source: Callable[[Faults, int], Any] | None = None
     generator: Callable[..., Any] | None = (
-        None  # as the function, and a shard: what makes a generator of it
+        None  # makes a generator; called as the function, and with a shard
     )
-    augment: Callable[..., Any] | None = None  # as the function
-    cache: str = ""  # "memory" or "disk"
-    kill_every_s: float = 0.04  # on average
-    faults_one_in: int = 97  # of the items, by a segmentation fault of their own
+    augment: Callable[..., Any] | None = None  # called as the function
+    cache: str = ""  # "memory" or "disk"; empty: no cache
+    kill_every_s: float = 0.04  # mean time between kills
+    faults_one_in: int = 97  # one in this number of items ends its worker by a segmentation fault
     is_one_shot: bool = (
-        False  # the source: each pass has a loader of its own, and none can be saved
+        False  # True if a source is read once: each pass has its own loader, and is not saved
     )
     has_reader: bool = False
 
     @property
     def is_sequence(self) -> bool:
-        """Whether its hooks count, so that each pass must be whole, and none can be saved."""
+        """True if hooks change each epoch, so that each pass must be whole, and is not saved."""
         return self.by == "sequence"
 
 
@@ -99,7 +102,7 @@ _FIELDS = frozenset(field.name for field in dataclasses.fields(Shape))
 
 
 def shape_of(name: str, function: Callable[[Faults], Any], items: int, **rest: Any) -> Shape:
-    """A shape; what of `rest` is no field of it are arguments of its loaders."""
+    """Return a shape. Names in `rest` that are not its fields are arguments of its loaders."""
     how = {key: rest.pop(key) for key in _FIELDS & rest.keys()}
     return Shape(name, function, items, rest, **how)
 
@@ -107,8 +110,11 @@ def shape_of(name: str, function: Callable[[Faults], Any], items: int, **rest: A
 def make(
     shape: Shape, faults: Faults, seed: int, memory: str | None = None, **where: Any
 ) -> lp.Loader:
-    """A loader of this shape; under `workers=0` without its cache, which must change nothing."""
-    limits = lp.Limits(memory=memory, restarts_per_item=1000)  # random kills convict nobody
+    """Return a loader of this shape. With `workers=0` it has no cache, which must not change a
+    batch.
+    """
+    # random kills must not exclude an item
+    limits = lp.Limits(memory=memory, restarts_per_item=1000)
     if not isinstance(where.get("workers"), lp.Pool):
         limits = dataclasses.replace(limits, restarts=None)
     settings = {"seed": seed, "limits": limits, **shape.settings, **where}
@@ -143,7 +149,7 @@ def _into_out(faults: Faults, item: int, rng: np.random.Generator, out: Any) -> 
     noise = rng.random((16, 64))
     if out is None:
         return noise
-    for row in range(16):  # half written is a state like any other
+    for row in range(16):  # a kill can come between two rows
         out[row] = noise[row]
         faults.wait(0.00005)
         if row == 8:
@@ -162,7 +168,7 @@ def _of_globals(faults: Faults, item: int) -> Any:
 
 
 class _Captured:
-    """A function that holds random generators of its own, as the objects of augmentation libraries do."""
+    """A function with random generators of its own, like objects of augmentation libraries."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(7)
@@ -178,7 +184,7 @@ class _Captured:
 
 
 class _CapturedByGenerator(_Captured):
-    """Makes generators of shards, which draw from them."""
+    """Makes generators of shards. They draw from captured random generators."""
 
     def __call__(self, faults: Faults, shard: range) -> Iterator[Any]:
         for number in shard:
@@ -208,13 +214,13 @@ def _with_text(faults: Faults, item: int, rng: np.random.Generator) -> Any:
 
 def _outgrowing(faults: Faults, item: int, rng: np.random.Generator) -> Any:
     faults.meet(item, 0.0005)
-    # Each larger than any before it, so that batches outgrow their slots time and again.
+    # Each item is larger than all before it, so that batches outgrow their slots repeatedly.
     rows = 6 * (10 + item) if item % 23 == 11 else 1 + item % 4
     return np.full((rows, 8), rng.random(), np.float64)
 
 
 def _failing(faults: Faults, item: int, rng: np.random.Generator) -> Any:
-    if 40 <= item < 50:  # a whole batch, which is then left out
+    if 40 <= item < 50:  # a whole batch fails, and is left out
         raise ValueError(f"item {item} is broken")
     faults.meet(item, 0.0003)
     if item % 11 == 3:
@@ -233,13 +239,13 @@ def _vectorised(faults: Faults, items: list[int], rng: np.random.Generator) -> A
 
 
 def _decoded(faults: Faults, item: int) -> Any:
-    """What a cache keeps: nothing random, of varied size."""
+    """Return a cached result: of varied size, and not random."""
     faults.meet(item, 0.001)
     return np.arange(20 + item % 50, dtype=np.float32)[:, None] * np.full((1, 16), item, np.float32)
 
 
 def _cropped(faults: Faults, sample: Any, rng: np.random.Generator) -> Any:
-    """What is done anew in each epoch with what is kept, in place."""
+    """Change a cached result in place, differently in each epoch."""
     at = int(rng.integers(len(sample) - 16))
     faults.meet(10_000 + int(sample[-1, 0]))
     sample *= rng.random(dtype=np.float32)
@@ -247,12 +253,12 @@ def _cropped(faults: Faults, sample: Any, rng: np.random.Generator) -> Any:
 
 
 class _Sequence:
-    """Whole batches, and hooks that change what comes next."""
+    """A sequence of whole batches, with hooks that change the next epoch."""
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
         self.epoch = 0
-        self.order = np.arange(20_000)  # large enough to travel beside the pickle
+        self.order = np.arange(20_000)  # large enough to be stored beside the pickle
         self.seen: list[int] = []
 
     def __len__(self) -> int:
@@ -273,7 +279,7 @@ class _Sequence:
 
 
 class _Items:
-    """Begins anew each time."""
+    """A stream that can be iterated again."""
 
     def __init__(self, faults: Faults, count: int) -> None:
         self.count = count
@@ -285,7 +291,7 @@ class _Items:
 
 
 class _TinyItems:
-    """The same, of numbers, and it cannot travel."""
+    """The same with numbers. It cannot be pickled."""
 
     def __init__(self, faults: Faults, count: int) -> None:
         self.count = count
@@ -298,7 +304,7 @@ class _TinyItems:
 
 
 def _of_files(faults: Faults, count: int) -> Iterable[Any]:
-    """Files of unequal length, made on the spot, and read side by side."""
+    """Return a source that reads new files of different length in turn."""
     paths = [f"{faults.folder}/lines-{number}.jsonl" for number in range(_FILES)]
     per_weight = count // (_FILES * (_FILES + 1) // 2)
     for number, path in enumerate(paths):
@@ -328,21 +334,23 @@ def _of_line(faults: Faults, item: dict[str, int], rng: np.random.Generator) -> 
 
 
 def _unequal(items: int) -> list[range]:
-    """Shards of very unequal size, an empty one among them."""
+    """Yield the items of a shard. Shards have very different sizes, and one is empty."""
     weights = [number * (1 + number % 3) for number in range(_SHARDS)]
     edges = [items * sum(weights[:number]) // sum(weights) for number in range(_SHARDS + 1)]
     return [range(first, last) for first, last in itertools.pairwise(edges)]
 
 
 def _generator(faults: Faults, shard: range, rng: np.random.Generator) -> Iterator[Any]:
-    """Random numbers of its own, of a parameter."""
+    """Yield random numbers of the parameter `rng`."""
     for number in shard:
         faults.meet(_OF_GENERATOR + number)
         yield number, rng.random()
 
 
 def _generator_of_globals(faults: Faults, shard: range) -> Any:
-    """Random numbers of the global generators; every third shard is a list, whose items are fetched by number."""
+    """Yield random numbers of the global generators. Every third shard is a list, which is read by
+    index.
+    """
 
     def draw() -> Iterator[Any]:
         for number in shard:
@@ -371,7 +379,7 @@ _SHAPES = (
     shape_of("chunks of tiny batches", _tiny, 20_000, batch_size=4, shuffle=True, faults_one_in=4001),
     shape_of("global random streams", _of_globals, 1500, batch_size=4, faults_one_in=301),
     shape_of("captured random streams", _Captured(), 1500, batch_size=4, shuffle=True, faults_one_in=301),
-    # A kill may cost a worker 100 ms of its time.
+    # A kill may take 100 ms of a worker's time.
     shape_of("row ranges of slow batches", _slow, 30, batch_size=6, shuffle=True, kill_every_s=0.2, faults_one_in=17),
     shape_of("varying, padded", _of_varied_length, 1000, batch_size=8, shuffle=True, pad=True),
     shape_of("by length, padded", _of_varied_length, 1000, buckets=_BY_LENGTH, shuffle=True, pad=True),

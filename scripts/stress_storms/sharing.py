@@ -1,4 +1,6 @@
-"""Kill processes that share data by name at random moments. None may hang or get half a value."""
+"""Kill processes that share data by name at random moments. None may hang or get a part of a
+value.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def run_sharing(kills: int, seed: int, deadline_s: float, folder: Path) -> Shari
     draw, found = random.Random(f"{seed}/sharing"), Sharing()
     before = names_bound()
     (folder / "log").touch()
-    running: dict[int, tuple[int, float]] = {}  # pid: pipe of heartbeats, latest one
+    # pipe of heartbeats and time of the latest one, by pid
+    running: dict[int, tuple[int, float]] = {}
     try:
         while found.kills < kills and not found.mismatches:
             while len(running) < _PROCESSES:

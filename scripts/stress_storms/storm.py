@@ -1,7 +1,8 @@
-"""Rounds of the storm: loaders and their crash-free twin, pass by pass, batch by batch, deaths all the while.
+"""Rounds of the storm: loaders and a twin without crashes, compared batch by batch during kills.
 
-A round has a shape, ordered or not, and some kills. One loader after the other gives its passes, each with other
-workers and another memory limit; every batch is compared with that of the twin, the same loader without processes.
+A round has a shape, an order or none, and some kills. Its loaders follow each other, each with
+another number of workers and another memory limit. Every batch is compared with that of the twin,
+the same loader without processes.
 """
 
 from __future__ import annotations
@@ -32,24 +33,24 @@ from .shapes import SHAPES, Faults, Shape, make
 
 WORKERS = (1, 2, 3, 4)
 _MEMORY_LIMITS = (None, "24MiB", "96MiB")
-_PASSES = 2  # of a round at least, so that an edge between epochs is met
-_GONE_S = 10.0  # after close
-_HELD_BATCHES = 8  # that are kept, some of them over passes
-_LEFT, _SAVED, _TWO_AT_ONCE = 0.2, 0.4, 0.3  # of the passes
-_SHOWN = 5  # differences of one pass
+_PASSES = 2  # least number of passes in a round, so that an epoch follows another one
+_GONE_S = 10.0  # time after `close` in which all processes must end
+_HELD_BATCHES = 8  # batches that are kept, some of them over several passes
+_LEFT, _SAVED, _TWO_AT_ONCE = 0.2, 0.4, 0.3  # shares of all passes
+_SHOWN = 5  # differences of one pass that are printed
 
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """What is stormed, and how."""
+    """Work of a round, and its kills."""
 
     number: int
     shape: Shape
     is_ordered: bool
     workers: int
     budget: Budget
-    draws: str  # the seed of all that is drawn in it
-    is_resized: bool  # in mid-pass, time and again
+    draws: str  # seed of all random choices in the round
+    is_resized: bool  # True if the number of workers changes repeatedly during passes
 
     def __str__(self) -> str:
         order = "ordered" if self.is_ordered else "unordered"
@@ -58,7 +59,7 @@ class Round:
 
 @dataclasses.dataclass
 class Result:
-    """What came of a round: of what there was how much, what differs from the twin, and how long it took."""
+    """Result of a round: counts of events, differences from the twin, and duration."""
 
     round: Round
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
@@ -67,7 +68,9 @@ class Result:
 
 
 def plan_rounds(options: argparse.Namespace) -> Iterator[Round]:
-    """Rounds without end: each shape ordered and not, then again with other numbers of workers."""
+    """Yield endless rounds: each shape with and without an order, then again with other numbers of
+    workers.
+    """
     kinds = [(SHAPES[name], is_ordered) for name in options.shape for is_ordered in (True, False)]
     kills = -(-options.kills // len(kinds)) if options.seconds is None else options.kills_a_round
     random.Random(options.seed).shuffle(kinds)
@@ -76,7 +79,7 @@ def plan_rounds(options: argparse.Namespace) -> Iterator[Round]:
         budget = Budget(
             kills=max(
                 4, int(kills * min(1.0, 0.08 / shape.kill_every_s))
-            ),  # less where they must be slow
+            ),  # fewer kills if they must be slow
             supervisor_kills=max(1, -(-options.supervisor_kills // len(kinds))),
             stops=int(bool(options.stops_every) and number % options.stops_every == 0),
             every_s=shape.kill_every_s,
@@ -89,7 +92,9 @@ def plan_rounds(options: argparse.Namespace) -> Iterator[Round]:
 
 
 def run_round(this: Round, deadline_s: float, stop_at_s: float = float("inf")) -> Result:
-    """Storm one loader and its successors until all kills are spent, or the monotonic clock is at `stop_at_s`."""
+    """Kill processes of a loader and its successors until all kills are made, or until the
+    monotonic time `stop_at_s`.
+    """
     result = Result(this)
     started = time.monotonic()
     draw = random.Random(this.draws)
@@ -126,7 +131,9 @@ def run_round(this: Round, deadline_s: float, stop_at_s: float = float("inf")) -
 
 
 class _Consumer:
-    """Takes passes, now fast, now slow, keeps some batches, leaves some passes, and goes on in another loader."""
+    """Takes passes at varying speed, keeps some batches, abandons some passes, and continues in
+    other loaders.
+    """
 
     def __init__(self, result: Result, faults: Faults, draw: random.Random, killer: Killer) -> None:
         self._result, self._round, self._faults, self._killer = result, result.round, faults, killer
@@ -134,15 +141,17 @@ class _Consumer:
         self._twin = Twin(self._round.shape, faults, self._seed)
         self._loader = self._make(self._round.workers)
         self._epoch = 0
-        self._is_read = False  # a pass over the loader has begun
-        self._is_one_loaders = True  # the present pass
+        self._is_read = False  # a pass over the loader has started
+        self._is_one_loaders = True  # all batches of the present pass come from one loader
         self._beside: _Beside | None = None
         self._held: collections.deque[tuple[str, Any, bytes]] = collections.deque(
             maxlen=_HELD_BATCHES
         )
 
     def take_pass(self) -> None:
-        """One pass, compared with the twin's; perhaps with some batches of another one beside it."""
+        """Take a pass, and compare it with the twin's. Perhaps take batches of a second pass at the
+        same time.
+        """
         draw, result, shape, epoch = self._draw, self._result, self._round.shape, self._epoch
         expected, errors = self._twin.epoch(epoch)
         is_whole = shape.is_sequence or draw.random() >= _LEFT
@@ -178,20 +187,22 @@ class _Consumer:
         result.counts["batches"] += len(got)
 
     def check_held(self, when: str) -> None:
-        """What was lent has not changed since."""
+        """Check that kept views have not changed."""
         for name, batch, seen in self._held:
             if digest(batch) != seen:
                 self._result.mismatches.append(f"{name}, which is held, has changed {when}")
 
     def close(self) -> None:
-        """Nothing is needed any more."""
+        """Close the loader and the twin."""
         self._twin.close()
         self._close_loader()
 
     # ---- the parts of a pass
 
     def _take_parts(self, got: list[bytes], stops: list[int], end: int) -> None:
-        """Take the pass until it has so many batches; at each stop before that another loader goes on with it."""
+        """Take batches of a pass until there are `end`. At each stop before that, save it and
+        continue in another loader.
+        """
         place, is_over = None, False
         while not is_over:
             (batches, save), had = self._read(place), len(got)
@@ -203,12 +214,12 @@ class _Consumer:
                 is_over = self._is_one_loaders = False
                 self._end_beside(
                     is_counted=False
-                )  # the epochs behind this one are those of the loader that goes on
+                )  # the next epochs are made by the loader that continues
                 place = save(len(got) - had)
                 self._count_loss()
                 if (
                     len(got) == end and not stops
-                ):  # the loss came before the stream's end: nothing of it is left
+                ):  # the reader died at the end of the stream, so no batch is left
                     self._loader.load_state_dict(json.loads(place))
                     is_over = True
                 elif self._draw.random() < 0.5:
@@ -227,7 +238,7 @@ class _Consumer:
             del batches, save
 
     def _take(self, batches: Iterator[Any], got: list[bytes], until: int | None) -> bool:
-        """Take batches until there are so many; whether the pass has ended before."""
+        """Take batches until there is this number of them. Return True if the pass ended before."""
         for batch in batches:
             seen = digest(batch)
             got.append(seen)
@@ -254,7 +265,7 @@ class _Consumer:
             time.sleep(0.3)
 
     def _count_loss(self) -> None:
-        """A reader's death has ended a pass: there must have been one."""
+        """Count a pass that ended because its reader died. There must have been such a death."""
         result = self._result
         result.counts["losses"] += 1
         if result.counts["losses"] > self._round.budget.reader_kills:
@@ -272,7 +283,9 @@ class _Consumer:
     # ---- one loader after the other
 
     def _read(self, place: Any) -> tuple[Iterator[Any], Callable[[int], Any]]:
-        """A pass, from a saved place on if there is one; and what saves its place after so many of its batches."""
+        """Return a pass, from a saved place on if there is one, and a function that saves its place
+        after a number of batches.
+        """
         loader, draw = self._loader, self._draw
         if place is not None:
             loader.load_state_dict(json.loads(place))
@@ -280,7 +293,7 @@ class _Consumer:
 
         def save(taken: int) -> str:
             own = batches.state_dict
-            if loader.last_error is not None:  # a pass that has failed is no live one
+            if loader.last_error is not None:  # a failed pass is not active
                 return json.dumps(own())
             return json.dumps(
                 draw.choice(
@@ -299,7 +312,7 @@ class _Consumer:
         )
 
     def _close_loader(self) -> None:
-        """Close it, and look for what it leaves behind."""
+        """Close the loader, and check that it leaves nothing behind."""
         result = self._result
         mine = descendants(os.getpid())
         self._loader.close()
@@ -320,7 +333,9 @@ class _Consumer:
 
 
 class _Beside:
-    """A second pass over the stormed loader, of the next epoch, from which a batch is taken now and then."""
+    """A second pass over the stormed loader, of the next epoch, from which a batch is taken now and
+    then.
+    """
 
     def __init__(self, loader: lp.Loader, expected: list[bytes], is_ordered: bool) -> None:
         self._loader, self._expected, self._is_ordered = loader, expected, is_ordered
@@ -330,7 +345,7 @@ class _Beside:
         self.losses = 0
 
     def take(self) -> None:
-        """The next batch, if there is one."""
+        """Take the next batch, if there is one."""
         if self._is_over:
             return
         if self._batches is None:
@@ -345,7 +360,7 @@ class _Beside:
             self.got.append(digest(batch))
 
     def end(self) -> list[str]:
-        """Leave it; what differs."""
+        """Abandon the pass, and return its differences from the twin."""
         self._batches = None
         is_whole = self._is_over and not self.losses
         found = compare(self.got, self._expected, is_ordered=self._is_ordered, is_whole=is_whole)
@@ -353,7 +368,7 @@ class _Beside:
 
 
 class Twin:
-    """The same loader without processes: what each epoch must be."""
+    """The same loader without processes, with the expected batches of each epoch."""
 
     def __init__(self, shape: Shape, faults: Faults, seed: int) -> None:
         self._shape = shape
@@ -364,12 +379,15 @@ class Twin:
         self._errors = 0
 
     def epoch(self, epoch: int) -> tuple[list[bytes], int]:
-        """Digests of the epoch's batches, and how many of its samples failed. To be asked for in order."""
+        """Return digests of the epoch's batches, and the number of its failed samples. Epochs must
+        be requested in order.
+        """
         if epoch != self._epoch:
             if self._shape.is_one_shot and self._epoch >= 0:
                 self._loader.close()
                 self._loader = self._make()
-            if not self._shape.is_sequence:  # there the hooks count, and every pass is whole
+            # hooks of a sequence have effects, so every pass must be whole
+            if not self._shape.is_sequence:
                 self._loader.epoch = epoch
             before = self._loader.statistics().errors
             self._digests = [digest(batch) for batch in self._loader]
@@ -382,7 +400,7 @@ class Twin:
 
 
 def digest(batch: Any) -> bytes:
-    """Of structure, dtypes, shapes and every bit."""
+    """Return a hash of a batch's structure, dtypes, shapes and bits."""
     state = hashlib.blake2b(digest_size=16)
     _feed(state, batch)
     return state.digest()
@@ -414,7 +432,9 @@ def _feed(state: Any, part: Any) -> None:
 def compare(
     got: list[bytes], expected: list[bytes], *, is_ordered: bool, is_whole: bool
 ) -> list[str]:
-    """One line for each difference of digests: of what was delivered, and of the twin's whole epoch."""
+    """Yield a line for each difference between the digests of delivered batches and those of the
+    twin's epoch.
+    """
     if is_ordered and got == (expected if is_whole else expected[: len(got)]):
         return []
     counted, wanted = collections.Counter(got), collections.Counter(expected)

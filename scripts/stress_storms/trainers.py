@@ -1,4 +1,6 @@
-"""Trainers that die in the middle of anything: how long their processes outlive them, and whether any is left."""
+"""Trainers that die at random moments: how long their processes outlive them, and whether any is
+left.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,16 @@ from tests.support.processes import describe, end_all, marked
 
 from .shapes import SHAPES, Faults, make
 
-LATE_S = 1.0  # until nothing of a trainer may be left
+LATE_S = 1.0  # time after which no process of a trainer may be left
 _GIVE_UP_S = 10.0
 _LOOK_S = 0.005
 _MARK = "LOADERPOOL_STRESS_TRAINER"
 _WAYS = ("SIGKILL", "SIGTERM", "SIGSEGV", "os._exit", "exception")
-# What a worker is in when its trainer dies: the shape's work, C code that keeps the GIL, a stop, user code that forks.
+# State of the workers when the trainer dies: the shape's work, C code that keeps the GIL, a stop,
+# or user code that forks.
 _WORKERS_ARE = ("at work", "at work", "in C code", "stopped")
-_MOST_S = 0.8  # from the loader's construction to the death: its start is among the moments
+# longest time from the loader's construction to the death, which may come during the start
+_MOST_S = 0.8
 _SHAPES = (
     "single batches", "chunks of tiny batches", "oversize batches", "rows fail, skip", "from_sequence, hooks",
     "stream, read by a process", "iterator, read once, in a window", "files interleaved", "generators of shards",
@@ -41,24 +45,25 @@ _SHAPES = (
 
 @dataclasses.dataclass(frozen=True)
 class Death:
-    """A trainer's, and what came after it."""
+    """Death of a trainer, and its consequences."""
 
     way: str
     workers_are: str
     shape: str
-    seconds: float  # from its end to that of the last process it had started
-    left: list[str]  # processes, after some seconds
+    seconds: float  # time from the trainer's end to the end of its last process
+    left: list[str]  # processes that are left after some seconds
 
 
 def run_trainer_deaths(
     count: int, seed: int, deadline_s: float, say: Callable[[str], None]
 ) -> list[Death]:
-    """So many trainers, one after the other; `deadline_s` is for each to die in."""
+    """Run this number of trainers, one after the other. Each must die within `deadline_s`."""
     draw = random.Random(f"{seed}/trainers")
     ways = itertools.cycle(itertools.product(_WORKERS_ARE, _WAYS))
     found = []
     for number, (workers_are, way) in enumerate(itertools.islice(ways, count), 1):
-        if way == "exception" and workers_are != "at work":  # it is raised where a batch arrives
+        # an exception is raised where a batch arrives
+        if way == "exception" and workers_are != "at work":
             way = "SIGKILL"
         shape = draw.choice(_SHAPES)
         task = {
@@ -72,14 +77,16 @@ def run_trainer_deaths(
 
 
 def _watch_one(task: dict[str, Any], deadline_s: float) -> tuple[float, list[str]]:
-    """Run a trainer that dies; how long what it has started outlived it, and which processes are left."""
+    """Run a trainer that dies. Return how long its processes outlived it, and those that are
+    left.
+    """
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="loaderpool-stress-") as folder:
         given = json.dumps({**task, "folder": folder})
         with subprocess.Popen(
             [sys.executable, "-c", f"from stress_storms.trainers import be_trainer; be_trainer({given!r})"],
             env={**os.environ, _MARK: mark}, start_new_session=True,
-            stderr=subprocess.DEVNULL,  # the exception's traceback, and faulthandler's
+            stderr=subprocess.DEVNULL,  # hides the traceback of the exception, and of faulthandler
         ) as trainer:  # fmt: skip
             give_up = time.monotonic() + deadline_s
             while trainer.poll() is None:
@@ -102,7 +109,7 @@ def _watch_one(task: dict[str, Any], deadline_s: float) -> tuple[float, list[str
 
 
 def be_trainer(task_json: str) -> None:
-    """Train until it is time to die."""
+    """Train until the chosen moment, then die."""
     task = json.loads(task_json)
     is_over = threading.Event()
     loader: list[lp.Loader] = []
