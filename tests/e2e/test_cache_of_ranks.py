@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.interpreters import Interpreter
+from tests.support.interpreters import Interpreter, Ranks, ranks_of
 from tests.support.processes import wait_until
 
 ITEMS, RANKS = 1600, 4
@@ -44,36 +44,13 @@ def counts():
     cache = loader.statistics().cache
     return cache.hits, cache.misses
 
-loader = None
-print(os.getpid(), flush=True)
-for line in sys.stdin:
-    try:
-        print(repr(eval(line)), flush=True)
-    except Exception as error:
-        print(f"{type(error).__name__}: {error}", flush=True)
-"""
-
-Ranks = Callable[..., list[Interpreter]]
+loader = None"""
 
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[Ranks]:
-    """Function that starts interpreters, which are killed after the test."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    running = list[Interpreter]()
-
-    def start(count: int = RANKS, job: str = "job", local: int = RANKS) -> list[Interpreter]:
-        launcher = {"TORCHELASTIC_RUN_ID": f"{job} {tmp_path}", "LOCAL_WORLD_SIZE": f"{local}"}
-        started = [
-            Interpreter(tmp_path / "script.py", str(tmp_path), str(rank), **launcher)
-            for rank in range(count)
-        ]
-        running.extend(started)
-        return started
-
-    yield start
-    for each in running:
-        each.end()
+    with ranks_of(tmp_path, SCRIPT, RANKS) as start:
+        yield start
 
 
 def run(ranks: list[Interpreter], line: str) -> list[str]:
@@ -91,7 +68,7 @@ def test_ranks_call_the_function_once_for_each_item(ranks: Ranks, tmp_path: Path
     assert run(several, "start()") == ["None"] * RANKS
     for _ in range(4):
         assert sum(map(int, run(several, "sums()"))) == ITEMS * (ITEMS - 1) // 2
-    # A rank that is ahead may begin its next epoch while others make the same items for the first.
+    # A fast rank may start its next epoch while others still make the same items for the first one.
     assert ITEMS <= calls(tmp_path) <= MOST_CALLS
     hits, misses = zip(*map(eval, run(several, "counts()")), strict=True)
     assert sum(misses) == calls(tmp_path) and sum(hits) >= 4 * ITEMS - MOST_CALLS

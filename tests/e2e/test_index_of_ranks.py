@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.interpreters import Interpreter
+from tests.support.interpreters import Ranks, ranks_of
 from tests.support.record_files import numbered_members, numbered_records, tar_bytes, tfrecord_bytes
 
 SCRIPT = """
@@ -36,33 +36,14 @@ def make(kind, *names, **options):
 def lengths(workers):
     with lp.Loader(source, len, batch_size=100, workers=workers) as loader:
         return [batch.tolist() for batch in loader]
-
-print(os.getpid(), flush=True)
-for line in sys.stdin:
-    try:
-        print(repr(eval(line)), flush=True)
-    except Exception as error:
-        print(f"{type(error).__name__}: {error}", flush=True)
 """
 RECORDS = 400
-Ranks = Callable[..., list[Interpreter]]
 
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[Ranks]:
-    """Two interpreters of one job, which are killed after the test."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    running = list[Interpreter]()
-
-    def start(count: int = 2, local: int = 2) -> list[Interpreter]:
-        launcher = {"TORCHELASTIC_RUN_ID": str(tmp_path), "LOCAL_WORLD_SIZE": str(local)}
-        for _ in range(count):
-            running.append(Interpreter(tmp_path / "script.py", str(tmp_path), **launcher))
-        return running[-count:]
-
-    yield start
-    for each in running:
-        each.end()
+    with ranks_of(tmp_path, SCRIPT, 2) as start:
+        yield start
 
 
 def calls(folder: Path) -> int:

@@ -1,9 +1,9 @@
-"""`order=`: what comes next is the same for any number of workers, and after any stop."""
+"""`order=`: the order is the same for any number of workers, and after any stop."""
 
 from __future__ import annotations
 
+import functools
 import itertools
-import json
 import os
 import random
 import signal
@@ -24,6 +24,8 @@ from tests.support.batches import (
     kill_worker,
     read,
     read_while,
+    rows,
+    rows_over_a_stop,
     shared_pools,
 )
 from tests.support.child import run_child
@@ -34,12 +36,12 @@ ITEMS = 40
 
 
 def drawn(item: int, rng: np.random.Generator) -> Any:
-    """The item, and a number of its random stream."""
+    """Return the item, and a number of its random stream."""
     return item, rng.integers(1 << 40)
 
 
 class Sampler:
-    """Indices by the global generators, as many samplers of projects draw them."""
+    """Draws indices from the global generators, as samplers of many projects do."""
 
     def __len__(self) -> int:
         return 23
@@ -49,7 +51,7 @@ class Sampler:
 
 
 class Batches:
-    """Batches of any size, by a generator that the object holds."""
+    """Batches of any size, drawn from a generator of the object."""
 
     def __init__(self) -> None:
         self.generator = np.random.default_rng(5)
@@ -59,8 +61,8 @@ class Batches:
 
     def __iter__(self) -> Iterator[list[int]]:
         left = self.generator.permutation(ITEMS).tolist()
-        for rows in (3, 1, 8, 8, 2, 5, 4):
-            yield [left.pop() for _ in range(rows)]
+        for size in (3, 1, 8, 8, 2, 5, 4):
+            yield [left.pop() for _ in range(size)]
 
 
 def torch_batches() -> Any:
@@ -175,31 +177,12 @@ def test_others_continue_where_an_epoch_was_left(kind: str, place: Place) -> Non
         next(iter(here))
         here.epoch = 1
         whole = read(here)
-    numbers = {
-        tuple(pair) for batch in whole for pair in zip(*map(np.ndarray.tolist, batch), strict=True)
-    }
+    expected = rows(whole)
     for _ in range(6):
-        before, after = choose.choice((1, 2, 3)), choose.choice((1, 2, 3))
-        workers = choose.choice((0, 0, 1, 3))
-        had: list[tuple[int, ...]] = []
-        state, taken = None, choose.randrange(0, 4)
-        for index in range(before):
-            with loader(kind, shard=lp.Shard(before, index)) as part:
-                part.epoch = 1
-                iterator = iter(part)
-                for batch in itertools.islice(iterator, taken):
-                    had += zip(*map(np.ndarray.tolist, batch), strict=True)
-                state = json.loads(json.dumps(part.state_dict()))
-        assert state is not None
-        for index in range(after):
-            with loader(kind, place(workers), shard=lp.Shard(after, index)) as part:
-                part.load_state_dict(state)
-                if part.epoch == 1:
-                    for batch in part:
-                        had += zip(*map(np.ndarray.tolist, batch), strict=True)
-        assert set(had) == numbers
-        if before == after == 1:
-            assert len(had) == sum(len(items) for items, _ in whole)
+        found, is_alone = rows_over_a_stop(functools.partial(loader, kind), place, choose)
+        assert set(found) == set(expected)
+        if is_alone:
+            assert len(found) == len(expected)
 
 
 def test_the_rest_of_an_epoch_has_the_same_bits(kind: str) -> None:
@@ -276,7 +259,9 @@ def test_orders_of_failed_passes_leave_the_arena() -> None:
 
 
 class Growing:
-    """Batches of 1 to 9 rows and one of 200. In each epoch, they are three times as large."""
+    """Batches of 1 to 9 rows and one of 200. In each epoch, they are three times as large as
+    before.
+    """
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -294,9 +279,9 @@ class Growing:
 
     def __iter__(self) -> Iterator[Any]:
         last = 0
-        for rows in self.sizes():
-            yield np.arange(last, last + rows) % ITEMS
-            last += rows
+        for size in self.sizes():
+            yield np.arange(last, last + size) % ITEMS
+            last += size
 
 
 def mixed(item: int, rng: np.random.Generator) -> Any:
@@ -348,7 +333,7 @@ def test_a_large_slow_batch_is_made_by_all_workers() -> None:
     assert len(set(batches[2][1].tolist())) == 2
 
 
-# ---- when an order is read
+# ---- the time at which an order is read
 
 
 def test_weights_are_read_when_a_pass_begins() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-import json
 import os
 import random
 import signal
@@ -28,6 +28,8 @@ from tests.support.batches import (
     kill_worker,
     read,
     read_while,
+    rows,
+    rows_over_a_stop,
     shared_pools,
 )
 from tests.support.child import run_child
@@ -240,28 +242,12 @@ def test_others_continue_where_an_epoch_was_left(kind: str, place: Place) -> Non
     with loader(kind) as here:
         here.epoch = 1
         whole = read(here)
-    rows = [row for batch in whole for row in zip(*map(np.ndarray.tolist, batch), strict=True)]
+    expected = rows(whole)
     for _ in range(6):
-        before, after = choose.choice((1, 2, 3)), choose.choice((1, 2, 3))
-        workers, taken = choose.choice((0, 0, 1, 3)), choose.randrange(0, 4)
-        had: list[tuple[int, ...]] = []
-        state = None
-        for index in range(before):
-            with loader(kind, shard=lp.Shard(before, index)) as part:
-                part.epoch = 1
-                iterator = iter(part)
-                for batch in itertools.islice(iterator, taken):
-                    had += zip(*map(np.ndarray.tolist, batch), strict=True)
-                state = json.loads(json.dumps(part.state_dict()))
-        assert state is not None
-        for index in range(after):
-            with loader(kind, place(workers), shard=lp.Shard(after, index)) as part:
-                part.load_state_dict(state)
-                for batch in part:
-                    had += zip(*map(np.ndarray.tolist, batch), strict=True)
-        assert set(had) == set(rows)
-        assert not Counter(rows) - Counter(had)
-        assert len(had) - len(rows) < 3  # if the last batch has fewer rows than shards
+        found, _ = rows_over_a_stop(functools.partial(loader, kind), place, choose)
+        assert set(found) == set(expected)
+        assert not Counter(expected) - Counter(found)
+        assert len(found) - len(expected) < 3  # if the last batch has fewer rows than shards
 
 
 def test_a_state_refuses_another_number_of_samples() -> None:

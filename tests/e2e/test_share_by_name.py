@@ -241,9 +241,8 @@ def test_jobs_have_separate_names(start: Start, tmp_path: Path) -> None:
     assert calls(tmp_path) == 3
 
 
-def test_a_script_and_its_spawned_processes_share(tmp_path: Path, name: str) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
+def test_a_script_and_its_spawned_processes_share(name: str) -> None:
+    script = (
         "import multiprocessing, os, sys\n"
         "import loaderpool as lp\n"
         "class Record: number = 5\n"
@@ -258,23 +257,12 @@ def test_a_script_and_its_spawned_processes_share(tmp_path: Path, name: str) -> 
         "    with multiprocessing.get_context('spawn').Pool(2) as pool:\n"
         "        pool.map(rank, range(2))\n"
     )
-    output = subprocess.run(
-        [sys.executable, script],
-        env={**os.environ, "PYTHONPATH": REPOSITORY},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert sorted(output.stdout.split()) == ["made", "shared", "shared"], output.stderr
+    assert sorted(run_child(script).check().stdout.split()) == ["made", "shared", "shared"]
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_workers_share_with_the_script_that_starts_them(
-    tmp_path: Path, name: str, start: str
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
+def test_workers_share_with_the_script_that_starts_them(name: str, start: str) -> None:
+    script = (
         "import loaderpool as lp\n"
         "def make():\n"
         "    return {number: 2 * number for number in range(8)}\n"
@@ -286,15 +274,7 @@ def test_workers_share_with_the_script_that_starts_them(
         "        with lp.Loader(range(8), double, batch_size=8, workers=pool) as loader:\n"
         "            print(*next(iter(loader)).tolist())\n"
     )
-    output = subprocess.run(
-        [sys.executable, script],
-        env={**os.environ, "PYTHONPATH": REPOSITORY},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert output.stdout.split() == ["0", "2", "4", "6", "8", "10", "12", "14"], output.stderr
+    assert run_child(script).check().stdout.split() == ["0", "2", "4", "6", "8", "10", "12", "14"]
 
 
 def test_the_maker_returns_the_memory_of_its_objects(start: Start) -> None:

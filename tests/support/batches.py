@@ -1,8 +1,13 @@
-"""Batches as tests compare them: to the bit, in dtype, shape and structure; pools that tests share; users that fork."""
+"""Read, copy and compare batches to the bit, in dtype, shape and structure; pools that tests share;
+kills of processes.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,12 +21,13 @@ from tests.support import leaks
 from tests.support.processes import found as found_process
 from tests.support.processes import is_alive, parents, strike, supervisors, wait_gone
 
-# Arguments of a Loader that say where it runs: a pool's workers, or (0) this process.
+# Returns arguments of a Loader, for a number of workers: those of a shared pool, or this process
+# (0).
 Place = Callable[[int], dict[str, Any]]
 
 
 def copied(batch: Any) -> Any:
-    """The batch in memory of its own."""
+    """Return a copy of a batch."""
     if isinstance(batch, dict):
         return {key: copied(part) for key, part in batch.items()}
     if isinstance(batch, tuple):
@@ -33,12 +39,14 @@ def copied(batch: Any) -> Any:
 
 
 def read(batches: Iterable[Any], passes: int = 1) -> list[Any]:
-    """All batches of some passes, each copied the moment it came."""
+    """Return all batches of some passes. Each is copied as soon as it arrives."""
     return [copied(batch) for _ in range(passes) for batch in batches]
 
 
 def read_while(batches: Iterable[Any], doing: Mapping[int, Callable[[], object]]) -> list[Any]:
-    """All batches of a pass, each copied and let go of; behind those of these numbers something is done."""
+    """Return copies of all batches of a pass. After the batches with these numbers, call a
+    function.
+    """
     got = []
     for number, batch in enumerate(batches):
         got.append(copied(batch))
@@ -49,7 +57,7 @@ def read_while(batches: Iterable[Any], doing: Mapping[int, Callable[[], object]]
 
 
 def assert_same(actual: Any, expected: Any, where: str = "") -> None:
-    """Both have the same structure, and arrays of the same dtype, shape and bits."""
+    """Assert that both have the same structure, and arrays of the same dtype, shape and bits."""
     assert type(actual) is type(expected), where
     if isinstance(expected, dict):
         assert list(actual) == list(expected), where
@@ -90,11 +98,46 @@ def rows(batches: Iterable[Any]) -> list[tuple[float, ...]]:
     ]
 
 
+def rows_over_a_stop(
+    make: Callable[..., lp.Loader], place: Place, choose: random.Random
+) -> tuple[list[tuple[float, ...]], bool]:
+    """Read epoch 1 in some ranks, stop, and read the rest in as many other ranks.
+
+    The numbers of ranks, of workers and of batches before the stop are chosen at random.
+
+    Args:
+        make: Makes a loader for a place and a keyword `shard`.
+        place: Arguments of a loader, by its number of workers.
+        choose: Makes the random choices.
+
+    Returns:
+        All rows, and True if there was one rank before and after the stop.
+    """
+    before, after = choose.choice((1, 2, 3)), choose.choice((1, 2, 3))
+    workers, taken = choose.choice((0, 0, 1, 3)), choose.randrange(0, 4)
+    found: list[tuple[float, ...]] = []
+    state = None
+    for index in range(before):
+        with make(place(0), shard=lp.Shard(before, index)) as part:
+            part.epoch = 1
+            iterator = iter(part)
+            found += rows(itertools.islice(iterator, taken))
+            state = json.loads(json.dumps(part.state_dict()))
+    for index in range(after):
+        with make(place(workers), shard=lp.Shard(after, index)) as part:
+            part.load_state_dict(state)
+            if part.epoch == 1:
+                found += rows(part)
+    return found, before == after == 1
+
+
 @contextmanager
 def shared_pools() -> Iterator[Place]:
-    """Gives pools that are started once for each number of workers; what they leave behind in the end is an error.
+    """Context with a function that returns a pool for each number of workers. Leaks of the pools
+    are an error at the end.
 
-    Loading replaces a pool's workers, so that single tests cannot be watched for what they leave; the block is.
+    Loading replaces a pool's workers, so leaks of a single test cannot be found. The whole context
+    is checked.
     """
     with leaks.guard():
         pools: dict[int, lp.Pool] = {}
@@ -107,12 +150,14 @@ def shared_pools() -> Iterator[Place]:
         try:
             yield place
         finally:
-            while pools:  # each holds the mapping that its arrays may look at
+            while pools:  # each pool holds the mapping of its arrays
                 pools.popitem()[1].close()
 
 
 def told_when(loader: lp.Loader, is_so: Callable[[lp.Statistics], bool]) -> lp.Statistics:
-    """Statistics once they are so: hosts tell of themselves with their next answer, and Ray of a death in its time."""
+    """Return the statistics when they satisfy a condition. Nodes send theirs with their next
+    answer, and Ray reports deaths late.
+    """
     until_s = time.monotonic() + 20
     while not is_so(told := loader.statistics()):
         assert time.monotonic() < until_s, told
@@ -121,7 +166,7 @@ def told_when(loader: lp.Loader, is_so: Callable[[lp.Statistics], bool]) -> lp.S
 
 
 def kill_worker(loader: lp.Loader) -> int:
-    """End a worker, and return its pid; where all have just ended, another one is waited for."""
+    """Kill a worker, and return its pid. If all have just ended, wait for a replacement."""
     pid = strike(
         lambda: [
             worker.pid
@@ -129,18 +174,19 @@ def kill_worker(loader: lp.Loader) -> int:
             if worker.pid and is_alive(worker.pid)
         ]
     )
-    wait_gone([pid], 20.0)  # on a busy machine it could be met once more
+    wait_gone([pid], 20.0)  # otherwise, on a busy machine, it could be chosen again
     return pid
 
 
 def supervisor_of(loader: lp.Loader) -> int:
-    """The supervisor of a loader's pool; dead or alive, but not reaped, so that its pid is its own.
+    """Return the pid of the pool's supervisor, dead or alive. It is not reaped, so no other process
+    has its pid.
 
-    Spawned workers have a thread of this process in its place: then it is this process.
+    Spawned workers have a thread in place of a supervisor. Then the pid is that of this process.
     """
 
     def look() -> list[int]:
-        workers = loader.statistics().workers  # first: it may have another supervisor started
+        workers = loader.statistics().workers  # first, because this may start another supervisor
         born_of = parents()
         of_workers = {born_of.get(worker.pid or 0) for worker in workers}
         alive, dead = supervisors()
@@ -151,5 +197,5 @@ def supervisor_of(loader: lp.Loader) -> int:
 
 
 def kill_supervisor(loader: lp.Loader) -> int:
-    """End the supervisor, and return its pid."""
+    """Kill the supervisor, and return its pid."""
     return strike(lambda: [supervisor_of(loader)])

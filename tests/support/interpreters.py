@@ -7,10 +7,20 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _REPOSITORY = str(Path(__file__).resolve().parents[2])
 _TIMEOUT_S = 60
+# End of a script: it prints its pid, and then the value of each line of its standard input.
+_VALUES = """
+print(os.getpid(), flush=True)
+for line in sys.stdin:
+    try:
+        print(repr(eval(line)), flush=True)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+"""
 
 
 class Interpreter:
@@ -51,3 +61,29 @@ class Interpreter:
             assert stream is not None
             with contextlib.suppress(OSError):
                 stream.close()
+
+
+Ranks = Callable[..., list[Interpreter]]
+
+
+@contextlib.contextmanager
+def ranks_of(folder: Path, script: str, count: int) -> Iterator[Ranks]:
+    """Yield a function that starts ranks of one job on this machine. All are killed at the end.
+
+    Args:
+        folder: Folder of the script. It is the script's first argument, and the rank is its second.
+        script: Script that imports `os` and `sys`. Each rank prints the value of each line it gets.
+        count: Number of ranks that are started, unless the function is called with another number.
+    """
+    path, running = folder / "script.py", list[Interpreter]()
+    path.write_text(script + _VALUES)
+
+    def start(started: int = count, job: str = "job", local: int = count) -> list[Interpreter]:
+        launcher = {"TORCHELASTIC_RUN_ID": f"{job} {folder}", "LOCAL_WORLD_SIZE": str(local)}
+        for rank in range(started):
+            running.append(Interpreter(path, str(folder), str(rank), **launcher))
+        return running[len(running) - started :]
+
+    yield start
+    for each in running:
+        each.end()
