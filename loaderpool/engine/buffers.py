@@ -1,4 +1,4 @@
-"""Buffers for runs whose batches have no single order: all batches as they arrive, or per lane."""
+"""Buffers for runs without a single order of batches: by arrival, or by lane."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ COMPARED_BYTES = 1_000_000
 # The same limit for the CPU time of pickling, so that many small objects do not delay each epoch.
 _COMPARED_NS = 10_000_000
 _MOST_TRIES = 3  # retries of pickling while another thread changes the objects
-# Epochs that start with changed results of a library object's last call (see `payload.kept`).
-# Further such changes are ignored, because the user does not make them.
+# Epochs at whose start a library object may hold other results of its last call than before (see
+# `payload.kept`). Later changes of these results are ignored, because the user does not make them.
 _MOST_KEPT_CHANGES = 2
 Shipments = tuple[Shipment, Shipment | str | None]
 """Shipment for the workers, and that for the reader of a stream.

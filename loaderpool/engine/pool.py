@@ -363,7 +363,8 @@ class WorkerPool:
                 text = self.deaths.text(lost.name, how)
                 self.deaths.why_broken = text
                 raise PoolBrokenError(text) from error
-            # Not earlier: if the pool is broken, runs still deliver the batches that they have.
+            # Only after a successful start: if the pool is broken, runs still deliver the batches
+            # that they have.
             lost.lender.keep_only_lent()
             for number, listener in [*lost.listeners.items()]:
                 # No process uses this run or closed loader any more.

@@ -122,10 +122,11 @@ class Shares:
 
 
 def _last(holds: Callable[[int], bool]) -> int:
-    """Return the last number for which `holds` is true. It must be false for all after it.
+    """Return the last number for which `holds` is true. It must be true up to there, and false
+    after it.
 
     Raises:
-        ArgumentError: it holds for all below `MAX_SIZE`.
+        ArgumentError: it holds for all numbers below `MAX_SIZE`.
     """
     first_not = bisect.bisect_left(range(MAX_SIZE), True, key=lambda number: not holds(number))
     if first_not == MAX_SIZE:

@@ -216,7 +216,7 @@ class _StoredEpoch:
 
 
 class _NodeArena(Arena):
-    """An arena whose extents two threads may take: one copies payloads, the other has items."""
+    """An arena that two threads use at the same time: one copies payloads, and one stores items."""
 
     def __init__(self, descriptor: int, nbytes: int = 0, tag: str = "") -> None:
         super().__init__(descriptor, nbytes, tag)

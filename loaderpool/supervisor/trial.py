@@ -61,8 +61,8 @@ class Rate(NamedTuple):
 class Rates(NamedTuple):
     """The same rate, measured in two ways."""
 
-    # Sum of each worker's rate. Its error assumes that all workers are slow at the same time, so
-    # slow workers make it large.
+    # Sum of each worker's rate. Its error is large if some workers are slow, because it assumes
+    # that all workers are slow at the same time.
     by_cycles: Rate
     # All answers by the time. Its error comes from the rates in parts of the time. It is small for
     # a steady source, even if that serves some workers more slowly than others.

@@ -256,7 +256,7 @@ class EpochTracker:
     def _open(self) -> tuple[Run, PassLog]:
         self.parked.drop_outdated()
         if not self.parked and self.draws is None:
-            # Before the number is claimed, because this waits for the first sample.
+            # This waits for the first sample, so it comes before the epoch number is claimed.
             self.engine().form()
         place = self.next.take()
         parked = self.parked.take(place)

@@ -113,7 +113,7 @@ class GivenUp(enum.Enum):
     ALONE = "alone"  # one sample (or one batch of batch_fn) ends its workers repeatedly
     TOGETHER = "together"  # samples of one task end workers, each time another one
     BEFORE = "before"  # workers end before they start any sample
-    NODE = "node"  # nodes died with this work repeatedly, the last with no other work
+    NODE = "node"  # nodes died repeatedly with this work, and the last of them had no other work
     STORM = "storm"  # more workers, or nodes, died in a short time than `restarts` allows
 
 

@@ -260,7 +260,8 @@ class Window(Snapshot):
     The properties are figures computed from them.
     """
 
-    # Time with that between passes, which the CPU times include; 0.0: equal to `seconds`.
+    # Length of the window with the time between passes, because the CPU times include that; 0.0:
+    # equal to `seconds`.
     elapsed_s: float = 0.0
     paces: tuple[Pace, ...] = ()  # recent rates of this training, one for each number of workers
 
