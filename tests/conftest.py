@@ -1,4 +1,4 @@
-"""Fixtures for all tests: TensorFlow with several CPU devices, and the guard against what a test leaves behind."""
+"""Fixtures for all tests: TensorFlow with several CPU devices, and a guard against leaks."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ import pytest
 from tests.support import coverage_figure, interrupts, leaks, missing, tensorflow_runtime
 from tests.support.batches import Place, shared_pools
 
-# These run whole pools; whatever they leave would also spoil the tests after them.
+# Tests in these folders start whole pools. Leaks of one test would disturb the next ones.
 GUARDED_DIRECTORIES = {"e2e", "faults", "stress"}
 
-# The kernel counts whom it killed for memory on the whole machine. With several processes of tests, those
-# that have it kill some run while none of those run that would take such kills for their own.
+# The kernel counts kills for lack of memory on the whole machine. So tests that cause such kills do
+# not run at the same time as tests that would count them as their own.
 KILL_FOR_MEMORY = {"test_cgroups.py"}
 COUNT_KILLS_FOR_MEMORY = {"test_verdicts.py", "test_deaths.py", "test_pages.py"}
 
-# In CI a failed test is run once more (scripts/test); of a run in which more than these need it, all counts as failed.
+# In CI, a failed test is run once more (scripts/test). If more tests than this need it, the whole
+# run fails.
 MOST_RUN_AGAIN = 3
 
-# A deadline for each example fails on a busy machine, not on a wrong result; the timeout of pytest stays.
+# Hypothesis' deadline for each example would fail on a busy machine. pytest's timeout remains.
 hypothesis.settings.register_profile("no deadline", parent=hypothesis.settings(), deadline=None)
 hypothesis.settings.load_profile("no deadline")
 tensorflow_runtime.quieten()
@@ -53,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the long ones, unless they are asked for."""
+    """Leave out the long tests, unless they are requested."""
     if "long" not in config.option.markexpr:
         left_out = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)
@@ -100,7 +101,9 @@ def _kills_for_memory_apart(
 
 @pytest.fixture(autouse=True)
 def _guard_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Autouse, so set up before a test's other function fixtures and torn down after them: theirs count as well."""
+    """Look for leaks after each test. It is set up before the test's other function fixtures, so
+    their leaks count, too.
+    """
     directories = request.path.relative_to(request.config.rootpath).parts
     guarded = (
         not GUARDED_DIRECTORIES.isdisjoint(directories)
@@ -125,7 +128,9 @@ def pytest_runtest_makereport(
 
 
 def _guard(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a test that has failed left behind is ended and not told: an error would hide why it failed."""
+    """Look for leaks of a test. If the test has failed, end what it left without an error, which
+    would hide the reason.
+    """
     try:
         with leaks.guard():
             yield
@@ -136,7 +141,9 @@ def _guard(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def storm_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
-    """Imports a module of `scripts/stress_storms`, which is no part of the package; with the test it is forgotten."""
+    """Function that imports a module of `scripts/stress_storms`. The module is removed after the
+    test.
+    """
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts"))
     yield lambda name: importlib.import_module(f"stress_storms.{name}")
     for name in [name for name in sys.modules if name.partition(".")[0] == "stress_storms"]:
@@ -145,7 +152,9 @@ def storm_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Mo
 
 @pytest.fixture(scope="session")
 def tf() -> Any:
-    """TensorFlow with three logical CPU devices and no GPU; skips where it is not installed (scripts/test has it)."""
+    """TensorFlow with three logical CPU devices and no GPU. Skips the test if TensorFlow is not
+    installed.
+    """
     pytest.importorskip(
         "tensorflow", reason="TensorFlow is not installed: pip install 'loaderpool[tensorflow-cpu]'"
     )
@@ -154,14 +163,14 @@ def tf() -> Any:
 
 @pytest.fixture(scope="session")
 def mirrored(tf: Any) -> Any:
-    """Two CPU devices. One strategy for all: TensorFlow takes collective ops of a second one in a process for those of
-    the first, and fails where their shapes differ.
+    """A strategy over two CPU devices, the same one for all tests. With a second strategy in a
+    process, TensorFlow would confuse the collective ops of both, and fail if their shapes differ.
     """
     return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
 
 
 @pytest.fixture(scope="module")
 def on() -> Iterator[Place]:
-    """Gives the arguments that have a loader use one of the pools that the tests of this file share."""
+    """Function that returns arguments with which a loader uses one of the file's shared pools."""
     with shared_pools() as place:
         yield place

@@ -1,4 +1,6 @@
-"""The shape of the package: its rooms, and a home for each outside thing. Read from the source, without running it."""
+"""Structure of the package: its rooms, and one place for each external library. Read from the
+source, without running it.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,16 @@ PACKAGE = "loaderpool"
 ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 MODULES = read_package(ROOT)
 
-# From the ground up: a room imports its own modules and those of the rooms before it, nothing after it. The package
-# itself hands out what stands below it. Who adds a room says here where it stands.
+# Rooms in ascending order. A room imports its own modules and those of earlier rooms. The package
+# itself re-exports names of earlier rooms. A new room needs a place here.
 ROOMS = (
     "errors", "system", "hints", "checks", "plan", "element", "config", "memory", "sources", "cache",
     "transport", "transport.payload", "worker", "supervisor", "engine", "trainer.explain", "trainer.tracing",
     "trainer.autotune", "trainer", "ray", "", "adapters", "tools",
 )  # fmt: skip
 
-# Methods that only forward to a higher room, imported when they are called: from where, to where.
+# Functions that only forward to a higher room, which they import when they are called: the module,
+# and its targets.
 FORWARDS = {
     "loaderpool.trainer.loader": {
         "loaderpool.adapters.eager_tensors",
@@ -46,27 +49,27 @@ MOST_MODULE_TOKENS = 6_000  # a larger module has a second job
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
-# Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
-# rise where a user gains; the commit says what.
+# Tokens of code. Comments, docstrings and layout are free, so that dense code gains nothing. A
+# number may rise if users gain something, and the commit says what.
 MOST_TOKENS = {
     "loaderpool": 284_800,
     "scripts": 55_200,
     "tests": 418_700,
 }
-MOST_NAMES = 18  # beside `__init__.py` and `py.typed`, directly in the package
+MOST_NAMES = 18  # modules directly in the package, without `__init__.py` and `py.typed`
 
-# What may be imported besides the standard library, and where.
+# Modules outside the standard library that may be imported, and the rooms that may.
 OUTSIDE_EVERYWHERE = {"cloudpickle", "numpy"}
 OUTSIDE_ONLY_IN = {
     "loaderpool.system.annotations": {
         "annotationlib"
-    },  # the standard library's, from Python 3.14 on
+    },  # in the standard library from Python 3.14 on
     "loaderpool.adapters": {"jax", "keras", "tensorflow", "torch"},
     "loaderpool.ray": {"ray"},
     "loaderpool.tools": {"click", "rich"},
 }
-# And there only in functions: who names a source of files does not wait for its library until one is made; and of the
-# others there is a tensor, so they are imported already, or must be.
+# Libraries that may only be imported in functions. A source of files imports its library when it is
+# made. A framework is already imported if there is a tensor of it, or must be imported.
 OUTSIDE_WHEN_CALLED = {
     "loaderpool.sources": {"fsspec", "google_crc32c", "h5py", "isal", "pyarrow", "zstandard"},
     "loaderpool.element.structure": {"ml_dtypes", "torch"},
@@ -79,12 +82,12 @@ LINUX_ONLY_NAMES = {
     "memfd_create", "pidfd_open", "posix_fallocate", "prctl", "splice",
 }  # fmt: skip
 
-# Each is a lock, or rests on one, and a lock shared between processes stays locked when its holder dies.
+# Each is a lock, or uses one. A lock that processes share stays locked when its holder dies.
 SHARED_LOCKS = {
     "Barrier", "BoundedSemaphore", "Condition", "Event", "JoinableQueue", "Lock", "Manager", "Pool", "Queue", "RLock",
     "Semaphore", "SimpleQueue",
 }  # fmt: skip
-# Of these the same names mean things within one process.
+# Modules in which the same names stand for objects within one process.
 NOT_SHARED = {"asyncio", "queue", "threading"}
 
 CLOCK_HOMES = {"loaderpool.system.clock"}
@@ -94,8 +97,8 @@ CLOCKS = {
 }  # fmt: skip
 
 
-# Where any exception may be dropped: in other processes or threads, where no handler of the program
-# runs; in tools; or in functions of `interrupts.DROPPED_IN`.
+# Places that may drop any exception: other processes or threads, where no handler of the program
+# runs; tools; and functions of `interrupts.DROPPED_IN`.
 DROPS_ANYTHING = {
     "loaderpool.engine.spawned",
     "loaderpool.errors",
@@ -108,7 +111,9 @@ DROPS_ANYTHING = {
 
 
 def room(name: str) -> str | None:
-    """The room of one of our modules, or None where it has none: `loaderpool.memory.layout` -> `memory`."""
+    """Return the room of a module, or None if it has none: `loaderpool.memory.layout` ->
+    `memory`.
+    """
     inner = name.removeprefix(PACKAGE).removeprefix(".")
     return max(
         (each for each in ROOMS if is_in(inner, each) or inner == each), key=len, default=None
@@ -139,7 +144,7 @@ def tokens_of(path: Path) -> int:
     return sum(token.type not in LAYOUT and token.start[0] not in docstrings for token in tokens)
 
 
-# -- the rules: each yields its violations, as "line: text". Its docstring says how to fix them.
+# -- the rules: each yields its violations, as "line: text". Its docstring explains the fix.
 
 
 def unassigned(module: Module) -> Iterator[str]:
@@ -178,7 +183,7 @@ def outside(module: Module) -> Iterator[str]:
             continue
         if (
             root != PACKAGE and root not in allowed and each.when != "types"
-        ):  # a type's name brings nothing in
+        ):  # an import for types loads nothing
             yield f"{each.line}: imports {each.target}"
 
 
@@ -233,7 +238,9 @@ def _names_in(tree: ast.AST) -> set[str]:
 
 
 def _names_used(module: Module, names: set[str], owners: dict[str, str]) -> Iterator[str]:
-    """Uses of names: of anything's attribute, or only of `owners` (with their aliases); imported, or as a string."""
+    """Yield uses of names: as attributes of `owners` with their aliases, or of any object; in
+    imports, or as strings.
+    """
     aliases = set(owners)
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
@@ -257,7 +264,7 @@ def _names_used(module: Module, names: set[str], owners: dict[str, str]) -> Iter
 RULES = (unassigned, upward, outside, linux_only, shared_locks, clocks, handlers_dropped)
 
 
-# -- the package keeps them
+# -- the package follows the rules
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -268,7 +275,9 @@ def test_the_package_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) -> 
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Imports for types and in functions count: who reads one module of a circle has to read all of them."""
+    """Imports for types and in functions count, because a reader of one module of a circle has to
+    read all of them.
+    """
     assert find_cycle(MODULES, but=FORWARDS) == [], (
         "move what both need into a module of its own, or write a Protocol beside its user"
     )
@@ -346,7 +355,7 @@ def test_naming_a_source_brings_in_no_library_of_its_format() -> None:
     assert json.loads(run_child(textwrap.dedent(code)).check().stdout) == [[], []]
 
 
-# -- the rules find what breaks them
+# -- each rule finds a violation
 
 BREAKERS = [
     (handlers_dropped, "loaderpool.engine.run", "try: f()\nexcept Exception: pass", 1),

@@ -1,12 +1,12 @@
-"""What a page of the documentation asks to be run, read from its Markdown.
+"""Blocks of a documentation page that tests run.
 
-    ```python                     run, all of a page in sequence in one namespace
+    ```python                     run; all blocks of a page run in sequence in one namespace
     <!-- no-run: why -->          above a block: it is shown and not run
-    <!-- file: train.py -->       above a block: it is written to that file instead
-    <!-- run -->                  above a ```bash block: its commands are run, too (other shell blocks are not)
-    ```text                       right below a block that was run: what it prints, or the error it raises
+    <!-- file: train.py -->       above a block: it is written to this file
+    <!-- run -->                  above a ```bash block: its commands are run (other shell blocks are not)
+    ```text                       directly below a block: its output, or the error that it raises
 
-In the expected text `...` stands for anything.
+In the expected text, `...` matches anything.
 """
 
 from __future__ import annotations
@@ -34,26 +34,24 @@ _TENSORFLOW = re.compile(r"\b(tensorflow|keras|as_dataset)\b")
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A block that a page asks to be run."""
+    """A block of a page that is run or written to a file."""
 
     kind: Literal["python", "file", "shell"]
-    line: int  # of its first line of code in the page, from 1
+    line: int  # line in the page of its first line of code, from 1
     code: str
-    name: str = ""  # of the file to be written
-    expected: str | None = (
-        None  # what it prints or raises; None: nothing is promised, but it must not raise
-    )
+    name: str = ""  # name of the file that is written
+    expected: str | None = None  # its output or error; None: any output, but no error
 
 
 def all_pages() -> list[Path]:
-    """README, the pages beside it, and every page of docs/."""
+    """Return the README, the pages beside it, and all pages of docs/."""
     built = ROOT / "docs" / "_build"
     pages = [page for page in sorted((ROOT / "docs").rglob("*.md")) if built not in page.parents]
     return [*sorted(ROOT.glob("*.md")), *pages]
 
 
 def program(name: str) -> Any:
-    """A module of docs/, which is no package."""
+    """Import a module of docs/, which is not a package."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -62,16 +60,16 @@ def program(name: str) -> Any:
 
 
 def name_of(page: Path) -> str:
-    """The page's path in the repository."""
+    """Return the page's path in the repository."""
     return page.relative_to(ROOT).as_posix()
 
 
 def require(modules: Iterable[str], install: str) -> None:
-    """Skip the test if a module is not installed; in CI, which installs them all, fail.
+    """Skip the test if a module is not installed. In CI, which installs all of them, fail.
 
     Args:
         modules: names of top-level modules.
-        install: what installs them, for the message.
+        install: command that installs them, for the message.
     """
     absent = sorted(name for name in modules if importlib.util.find_spec(name) is None)
     if not absent:
@@ -83,15 +81,15 @@ def require(modules: Iterable[str], install: str) -> None:
 
 
 def needs_tensorflow(blocks: list[Block]) -> bool:
-    """Whether any of the blocks uses TensorFlow."""
+    """Return True if a block uses TensorFlow."""
     return any(_TENSORFLOW.search(block.code) for block in blocks)
 
 
 def read_blocks(page: Path) -> list[Block]:
-    """The blocks of a page in their order.
+    """Return the blocks of a page in their order.
 
     Raises:
-        ValueError: a mark above nothing, one that says not why or which file, a shell block that is no bash.
+        ValueError: a mark is not above a block, lacks its reason or file, or is above a shell block other than bash.
     """
     text = page.read_text(encoding="utf-8")
     found = list(_BLOCK.finditer(text))
@@ -120,7 +118,7 @@ def _block(found: re.Match[str], page: Path) -> Block | None:
 
 
 def matches(expected: str, actual: str) -> bool:
-    """Whether `actual` is as expected, `...` standing for anything, line ends and runs of blanks not counting."""
+    """Return True if a text is as expected. `...` matches anything, and white space may differ."""
     pattern = ".*".join(re.escape(_squeezed(part)) for part in expected.split("..."))
     return (
         re.fullmatch(pattern.replace(r"\ ", " *"), _squeezed(actual).strip(), re.DOTALL) is not None

@@ -1,8 +1,9 @@
-"""Finds what a text for users should not say: long sentences, builders' words, English that reads as translated.
+"""Finds long sentences, words of builders, and English that reads like a translation, in texts for
+users.
 
     python -m tests.docs.prose docs/guide/train/frameworks.md ...
 
-prints a line for each finding. Code is not looked at: blocks, code spans and comments of a page.
+prints a line for each finding. Blocks of code, code spans and comments of a page are ignored.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-MOST_WORDS = 25  # of a sentence
+MOST_WORDS = 25  # words of a sentence
 
 _IS = r"(is|are|has|have|may|can|does|do|would|was|were)"
-# What to write, and the patterns of what not to. Each is looked for in a sentence whose code spans are the word `CODE`.
+# Advice, and the patterns that it concerns. They are searched in sentences whose code spans were
+# replaced by `CODE`.
 _RULES: dict[str, tuple[str, ...]] = {
     "after (time)": (r"\bbehind\b",),
     "a word of today": (
@@ -58,12 +60,14 @@ _ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|etc|cf)\.$")
 
 
 def sentences(markdown: str) -> Iterator[str]:
-    """The sentences of a page or docstring, without markup; a code span is the word `CODE`."""
+    """Return the sentences of a page or docstring, without markup. Each code span is replaced by
+    `CODE`.
+    """
     text = re.sub(r"<!--.*?-->", "", markdown, flags=re.DOTALL)
     text = re.sub(r"^---\n.*?\n---\n", "", text, flags=re.DOTALL)
     text = re.sub(
         r"^[\d-]+, \d+ x .* Command: .*$", "", text, flags=re.MULTILINE
-    )  # what a benchmark says of its machine
+    )  # a benchmark's description of its machine
     text = re.sub(r"^( *)(```+|~~~+|:::+).*?^\1\2 *$", "\n\n", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"^ *>>> .*(\n.*\S.*)*|::\n\n( {4,}.*\n|\n)+", "\n\n", text, flags=re.MULTILINE)
     text = re.sub(r"^:{3,}.*$|^\{.*\}$|^\|[-:| ]+\|$|^#+ ", "\n\n", text, flags=re.MULTILINE)
@@ -91,7 +95,7 @@ def sentences(markdown: str) -> Iterator[str]:
 
 
 def findings(markdown: str) -> Iterator[str]:
-    """A line for each thing that should be said otherwise."""
+    """Return a line for each finding."""
     for sentence in sentences(markdown):
         count = len(re.findall(r"[\w`$€%][\w'’./:%-]*", sentence))
         if count > MOST_WORDS:

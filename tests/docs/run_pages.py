@@ -1,8 +1,9 @@
-"""Runs the blocks of pages, each page in a namespace and a folder of its own, and writes what failed as JSON lines.
+"""Runs the blocks of pages, each page in its own namespace and folder, and writes the failures as
+JSON lines.
 
     python -m tests.docs.run_pages RESULTS PAGE...
 
-A page's names are those of a `__main__` of its own, as a reader's would be who types it in. Output goes on to be seen.
+A page runs as a `__main__` of its own, as if a reader typed it in. Its output is not captured.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from typing import Any
 
 from tests.docs.pages import ROOT, Block, matches, name_of, read_blocks
 
-_SHELL_TIMEOUT_S = 180.0  # two ranks import torch and Lightning, beside other tests
+_SHELL_TIMEOUT_S = 180.0  # two ranks import torch and Lightning, while other tests run
 
 
 def run_page(page: Path) -> list[str]:
-    """What went wrong, one text for each block up to the first that failed; empty where all went well."""
+    """Run a page up to its first failure. Return a text for the failure, if there is one."""
     module = types.ModuleType("__main__")
-    module.__file__ = str(page)  # a script: what is said in a notebook differs
+    module.__file__ = str(page)  # a script, because messages in a notebook differ
     sys.modules["__main__"] = module
     here = os.getcwd()
     with tempfile.TemporaryDirectory(prefix="loaderpool-page-") as folder:
@@ -43,7 +44,8 @@ def run_page(page: Path) -> list[str]:
             return []
         finally:
             module.__dict__.clear()
-            module.__name__ = "__main__"  # an empty module is what `dill` takes each empty dict for
+            # otherwise `dill` takes each empty dict for an empty module
+            module.__name__ = "__main__"
             gc.collect()
             sys.path.remove(folder)
             os.chdir(here)
@@ -58,7 +60,8 @@ def _run_block(block: Block, page: Path, namespace: dict[str, Any]) -> str:
     if block.kind == "shell":
         printed, raised = _run_shell(block.code)
     else:
-        # Blank lines in front, and the page as the file: tracebacks then show the page's own lines.
+        # Compile with blank lines in front, and with the page as the file, so that tracebacks show
+        # the page's lines.
         code = compile("\n" * (block.line - 1) + block.code + "\n", str(page), "exec")
         out = io.StringIO()
         try:
@@ -78,7 +81,9 @@ def _run_block(block: Block, page: Path, namespace: dict[str, Any]) -> str:
 
 
 def _run_shell(commands: str) -> tuple[str, str]:
-    """What they print, and what went wrong; `loaderpool` and `python` are those of this interpreter."""
+    """Run shell commands. Return their output, and a text for a failure. `loaderpool` and `python`
+    are those of this interpreter.
+    """
     with tempfile.TemporaryDirectory(prefix="loaderpool-bin-") as folder:
         for name, arguments in (("loaderpool", "-m loaderpool.tools.cli"), ("python", "")):
             script = Path(folder, name)
@@ -109,7 +114,7 @@ def main() -> None:
         started_s = time.monotonic()
         try:
             problems = run_page(Path(page))
-        except BaseException:  # SystemExit too: the other pages are still to be run
+        except BaseException:  # also SystemExit, because other pages remain to be run
             problems = [traceback.format_exc()]
         line = {"page": page, "problems": problems, "elapsed_s": time.monotonic() - started_s}
         with open(results, "a") as file:

@@ -1,4 +1,6 @@
-"""The table of versions that go together is what scripts/test-corners runs, and what pyproject.toml promises."""
+"""The table of versions is the one that scripts/test-corners runs, and agrees with
+pyproject.toml.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def test_the_oldest_and_newest_that_the_project_takes_are_tried() -> None:
     assert versions(2)[0] == (
         3,
         7,
-    )  # the first that takes adapters, as loaderpool.adapters.keras_fit says
+    )  # first version with data adapters (see loaderpool.adapters.keras_fit)
     assert versions(3)[0] == number(r'"jax\[cpu\]>=([\d.]+)"')
     assert {*versions(4)} == {number(r'"torch==(\d+\.\d+)\.')}
     assert versions(5)[0] == number(r'"numpy>=([\d.]+)"')

@@ -18,7 +18,7 @@ _IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 _ROW = re.compile(r"^\| \[(.+?)\]\((.+?)\) \|", re.MULTILINE)
 # Albumentations would ask PyPI for a newer version when it is imported.
 _ENVIRONMENT = {"NO_ALBUMENTATIONS_UPDATE": "1", "HF_HUB_OFFLINE": "1"}
-# MONAI imports TensorFlow if it is installed, here and where the workers are forked.
+# MONAI imports TensorFlow if it is installed, in this process and in the supervisor.
 _TIMEOUTS_S = {"monai_volumes.py": 240.0, "ranks_on_one_machine.py": 180.0}
 _MARKS = {
     "ray_cluster.py": [pytest.mark.ray, pytest.mark.timeout(180)],
@@ -40,7 +40,7 @@ def test_the_script_runs(script: Path, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         if (
             "ray" in modules
-        ):  # with its own cluster, because it would find one that another test ends
+        ):  # with its own cluster, because it could find a cluster that another test ends
             environment["RAY_ADDRESS"] = stack.enter_context(RayCluster(nodes=1, cpus=2)).address
         done = run_child(
             code,

@@ -1,4 +1,4 @@
-"""The vocabulary has the words of ours: few of them, and each one names something in the code."""
+"""The vocabulary has few words, and each one names something in the code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ def test_there_are_few_words() -> None:
 
 
 def test_every_word_is_in_a_name_of_the_code() -> None:
-    """`SlotQuotas` and `slot_quotas` have slot and quotas; a word may end otherwise in a name."""
+    """`SlotQuotas` and `slot_quotas` contain the words slot and quotas. The ending of a word may
+    differ.
+    """
     code = "\n".join(
         path.read_text(encoding="utf-8") for path in (ROOT / "loaderpool").rglob("*.py")
     )

@@ -1,4 +1,6 @@
-"""The map of the project is true: rooms in their order, modules by their paths, rules by their numbers."""
+"""The architecture page is true: rooms in their order, modules by their paths, rules by their
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ _ROOM = re.compile(r"^\| `([\w/]+)` \| [^|]+ \| [^|]+ \| `([\w/.]+)` \|$", re.MU
 
 
 def rooms() -> list[tuple[str, str]]:
-    """Of the table in architecture.md: each room with the file to open first."""
+    """Return the rooms of the table in architecture.md, each with the file to open first."""
     text = (ROOT / "docs" / "internals" / "architecture.md").read_text(encoding="utf-8")
     return _ROOM.findall(text.partition("\n## Rooms\n")[2].partition("\n## ")[0])
 
 
 def room_of(module: str) -> str | None:
-    """The innermost room of the table in which a module is."""
+    """Return the innermost room of the table that contains a module."""
     path = module.replace(".", "/").removeprefix("loaderpool/")
     return max(
         (name for name, _ in rooms() if path == name or path.startswith(f"{name}/")),
@@ -53,7 +55,7 @@ def _sources() -> list[Path]:
 
 
 def _table(heading: str) -> list[list[str]]:
-    """The rows of a section of the page of rules, as cells."""
+    """Return the rows of a section of the rules page, as cells."""
     section = (
         _RULES.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     )

@@ -1,4 +1,6 @@
-"""The table of messages in docs/internals/protocol.md is that of the classes, and each message has what bounds it."""
+"""The table of messages in docs/internals/protocol.md equals that of the classes, and each message
+has a bound.
+"""
 
 from __future__ import annotations
 

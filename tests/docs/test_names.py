@@ -23,7 +23,8 @@ _PAGES = ("architecture", "fault-tolerance", "memory", "protocol", "vocabulary")
 # `name`, `Owner.name`, `module.py`, `call(...)` and `setting=...`.
 _SPAN = re.compile(r"(?<!`)`([a-zA-Z_]\w*(?:\.\w+)*)(?:\([^`]*\)|=[^`]*)?`(?!`)")
 _STARTS = {tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT}
-# Owners of any name: libraries, and objects of examples, of users' code and of the kernel.
+# Owners that may have any member: libraries, and objects of examples, of users' code and of the
+# kernel.
 _FOREIGN = """
     click cls compression isal jax keras lp ml_dtypes model multiprocess net np numpy project ray
     sequence some_list table tf torch verdict zstandard
@@ -66,13 +67,15 @@ _ALL = _KNOWN.union(*_MEMBERS.values())
 
 
 def _has(owner: str, name: str) -> bool:
-    """True for a member; `loader` may be a `Loader`, and other variables may have any member."""
+    """Return True if a name is a member. `loader` may be a `Loader`, and other variables may have
+    any member.
+    """
     owners = [each for each in _MEMBERS if each == owner or each.lower().endswith(owner)]
     return name in (set[str]().union(*(_MEMBERS[each] for each in owners)) or _ALL)
 
 
 def _unknown(text: str, words: Collection[str] = ()) -> Iterator[tuple[int, str]]:
-    """Yield the line and text of names that are not in `words`, nor defined anywhere."""
+    """Yield the line and text of names that are not in `words` and not defined anywhere."""
     for found in _SPAN.finditer(text):
         names = found[1].removeprefix("loaderpool.").removesuffix(".py").split(".")
         first = names[0]

@@ -1,8 +1,10 @@
-"""Every notebook of docs/notebooks runs from its first cell to its last, and prints what is stored in it.
+"""Every notebook of docs/notebooks runs from its first cell to its last, and prints its stored
+output.
 
     STORE_OUTPUTS=1 .venv/bin/python -m pytest tests/docs/test_notebooks.py
 
-stores what they print now. In cells with the tag `varies` numbers may differ: times, and what a model has learned.
+stores the present output. In cells with the tag `varies`, numbers may differ, such as times and
+results of training.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 _NEEDED = ("tensorflow", "matplotlib", "nbclient", "nbformat", "ipykernel", "soundfile")
 _INSTALL = "%pip install -q '../..[tensorflow-cpu,cli]'"
 _TIMEOUT_S = 180.0
-# In a child, which finds processes that are left behind, and whose folder is an empty one; the kernel is its child.
+# A child runs the kernel, because it has an empty folder and finds processes that are left behind.
 _RUN = """
 import nbformat
 from nbclient import NotebookClient
@@ -46,7 +48,9 @@ def _code_of(notebook: Path) -> list[dict[str, Any]]:
 
 
 def _shown(cell: dict[str, Any]) -> list[str]:
-    """The lines that the cell shows, of a picture that it is there; where they vary, each once and without numbers."""
+    """Return the lines that a cell shows, and "picture" for a picture. If lines vary, return each
+    once, without numbers.
+    """
     data = [output.get("data") or {output["name"]: output["text"]} for output in cell["outputs"]]
     texts = [
         kind if kind == "image/png" else "".join(text)
@@ -55,7 +59,8 @@ def _shown(cell: dict[str, Any]) -> list[str]:
     ]
     lines = "\n".join(texts).splitlines()
     is_varying = "varies" in cell["metadata"].get("tags", [])
-    # A step that is foretold is "about" or "at best" so long, by how many steps of this run found their data ready.
+    # A predicted step is "about" or "at best" a number, which depends on how many steps of this run
+    # found their data ready.
     return (
         sorted({re.sub(r"\d[\d.,]*|about|at best", "#", line) for line in lines})
         if is_varying

@@ -1,4 +1,6 @@
-"""Every block of Python in README and docs runs, on files that the page makes, and says what it is said to say."""
+"""Every block of Python in README and docs runs, on files that the page makes, and prints the
+stated output.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ from tests.support.child import run_child
 _BLOCKS = {page: read_blocks(page) for page in all_pages()}
 _RUNNABLE = [page for page, blocks in _BLOCKS.items() if blocks]
 _TIMEOUT_S = 100.0
-# Each of their scripts starts several processes that import a framework, so each page has a child of its own.
+# Scripts of these pages start several processes that import a framework, so each page has a child
+# of its own.
 _SLOW = {"several-ranks.md": 400.0}
-# Named, and not every module that a page imports: one that is misspelled, or missing for another reason, must fail.
+# The modules are listed here, not found in the pages, because a misspelled or broken import must
+# fail.
 _OPTIONAL = re.compile(
     r"^(?:import|from) "
     r"(accelerate|datasets|laspy|lightning|netCDF4|nibabel|orbax|plyfile|pydicom|xarray|zarr)\b",
@@ -27,12 +31,12 @@ _OPTIONAL = re.compile(
 
 
 def _is_quick(page: Path) -> bool:
-    """What a reader begins with; the others take minutes together."""
+    """Return True for the first pages of a reader. The others take minutes together."""
     return page.name in ("README.md", "1-load.md", "4-when-things-break.md")
 
 
 def _together(page: Path) -> tuple[Path, ...]:
-    """The pages with which it shares a child, for imports cost seconds."""
+    """Return the pages that share a child with this one, because imports take seconds."""
     if page.name in _SLOW:
         return (page,)
     kind = needs_tensorflow(_BLOCKS[page]), _is_quick(page)
@@ -47,8 +51,8 @@ def _together(page: Path) -> tuple[Path, ...]:
 
 @functools.cache
 def _outcomes(pages: tuple[Path, ...]) -> tuple[dict[str, list[str]], str]:
-    """What went wrong on each page, and all output."""
-    # The module is run under its own name: `__main__` is what each page gets.
+    """Run pages in a child. Return the failures of each page, and all output."""
+    # Imported under its own name, because each page gets the name `__main__`.
     code = textwrap.dedent(
         f"""
         import sys, tempfile
@@ -87,7 +91,7 @@ def test_every_block_of_the_page_runs(page: Path) -> None:
 
 def test_the_pages_that_teach_are_all_among_those_that_run() -> None:
     names = {name_of(page) for page in _RUNNABLE}
-    index = ROOT / "docs" / "guide" / "index.md"  # has links only
+    index = ROOT / "docs" / "guide" / "index.md"  # this page has only links
     teaching = {
         name_of(page)
         for page in all_pages()

@@ -21,7 +21,8 @@ from tests.docs.pages import ROOT
 SITE = ROOT / "docs" / "_build" / "html"
 WIDTH = 390
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-# Opens each page in a frame of that width, one after the other, and sends what does not fit.
+# Opens each page in a frame of this width, one after the other, and sends the elements that do not
+# fit.
 _PROBE = """
 <body><script>
 const pages = %s, wide = {};

@@ -1,4 +1,4 @@
-"""What users read is plain English: short sentences, and the words of the field."""
+"""Texts for users are plain English: short sentences, and the words of the field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.docs.pages import ROOT, all_pages, name_of
 from tests.docs.prose import findings
 from tests.docs.test_reference import public_names
 
-# Written for builders, who need the words of the code.
+# Pages for builders, who need the words of the code.
 _FOR_BUILDERS = {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/internals"}
 
 
@@ -49,7 +49,9 @@ def test_messages_and_help_texts_are_plain_english() -> None:
 
 
 def _messages_of(module: Path) -> Iterator[str]:
-    """Its strings of four words or more, but docstrings; each line is an item of its own; values are the word `x`."""
+    """Yield the lines of a module's strings that have four words or more, without docstrings.
+    Values are replaced by `x`.
+    """
     tree = ast.parse(module.read_text(encoding="utf-8"))
     skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     skipped |= {
@@ -66,7 +68,7 @@ def _messages_of(module: Path) -> Iterator[str]:
             )
             if len(text.split()) >= 4 and not text.startswith(
                 ("<", ".lp-", "import ")
-            ):  # or markup, code
+            ):  # markup or code
                 yield text.replace("\n", "\n\n")
 
 

@@ -15,7 +15,7 @@ from tests.support.child import run_child
 _README = (ROOT / "README.md").read_text(encoding="utf-8")
 _PROSE = re.sub(r"```.*?```|!\[[^\]]*\]\([^)]*\)", "", _README, flags=re.DOTALL)
 _BLOCKS = [block for block in read_blocks(ROOT / "README.md") if block.kind == "python"]
-# What the project says of itself in one sentence, wherever it does.
+# Description of the project in one sentence, which must be the same everywhere.
 _SENTENCE = (
     "Run your Python preprocessing function in parallel worker processes and feed the batches to Keras, TensorFlow, "
     "PyTorch or JAX."

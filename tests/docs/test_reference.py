@@ -1,4 +1,4 @@
-"""The reference says what the code says: names, classes, options, invariants, links."""
+"""The reference agrees with the code: names, classes, options, invariants, links."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.docs.pages import ROOT, all_pages, name_of
 from tests.support.child import run_child
 from tests.support.looks import looks
 
-# The words that the conventions name: the vocabulary owns them, or the glossary for users.
+# Words that the conventions mention, and that the vocabulary or the glossary must define.
 _OWNED = {
     "source", "item", "sample", "batch", "epoch", "shard", "position", "seed", "main process", "supervisor", "worker",
     "loader", "run", "ticket", "slot", "channel", "plan", "layout", "view", "failed", "lost", "broken",
 }  # fmt: skip
-# RING-1, FEED-1, ...; what else looks like it.
+# Names that look like the id of an invariant (RING-1, FEED-1), and are none.
 _ID = re.compile(r"\b(?!UTF-|SHA-|ISO-|IEEE-|CP-|SSH-)[A-Z]{2,}-\d+\b")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _PACKAGE = ROOT / "loaderpool"
@@ -35,7 +35,9 @@ def _first_cells(text: str, pattern: str) -> list[str]:
 
 
 def public_names() -> list[str]:
-    """What the API pages have an entry for. (The things themselves are not looked up: some import TensorFlow.)"""
+    """Return the names with an entry on the API pages. The objects are not imported, because some
+    import TensorFlow.
+    """
     pages = sorted((ROOT / "docs" / "reference" / "api").glob("*.md"))
     entry = re.compile(r"^\.\. auto\w+:: loaderpool\.([\w.]+)$", re.MULTILINE)
     return [name for page in pages for name in entry.findall(page.read_text(encoding="utf-8"))]
@@ -162,7 +164,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def _anchors(file: Path) -> set[str]:
-    """Those that GitHub gives to headings."""
+    """Return the anchors that GitHub gives to headings."""
     headings = re.findall(
         r"^#+ (.+)$",
         _IN_CODE.sub(lambda found: found[0].strip("`"), file.read_text()),
@@ -173,7 +175,7 @@ def _anchors(file: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", all_pages(), ids=name_of)
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
-    """By its path in the repository, or in the package."""
+    """A path is relative to the repository or to the package."""
     text = page.read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:scripts|loaderpool|tests|docs)/[\w./-]+)(?:[ :][^`]*)?`", text))
     named |= set(re.findall(r"^(scripts/[\w./-]+)", text, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""Fixtures that several of these files share."""
+"""Fixtures for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from tests.support.sounds import BY_LENGTH, load_sound, write_sounds
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where a file's tests share pools, whose workers change, what is left is looked at when the last has run."""
+    """Tests of a file that share pools may leak, because workers change. The fixture checks after
+    the last of them.
+    """
     here = [item for item in items if item.path.parent == Path(__file__).parent]
     sharing = {item.path for item in here if "on" in getattr(item, "fixturenames", ())}
     for item in here:
@@ -27,14 +29,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def pool(on: Place) -> lp.Pool:
-    """Two workers, which the tests of this file share."""
+    """A pool of two workers that the tests of a file share."""
     shared: lp.Pool = on(2)["workers"]
     return shared
 
 
 @pytest.fixture(params=[0, 2])
 def made_in(request: pytest.FixtureRequest, on: Place) -> dict[str, Any]:
-    """Arguments of `Loader`: samples are made in this process, or in a shared pool of two workers."""
+    """Arguments of `Loader`, with which samples are made in this process, or in a shared pool of
+    two workers.
+    """
     return on(request.param)
 
 
@@ -61,12 +65,14 @@ def sounds(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="session")
 def two_epochs(sounds: list[str]) -> list[Any]:
-    """What any loader of these gives under `BY_LENGTH`, made in this process."""
+    """Batches of two epochs under `BY_LENGTH`, made in this process. Any loader must make the
+    same.
+    """
     with lp.Loader(sounds, load_sound, workers=0, **BY_LENGTH) as loader:
         return read(loader, passes=2)
 
 
 @pytest.fixture
 def shapes(storm_module: Callable[[str], ModuleType]) -> ModuleType:
-    """The kinds of work that storms are made of."""
+    """The shapes of work that storms use."""
     return storm_module("shapes")

@@ -11,7 +11,7 @@ import pytest
 import loaderpool as lp
 from tests.support.child import run_child
 
-# On older Pythons, such annotations are not evaluated only with this line.
+# Before Python 3.14, only this line keeps such annotations from being evaluated.
 FUTURE = "" if sys.version_info >= (3, 14) else "from __future__ import annotations"
 
 SCRIPT = f"""
@@ -154,7 +154,7 @@ def test_workers_have_annotations_as_values_or_text() -> None:
     """
     values = [{"size": int}, {"size": "int", "image": "Image"}]
     values += [{"item": int, "return": np.int64}, {"item": "int", "return": "Image"}]
-    if FUTURE:  # there all are text
+    if FUTURE:  # all annotations are texts
         values = [
             {name: getattr(hint, "__name__", hint) for name, hint in each.items()}
             for each in values

@@ -35,7 +35,9 @@ GROUPS = {"Buckets": "buckets", "Limits": "limits", "Shard": "shard"}
 
 
 def grouped(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a loader: of {"Limits.timeout_s": 3} `limits=lp.Limits(timeout_s=3)`."""
+    """Return arguments of a loader. {"Limits.timeout_s": 3} gives
+    `limits=lp.Limits(timeout_s=3)`.
+    """
     given = {name: value for name, value in arguments.items() if "." not in name}
     for group, argument in GROUPS.items():
         fields = {
@@ -372,7 +374,7 @@ def test_none_from_a_source_or_a_generator_names_the_item(made_in: dict[str, Any
     assert refusal(made).startswith(f"the source gave None for item 3 of generator 0: {LEAVE_OUT}")
 
 
-# ---- what cannot travel ----
+# ---- objects that cannot be pickled ----
 
 
 def test_a_loader_in_the_function_is_named(pool: lp.Pool) -> None:
@@ -392,7 +394,7 @@ def test_a_function_that_cannot_travel_leaves_no_process_and_the_pool_usable(poo
 
 
 class Unwilling:
-    """Can be pickled, and cannot be read back in another process."""
+    """Can be pickled, but not unpickled in another process."""
 
     def __reduce__(self) -> Any:
         return _refuse, (os.getpid(),)
@@ -411,11 +413,11 @@ def test_an_item_that_cannot_be_unpickled_is_an_error_of_the_setup(pool: lp.Pool
         assert isinstance(raised.value, RuntimeError)
         assert "Traceback in the supervisor" in str(raised.value)
         assert "in _refuse" in str(raised.value)
-    with lp.Loader(range(8), identity, workers=pool) as loader:  # and the pool goes on
+    with lp.Loader(range(8), identity, workers=pool) as loader:  # the pool still works
         assert sum(len(batch) for batch in loader) == 8
 
 
-# ---- what a fresh pair of hands got wrong without being told ----
+# ---- mistakes of a newcomer ----
 
 
 LOADED = """
@@ -445,7 +447,7 @@ def test_what_workers_cannot_load_is_told_with_advice(
 ) -> None:
     (tmp_path / "only_here.py").write_text(LOADED.format(line=line))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "only_here", raising=False)  # and again behind the test
+    monkeypatch.delitem(sys.modules, "only_here", raising=False)  # and again after the test
     module = importlib.import_module("only_here")
     with (
         lp.Loader(range(8), module.fn, workers=1) as loader,

@@ -1,4 +1,6 @@
-"""Async functions: the bits of the same function without `async`, wherever and however many calls run at once."""
+"""Async functions give the bits of the same function without `async`, for any process and number of
+concurrent calls.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,7 @@ async def scaled(scale: int, item: int, rng: np.random.Generator) -> Any:
     return await awaiting(fixed)(item * scale, rng)
 
 
-# Each: arguments without `async`, and those that replace some of them.
+# For each case: arguments without `async`, and the async ones that replace them.
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fn": ({"fn": plain(fixed)}, {"fn": awaiting(fixed)}),
     "shuffled": ({"fn": plain(fixed), "shuffle": True}, {"fn": awaiting(fixed)}),
@@ -217,7 +219,8 @@ def test_results_of_async_functions_are_cached(workers: int, threads: int, tmp_p
         assert loader.statistics().cache.hits >= 60
     called = list(map(int, calls.read_text().split()))
     assert set(called) == set(range(40))
-    assert len(called) <= 40 + (threads > 1) * 2 * threads  # an item may be in work for two epochs
+    # an item may be loaded for two epochs at the same time
+    assert len(called) <= 40 + (threads > 1) * 2 * threads
 
 
 @pytest.mark.parametrize("threads", [1, 8])
@@ -233,7 +236,7 @@ def test_random_results_are_not_cached(threads: int) -> None:
         read(loader)
 
 
-# ---- where it runs ----
+# ---- the process and thread of a call ----
 
 
 def test_calls_of_one_worker_wait_at_the_same_time() -> None:
@@ -444,7 +447,7 @@ def test_one_array_for_several_samples_is_refused() -> None:
         read(loader)
 
 
-# ---- what is refused ----
+# ---- refused functions ----
 
 
 @pytest.mark.parametrize("workers", [0, 1])

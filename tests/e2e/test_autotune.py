@@ -1,4 +1,4 @@
-"""`workers="auto"` in true trainings, with looks and windows a tenth as long as they are for users."""
+"""`workers="auto"` in real trainings, with ten times shorter intervals than for users."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
 def train(
     batches: Iterator[np.ndarray], step_s: float, until: float, is_enough: object = None
 ) -> list[np.ndarray]:
-    """Take batches as a training would, for some seconds; `is_enough()` ends it before."""
+    """Take batches like a training, for some seconds, or until `is_enough()` returns True."""
     taken, begun_s = [], time.monotonic()
     for batch in batches:
         taken.append(batch.copy())
@@ -34,7 +34,7 @@ def train(
 
 
 def begins_with(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever CPUs there are."""
+    """Fix the first number of workers, whatever the number of CPUs."""
     monkeypatch.setattr(Auto, "first", lambda bounds, *_: workers)
 
 

@@ -1,4 +1,6 @@
-"""A training that was killed in the middle of an epoch and started again ends with the weights of one that was not."""
+"""A training that is killed within an epoch and started again ends with the weights of an
+uninterrupted one.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ KINDS = {
     "executions": 10,
     "steps": 27,
     "mirrored": 30,
-}  # after how many ends of batches it is killed
+}  # number of batches after which it is killed
 
 
 def trained(code: str, folder: Path) -> ChildResult:
@@ -123,7 +125,7 @@ def test_the_history_of_the_epoch_in_which_it_goes_on_is_of_its_rest_and_fit_say
         )
         model.compile(
             keras.optimizers.SGD(0.0), "mae"
-        )  # it gives 0, so a batch's loss is its mean item
+        )  # the model returns 0, so the loss of a batch is its mean item
         with lp.Loader(
             range(16), lambda i: (np.zeros(1), np.float64(i)), batch_size=2, workers=0
         ) as loader:

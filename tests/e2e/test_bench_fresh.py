@@ -29,6 +29,6 @@ def test_the_command_measures_a_row_and_judges_it(tmp_path: Path) -> None:
     }
     assert set(rates) >= {"loaderpool", "bare", "rows"} and min(rates.values()) > 0, finished.stderr
     (result,) = [event for event in found if event["kind"] == "result"]
-    # How fast it is here is not for a test to say, but what is said of it must agree.
+    # The speed on this machine does not matter, but the output must be consistent.
     assert finished.returncode == (1 if result["short"] else 0), finished.stderr
     assert "16 floats a sample" in finished.stdout and "≥ 0.8" in finished.stdout

@@ -82,7 +82,7 @@ make = functools.partial(lp.Loader, range(8), batch_size=4)
 def run(checks: str, stdin_code: bool = False) -> None:
     script = SCRIPT.replace("__file__", repr("<stdin>")) if stdin_code else SCRIPT
     body = textwrap.indent(textwrap.dedent(checks), "    ")
-    # Blocks of a script that comes by standard input end where a line is not indented, as in a file.
+    # In a script on standard input, as in a file, a block ends at a line that is not indented.
     run_child(f"{script}\nwith lp.Pool(1) as pool:\n{body}\n", stdin_code=stdin_code).check()
 
 
@@ -104,7 +104,7 @@ def test_what_a_script_has_bound_again_is_used(stdin_code: bool) -> None:
 
 
 def test_a_function_that_was_defined_again_is_named_once() -> None:
-    """The loader has the function that it was given, and not its name."""
+    """The loader has the function itself, not its name."""
     run(
         """
         loader = make(fn=load, workers=pool)

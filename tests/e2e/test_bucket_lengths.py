@@ -1,4 +1,4 @@
-"""The lengths by which batches are made, as they may be given; and what is wrong with them fails by name."""
+"""Lengths for buckets may have several forms, and an error names the wrong one."""
 
 from __future__ import annotations
 

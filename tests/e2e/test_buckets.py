@@ -1,4 +1,6 @@
-"""Batches by length, of real sound files: the same bits whoever makes them, whoever dies, and wherever they go on."""
+"""Batches by length, of sound files, have the same bits for any process, after any death, and after
+a resume.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def test_each_batch_is_of_one_bucket_and_each_sound_comes_once(
         assert rests == sorted(set(rests)), "in the order of the buckets"
 
 
-# ---- going on ----
+# ---- resume ----
 
 
 def test_a_state_of_other_buckets_is_refused_with_what_differs(

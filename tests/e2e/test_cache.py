@@ -33,7 +33,7 @@ class Log:
         with open(self.path, "ab", 0) as file:
             file.write(
                 b"%d\n" % item
-            )  # one write to a file opened for appending: whole, whoever else writes
+            )  # one write to a file opened for appending stays whole, even if other processes write
 
     def take(self) -> list[int]:
         found = [int(line) for line in self.path.read_text().split()]
@@ -64,7 +64,7 @@ def decoder(log: Log) -> Callable[[int], dict[str, Any]]:
 
 
 def augment(sample: dict[str, Any], rng: np.random.Generator) -> tuple[Any, Any, Any]:
-    sample["image"] *= 2  # in place: what is kept must not change
+    sample["image"] *= 2  # in place, which must not change the cached sample
     sample["image"] += rng.normal(size=6).astype(np.float32)
     return sample["image"].sum(0), sample["label"], sample["name"]
 
@@ -74,7 +74,7 @@ def settings(**more: Any) -> dict[str, Any]:
 
 
 def reference(log: Log, passes: int = 3) -> list[Any]:
-    """What comes without a cache."""
+    """Return the batches that are made without a cache."""
     with lp.Loader(range(ITEMS), decoder(log), **settings(workers=0)) as loader:
         batches = read(loader, passes)
     assert sorted(log.take()) == sorted([*range(ITEMS)] * passes)
@@ -88,9 +88,10 @@ def test_fn_is_called_once_for_each_item_and_the_bits_are_those_without_a_cache(
     expected = reference(log)
     with lp.Loader(range(ITEMS), decoder(log), **settings(cache=where, **on(workers))) as loader:
         assert_same(read(loader, 3), expected)
-        # Looked at before the end: a worker that is at work when the entries go calls the function once more.
+        # Checked before the end: a worker that runs when the entries are removed calls the function
+        # once more.
         statistics, calls = loader.statistics(), log.take()
-    # Two workers may meet an item at the same moment where one epoch reads ahead into the next.
+    # If one epoch reads ahead into the next, two workers may need an item at the same time.
     assert set(calls) == set(range(ITEMS)) and len(calls) <= ITEMS + 3 * max(0, workers - 1)
     assert len(calls) == statistics.cache.misses
     assert statistics.cache.hits >= 3 * ITEMS - len(calls)
@@ -154,7 +155,7 @@ def test_a_full_cache_goes_on_and_says_so(on: Place, log: Log, tmp_path: Path) -
         assert 10 <= len(kept) <= (cache.max_bytes or 0) // 200_000
         assert (
             ITEMS < statistics.cache.misses <= len(calls)
-        )  # some of the next epoch were made since
+        )  # some samples of the next epoch were made since
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -171,7 +172,7 @@ def test_what_fails_is_not_kept(on: Place, where: Any, tmp_path: Path, workers: 
     ) as loader:
         assert [int(item) for batch in loader for item in batch] == [n for n in range(20) if n != 7]
         mended.touch()
-        batches = read(loader, 2)[-4:]  # some of the next epoch may have been made before
+        batches = read(loader, 2)[-4:]  # some batches of the next epoch may have been made before
         assert [int(item) for batch in batches for item in batch] == list(range(20))
 
 
@@ -186,7 +187,7 @@ def test_an_augment_that_fails_has_fn_kept(on: Place, where: Any, log: Log) -> N
             with pytest.raises(ZeroDivisionError, match="at 0") as error:
                 next(iter(loader))
             assert isinstance(error.value, lp.SampleError) and error.value.index == 0
-    assert log.take().count(0) == 1  # of the next batch, one may have been begun
+    assert log.take().count(0) == 1  # one sample of the next batch may have been started
 
 
 class TestRandomFunctions:
@@ -235,7 +236,7 @@ class TestAugmentAlone:
         with (
             lp.Loader(items, np.negative, batch_size=10, augment=np.abs, **on(workers)) as both,
             lp.Loader(items, batch_size=10, augment=np.negative, **on(workers)) as alone,
-            # That these could write into an `out` is no reason to refuse them.
+            # These functions could write into an `out`, but are not refused for that.
             lp.Loader(items, np.negative, batch_size=10, cache="memory", **on(workers)) as cached,
         ):
             assert np.array_equal(np.concatenate(read(both)), items)
@@ -273,11 +274,11 @@ class TestAugmentAlone:
             log.take()
             made = lp.replay(loader, int(batch[1][3]))
         assert np.array_equal(made[0], batch[0][3]) and made[2] == batch[2][3]
-        assert log.take() == [int(batch[1][3])]  # by its function, not from the cache
+        assert log.take() == [int(batch[1][3])]  # made by its own function, not read from the cache
 
 
 class TestStreams:
-    """What has no index has no cache; augment is called all the same."""
+    """A source without an index has no cache, and `augment` is called as usual."""
 
     MAKERS: dict[str, Callable[..., lp.Loader]] = {
         "stream": lambda **chosen: lp.Loader(iter(range(40)), **chosen),
@@ -374,7 +375,7 @@ class TestOnDisk:
                 loader.replace(fn=lambda item: item - 2)
             with pytest.raises(lp.CacheError, match="source"):
                 loader.replace(source=range(11))
-            # What is not kept may differ.
+            # Uncached objects may differ.
             with loader.replace(
                 augment=np.negative, batch_size=3, shuffle=True, seed=9, shard=lp.Shard(2, 0)
             ) as other:
@@ -402,7 +403,7 @@ class TestOnDisk:
             assert_same(first + read(loader, 2), expected)
             assert (
                 2 <= loader.statistics().cache.damaged <= 4
-            )  # two workers may meet an item at the same moment
+            )  # two workers may need an item at the same time
         assert set(log.take()) == {3, 30}
 
     def test_a_store_deleted_under_a_run_costs_no_more_than_itself(
@@ -419,8 +420,8 @@ class TestOnDisk:
 
 
 def test_memory_is_free_once_the_loader_is_closed_though_its_pool_lives(on: Place) -> None:
-    # Memory of earlier tests may become free at any time, so growth alone would not be exact. The
-    # pool begins to fill the cache when its loader is made, so `before` is read earlier.
+    # Earlier tests may free memory at any time, so growth would not be exact. The pool starts to
+    # fill the cache when its loader is made, so `before` is read earlier.
     gc.collect()
     with lp.Loader(range(4), batch_size=2, **on(2)) as small:
         read(small)
@@ -436,7 +437,7 @@ def test_memory_is_free_once_the_loader_is_closed_though_its_pool_lives(on: Plac
     while shared_bytes(*pids) > most and time.monotonic() < deadline_s:
         with lp.Loader(
             range(4), batch_size=2, **on(2)
-        ) as other:  # takes in that the loader was unloaded
+        ) as other:  # receives the message that the loader was unloaded
             read(other)
     assert shared_bytes(*pids) <= most
 

@@ -1,4 +1,6 @@
-"""Lists and dicts that functions capture: large ones are warned of, and shared ones stand in memory once."""
+"""Lists and dicts that functions capture: a warning for large ones, and one copy in memory for
+shared ones.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,8 @@ def test_a_shared_list_takes_no_more_memory_than_as_the_source() -> None:
             for _ in range(2):
                 assert sum(int(batch.sum()) for batch in loader) == expected
             taken[name] = sum(map(read_pss, descendants(os.getpid())))
-    # As Python objects, a list of these is 50 MB more; a shared dict has its keys as well, and where they are.
+    # As Python objects, a list of these takes 50 MB more. A shared dict also has its keys and their
+    # positions.
     assert taken["list"] < taken["source"] + 15e6, taken
     assert taken["dict"] < taken["source"] + 30e6, taken
     assert taken["as the source"] < taken["source"] + 15e6, taken
@@ -204,7 +207,7 @@ def test_a_field_without_a_default_has_none_in_a_worker_either() -> None:
 
 
 class Table:
-    """Holds a large list, and may be any kind of source or function."""
+    """Holds a large list, and can be a source or a function of any kind."""
 
     shape = (8,)
     dtype = np.dtype(np.float32)
@@ -288,7 +291,7 @@ def test_a_stream_of_files_is_named_by_its_arguments() -> None:
 
 
 class Labelled(lp.TarSamples):
-    """An archive with an object of the user's."""
+    """An archive with an object of a user's class."""
 
 
 def test_a_compressed_file_is_named_as_the_source(tmp_path: Path) -> None:

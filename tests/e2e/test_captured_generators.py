@@ -52,7 +52,7 @@ class Noisy:
 
 
 class Transform:
-    """As libraries have them: a generator deep inside an object."""
+    """A generator deep inside an object, as in many libraries."""
 
     def __init__(self, seed: int | None = None) -> None:
         self.parts = [{"of": (np.random.RandomState(seed), random.Random(seed))}]
@@ -112,7 +112,7 @@ def spawning() -> tuple[Any, ...]:
     return range(ITEMS), lambda index: float(generator.spawn(1)[0].random())
 
 
-# By name: the source and the function, anew with each call.
+# Functions that return a new source and function, by name.
 CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "default_rng of a closure": lambda: of_a_closure(lambda: np.random.default_rng(1)),
     "default_rng without a seed": lambda: of_a_closure(np.random.default_rng),
@@ -502,7 +502,7 @@ def by_an_import(package: Any) -> tuple[Any, ...]:
     return range(ITEMS), draw
 
 
-# By name: the source and the function.
+# Source and function, by name.
 USES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "package.module.generator": by_a_chain,
     "package.module.function": lambda package: (
@@ -570,7 +570,7 @@ def test_generators_of_library_classes_are_seeded(
     assert_seeded(*arguments)
 
 
-# ---- generators that objects make again where they are unpickled ----
+# ---- generators that objects create when they are unpickled ----
 
 
 class Reopened(Noisy):
@@ -599,7 +599,7 @@ class Rebuilt(Noisy):
 
 
 class OnlyWhenLoaded(Noisy):
-    """Has a generator of its own in workers."""
+    """Has a generator only in workers."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -612,7 +612,7 @@ class OnlyWhenLoaded(Noisy):
 @pytest.mark.parametrize("kind", [Reopened, Rebuilt])
 def test_generators_made_on_loading_are_seeded(kind: Any, seed: int | None) -> None:
     dataset = kind(seed)
-    dataset.rng.random()  # workers' copies have not drawn
+    dataset.rng.random()  # the copies of the workers have not drawn
     assert_seeded(dataset)
 
 
@@ -680,7 +680,7 @@ class ManyRecords:
 
 
 class BehindALongList:
-    """Has its generator as the last item of a list of numbers."""
+    """Has its generator after a long list of numbers."""
 
     def __init__(self) -> None:
         self.steps: list[Any] = [*range(2000), np.random.default_rng()]
@@ -728,7 +728,7 @@ def test_hidden_generators_are_seeded(case: str) -> None:
 
 
 def begun_and_rest(loader: lp.Loader) -> tuple[Any, list[float]]:
-    """Return the state after three batches, and the values behind them."""
+    """Return the state after three batches, and the values after them."""
     with loader:
         batches = iter(loader)
         for _ in range(3):
@@ -838,7 +838,7 @@ def test_generators_of_setup_go_on_after_a_resume(when: str) -> None:
     assert resumed(loader, state) == rest
 
 
-# ---- what cannot be seeded ----
+# ---- generators that cannot be seeded ----
 
 
 def test_threads_warn_of_a_generator() -> None:

@@ -1,4 +1,6 @@
-"""An epoch uses the user's objects as they are when it begins, whatever way training has changed them."""
+"""An epoch uses the user's objects as they are when it begins, however training has changed
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from tests.support.child import run_child
 from tests.support.libraries import make_library
 from tests.support.processes import shared_bytes
 
-# Each way: what is made first, the loader's arguments, and the change before epoch n. `value()` is what a sample shows.
+# For each way: the objects, the loader's arguments, and the change before epoch n. Each sample
+# shows `value()`.
 WAYS = {
     "an attribute is set": ("d = Dataset()", "d", "d.value = n"),
     "a method sets it": ("d = Dataset()", "d", "d.set_epoch(n)"),
@@ -142,11 +145,11 @@ def test_each_way_to_change_an_object_is_seen(start: str) -> None:
     assert len(found) >= len(ways) - 1
 
 
-# ---- what does not change costs nothing
+# ---- unchanged objects cost nothing
 
 
 class Staged:
-    """A dataset whose samples are its stage; each call is noted in a file."""
+    """A dataset whose samples show its stage. A file counts the calls."""
 
     def __init__(self, calls: Path | None = None, items: int = 64, **attributes: Any) -> None:
         self.stage, self.items, self.calls = 0, items, calls
@@ -167,32 +170,32 @@ class Staged:
 
 
 def shown(batches: Any) -> list[int]:
-    """What samples of these batches are, each once."""
+    """Return the distinct samples of these batches."""
     return sorted({int(row) for batch in batches for row in batch})
 
 
 def calls_of(dataset: Staged, pool: lp.Pool) -> int:
-    """How many calls there were, once no more are to come."""
+    """Return the number of calls, after the last one."""
     assert dataset.calls is not None
     before = -1
     while (now := dataset.calls.stat().st_size) != before:
         before = now
         with lp.Loader(
             range(200), batch_size=1, workers=pool
-        ) as other:  # loaders of a pool take turns
+        ) as other:  # loaders of a pool follow each other
             assert sum(1 for _ in other) == 200
     return now
 
 
 class Unstable(Staged):
-    """Its pickle is another one each time."""
+    """Its pickle differs each time."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "pickled_ns": time.time_ns()}
 
 
 class Computing(Staged):
-    """It has something of each kind to compute."""
+    """Has a computed attribute of each kind."""
 
     @functools.cached_property
     def table(self) -> Any:
@@ -218,7 +221,7 @@ def compute_all(dataset: Computing) -> None:
 
 
 def rename(dataset: Any) -> None:
-    dataset.name = "".join(["tr", "ain"])  # an equal string, and another object
+    dataset.name = "".join(["tr", "ain"])  # an equal string, but another object
 
 
 @pytest.mark.parametrize(
@@ -246,7 +249,7 @@ def test_epochs_without_a_change_discard_nothing(
         for _ in range(5):
             assert shown(loader) == [0]
             between(dataset)
-        assert calls_of(dataset, pool) <= 6 * 160  # those of a sixth epoch were made ahead
+        assert calls_of(dataset, pool) <= 6 * 160  # calls for a sixth epoch were made ahead
         assert not any("changed objects" in note for note in loader.statistics().notes)
 
 
@@ -276,7 +279,7 @@ def test_what_a_cached_property_keeps_is_left_out_beside_a_real_change() -> None
         assert shown(loader) == [2]
         first.large_too[:] = 1
         assert shown(loader) == [3]
-    # Large objects are compared at a glance.
+    # Of large objects, only a few values are compared.
     first = Computing(names=[f"{number:030}" for number in range(50_000)])
     with lp.Loader(first, batch_size=8, workers=1) as loader, warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -286,7 +289,7 @@ def test_what_a_cached_property_keeps_is_left_out_beside_a_real_change() -> None
         assert not any("changed objects" in note for note in loader.statistics().notes)
 
 
-# ---- what libraries keep of their last call
+# ---- results of a last call that libraries keep
 
 
 TRANSFORM = """
@@ -326,7 +329,7 @@ def test_what_a_library_keeps_of_its_last_call_is_soon_no_change(
         notes = " ".join(loader.statistics().notes)
         assert "2 epochs began with changed objects" in notes
         assert "source.transforms[0].params is not sent again" in notes
-        for dataset.transforms[0].p in range(3, 6):  # the user's own changes arrive
+        for dataset.transforms[0].p in range(3, 6):  # the user's own changes are sent
             assert shown(loader) == shown(validation) == [dataset.transforms[0].p]
         dataset.stage = 10
         assert shown(loader) == shown(validation) == [15]
@@ -365,7 +368,7 @@ def test_what_a_library_keeps_of_its_last_call_beside_large_lists(
         assert shown(loader) == [2]
 
 
-# ---- which epoch sees what
+# ---- the epoch that sees a change
 
 
 def test_an_epoch_that_has_begun_keeps_what_it_began_with() -> None:
@@ -426,7 +429,9 @@ def test_two_loaders_of_one_pool_have_a_version_each() -> None:
 
 
 def test_a_replaced_loader_of_a_pool_has_the_present_class() -> None:
-    """The pool knew the class of the first loader, whose attribute and method the second one got."""
+    """The pool knew the class of the first loader. The second one has another attribute and method
+    of that class.
+    """
     run(
         """
         with lp.Pool(2) as pool:
@@ -579,7 +584,7 @@ def test_what_changes_beside_hooks_is_seen_in_time() -> None:
     assert seen == [[[stage, stage]] * 3 for stage in range(3)]
 
 
-# ---- large objects are compared at a glance
+# ---- of large objects, only a few values are compared
 
 
 def test_a_change_beside_a_large_array_is_seen() -> None:
@@ -613,7 +618,7 @@ def test_a_change_beside_large_lists_is_seen_with_a_warning() -> None:
         ):
             assert shown(loader) == [1]
         dataset.stage = 2
-        assert shown(loader) == [2]  # once is enough
+        assert shown(loader) == [2]  # one change is enough
 
 
 class Small:
@@ -622,7 +627,7 @@ class Small:
 
 
 class Counting(Staged):
-    """It counts how often it is pickled."""
+    """Counts how often it is pickled."""
 
     pickled = 0
 
@@ -639,7 +644,7 @@ def test_small_objects_that_take_long_to_pickle_are_compared_at_a_glance(
     with lp.Loader(dataset, batch_size=8, workers=1) as loader:
         assert shown(loader) == [0]
         before = Counting.pickled
-        monkeypatch.setattr(changes, "_COMPARED_NS", 10**12)  # it does not become quick again
+        monkeypatch.setattr(changes, "_COMPARED_NS", 10**12)  # the limit stays exceeded
         for _ in range(3):
             assert shown(loader) == [0]
         assert Counting.pickled == before
@@ -655,7 +660,7 @@ def test_small_objects_that_take_long_to_pickle_are_compared_at_a_glance(
 def test_small_objects_that_were_slow_to_pickle_once_stay_quick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As on a busy machine."""
+    """Pickling may be slow once on a busy machine."""
     monkeypatch.setattr(changes, "_COMPARED_NS", 10**12)
     monkeypatch.setattr(clock, "thread_cpu_ns", iter([0, 10**13, 0, 0] + [0] * 1000).__next__)
     dataset = Staged(parts=[[Small(number)] for number in range(500)])
@@ -674,7 +679,7 @@ def test_what_has_not_changed_stays_in_shared_memory() -> None:
         def __getitem__(self, index: int) -> Any:
             return super().__getitem__(index) + int(self.small[-1]) + int(self.other[-1])
 
-    # As memory of another owner, neither is adopted.
+    # Neither is adopted, because other objects own the memory.
     dataset = Large(small=np.frombuffer(bytes(8 << 20), np.uint8), other=np.zeros(100_000))
     with lp.Loader(dataset, batch_size=8, workers=1) as loader:
         taken = []
@@ -685,7 +690,7 @@ def test_what_has_not_changed_stays_in_shared_memory() -> None:
     assert max(taken) - min(taken) < 4 << 20
 
 
-# ---- objects that cannot be compared, or not be sent
+# ---- objects that cannot be compared, or not be pickled
 
 
 def test_a_handle_that_was_opened_since_is_named_and_later_changes_are_seen(tmp_path: Path) -> None:
@@ -714,7 +719,7 @@ def test_a_handle_that_was_opened_since_is_named_and_later_changes_are_seen(tmp_
 
 
 class Racing(Staged):
-    """Pickling it fails now and then, as where another thread changes a dict meanwhile."""
+    """Pickling it sometimes fails, as if another thread changed a dict meanwhile."""
 
     failures = 0
 
@@ -785,7 +790,7 @@ def test_a_source_that_became_longer_is_warned_of(workers: int) -> None:
             assert shown(loader) == [0, 1]
 
 
-# ---- with a cache, results would be of what was before
+# ---- with a cache, results of earlier objects could be used
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -871,12 +876,12 @@ def test_what_comes_after_the_cache_may_change(where: str, workers: int, tmp_pat
     ) as loader:
         assert shown(loader) == [1]
         factor[0] = 2
-        assert dataset.sorted_stages  # a lazily computed value is no change of what is cached
+        assert dataset.sorted_stages  # a lazily computed value does not change cached results
         assert shown(loader) == [2]
         assert loader.statistics().cache.hits >= 32  # type: ignore[union-attr]
 
 
-# ---- processes die
+# ---- deaths of processes
 
 
 def test_killed_supervisors_and_workers_change_no_version() -> None:
@@ -895,7 +900,7 @@ def test_killed_supervisors_and_workers_change_no_version() -> None:
 
 
 def test_an_iterator_that_waits_through_a_death_keeps_its_version() -> None:
-    """Until it begins again, the supervisor has no run of that version, which was unloaded."""
+    """Until the run begins again, the supervisor has no run of that version, which was unloaded."""
     dataset = Staged(items=400)
     with lp.Loader(dataset, batch_size=4, workers=2) as loader:
         old = iter(loader)

@@ -1,4 +1,6 @@
-"""Namedtuples and keys of classes that only the script, a notebook or a function has: workers never import them."""
+"""Named tuples and dict keys of classes that only the script, a notebook or a function defines.
+Workers never import them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import pytest
 
 from tests.support.child import run_child
 
-# What all programs begin with: `check` holds what a loader gives, for every number of workers, against the rows.
+# Start of all programs. `check` compares a loader's batches with the rows, for every number of
+# workers.
 CHECKS = """
     import collections, enum, pickle, sys, typing
     import numpy as np
@@ -25,7 +28,7 @@ CHECKS = """
 
 
 def program(code: str) -> str:
-    """The checks and the code as one script, each at its own depth of indentation."""
+    """Return the checks and the code as one script. Each may have its own indentation."""
     import textwrap
 
     return textwrap.dedent(CHECKS) + textwrap.dedent(code)

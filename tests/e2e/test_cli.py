@@ -98,7 +98,9 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def command(project: Path) -> Callable[..., ChildResult]:
-    """Runs `loaderpool ARGUMENTS` in the project's folder; what it started has to be gone with it."""
+    """Runs `loaderpool ARGUMENTS` in the project's folder, and checks that all its processes have
+    ended.
+    """
 
     def run(*arguments: str, before: str = "") -> ChildResult:
         return run_command(*arguments, cwd=project, before=before)
@@ -110,7 +112,9 @@ def command(project: Path) -> Callable[..., ChildResult]:
 def main_here(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., tuple[int, str]]]:
-    """Runs `main` in this process, for what ends before any worker starts; gives the status and stderr."""
+    """Runs `main` in this process, if it ends before any worker starts. Returns the status and
+    stderr.
+    """
     from loaderpool.tools.cli import main
 
     monkeypatch.chdir(project)
@@ -137,7 +141,7 @@ def test_tune_measures_recommends_and_writes_files(
     data = json.loads((project / "r.json").read_text())
     none, two = data["measurements"]
     assert [each["setting"]["workers"] for each in (none, two)] == [0, 2]
-    # Two workers that sleep are twice as fast as one process that does, on however few and busy CPUs.
+    # Two workers that sleep are twice as fast as one process, on any number of CPUs.
     assert none["samples_per_s"] < 1 / 0.005
     assert two["samples_per_s"] > 1.4 * none["samples_per_s"]
     assert two["bytes_per_s"] == pytest.approx(16 * two["samples_per_s"])
@@ -168,7 +172,9 @@ def test_tune_measures_threads_with_each_number_of_workers(
 
 
 def test_tune_leaves_a_cache_out(command: Callable[..., ChildResult], project: Path) -> None:
-    """Fifty samples, each kept after it was made once, would come at once in all but the first window."""
+    """With a cache, fifty samples would be cached after the first window, and all later windows
+    would be fast.
+    """
     result = command(
         "tune", "jobs:make_cached", "--seconds", "0.6", "--workers", "0,1", "--json", "r.json"
     ).check()
@@ -177,7 +183,7 @@ def test_tune_leaves_a_cache_out(command: Callable[..., ChildResult], project: P
     assert "Note: measured without the loader's cache" in result.stdout
 
 
-# -- what goes wrong
+# -- errors
 
 
 @pytest.mark.parametrize(
@@ -216,7 +222,7 @@ def test_a_wrong_target_is_explained(
     frames = [line for line in text.splitlines() if line.startswith('  File "')]
     assert not any(
         "loaderpool/" in frame or "importlib" in frame for frame in frames
-    )  # the user's only
+    )  # only the user's frames
 
 
 @pytest.mark.parametrize(
@@ -298,7 +304,7 @@ def test_a_function_that_fails_on_a_sample_shows_its_error_and_where(
 
 @pytest.mark.parametrize("workers", ["0,1", "1,2"])
 def test_ctrl_c_ends_cleanly(command: Callable[..., ChildResult], workers: str) -> None:
-    # The function itself presses the key, so that it comes in the midst of measuring.
+    # The function sends the signal itself, so that it arrives during a measurement.
     result = command(
         "tune", "jobs:make_interrupting", "--seconds", "60", "--workers", workers,
         before="os.environ['INTERRUPT_PID'] = str(os.getpid())",

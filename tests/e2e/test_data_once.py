@@ -1,4 +1,6 @@
-"""Data stands in memory once: packed items, shared arrays and adopted ones give the same bits as a serial run."""
+"""One copy of data in memory: packed items, shared arrays and adopted arrays give the same bits as
+a serial run.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def test_workers_that_read_packed_items_take_no_memory_of_their_own_for_them() -
                 i % 1000 for i in range(200_000)
             )
             grown.append(tree_pss() - before)
-    # Unpacked it is 200 MB; the interpreters and the packed items are 70.
+    # Unpacked, it takes 200 MB. The interpreters and the packed items take 70.
     assert grown[0] < 110e6 and grown[2] < grown[0] + 10e6, grown
 
 
@@ -63,7 +65,7 @@ ROWS = 48
 
 
 def large_array() -> Any:
-    """48 MiB, which malloc never has in a heap."""
+    """Return an array of 48 MiB, which malloc never takes from a heap."""
     return np.random.default_rng(1).integers(0, 1 << 60, (ROWS, 1 << 17), np.int64)
 
 
@@ -97,12 +99,12 @@ def test_a_large_array_stands_in_memory_once_and_gives_the_bits_of_a_serial_run(
         assert (bytes_shared(statistics), bytes_copied(statistics)) == (array.nbytes, 0)
         batches = iter(loader)
         first = next(batches)
-        array[:] = 0  # the trainer's own business until the next epoch
+        array[:] = 0  # workers do not see this until the next epoch
         assert sums_of([first, *batches]) == expected
         assert sums_of(loader) == [0] * ROWS
         assert (
             "it has changed" in notes(loader.statistics(), "copied into")[0]
-        )  # and is not moved while training runs
+        )  # the array is not moved while training runs
     assert not array.any() and array.ctypes.data == address
 
 

@@ -1,4 +1,4 @@
-"""Other bits for other epochs and seeds, and the same for the same; which epoch a pass is of."""
+"""Bits depend on epoch and seed only; and the epoch of each pass."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make(name: str, **place: Any) -> lp.Loader:
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[Any]]:
-    """Two epochs of each, made in this process."""
+    """Return two epochs of each loader, made in this process."""
     return {name: read(make(name, workers=0), passes=2) for name in LOADERS}
 
 

@@ -1,4 +1,4 @@
-"""`loaderpool doctor` as a user runs it: a real pool, a worker really killed."""
+"""`loaderpool doctor` as a user runs it: with a real pool, and a worker that is killed."""
 
 from __future__ import annotations
 

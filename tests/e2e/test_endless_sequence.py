@@ -1,4 +1,6 @@
-"""A sequence with no number of batches: `num_batches = None`, or no length at all. A pass over it has no end."""
+"""A sequence without a number of batches: `num_batches = None`, or no length at all. A pass over it
+has no end.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +13,21 @@ import pytest
 import loaderpool as lp
 
 pytestmark = [
-    pytest.mark.usefixtures("tf"),  # loaded before the pool: what it leaves is not the pool's
+    # loaded before the pool, so that its threads and files do not count as leaks
+    pytest.mark.usefixtures("tf"),
     pytest.mark.corner,
 ]
 
 
 class Unsized:
-    """No length."""
+    """A sequence without a length."""
 
     def __getitem__(self, index: int) -> Any:
         return np.full((2, 3), index, np.float32), np.zeros((2, 1), np.float32)
 
 
 class Endless(Unsized):
-    """As Keras says it."""
+    """A sequence that is endless in Keras' way."""
 
     num_batches = None
 
@@ -51,7 +54,8 @@ def test_batches_come_by_their_number_until_the_consumer_stops(
         batches = iter(loader)
         assert numbers(batches, 300) == list(range(300))
         assert numbers(batches, 300) == list(range(300, 600))
-        assert numbers(loader, 20) == list(range(20))  # each pass begins anew, as each fit does
+        # each pass starts at the beginning, as each fit does
+        assert numbers(loader, 20) == list(range(20))
         with pytest.raises(
             TypeError, match=r"endless sequence has no length. Pass steps_per_epoch"
         ):
@@ -65,7 +69,7 @@ def test_in_any_order_each_batch_comes_once(pool: lp.Pool) -> None:
         batches, seen = iter(loader), set[int]()
         while not seen >= set(
             range(300)
-        ):  # how far one worker falls behind the other is up to the machine
+        ):  # one worker may be any number of batches behind the other
             [number] = numbers(batches, 1)
             assert number not in seen
             seen.add(number)
@@ -85,7 +89,7 @@ def test_it_goes_on_at_the_very_batch(where: dict[str, Any]) -> None:
             assert all(np.array_equal(next(batches), batch) for batch in rest)
             assert (
                 np.array_equal(next(iter(again)), next(iter(again))) is False
-            )  # later passes draw anew
+            )  # later passes draw other numbers
 
 
 @pytest.mark.parametrize("shards", [2, 3])
@@ -155,7 +159,7 @@ def test_an_error_budget_of_a_number_holds(where: dict[str, Any]) -> None:
 
 
 def seen_by_fit(data: Any, steps: int, epochs: int, **settings: Any) -> list[int]:
-    """The numbers of the batches that a training's steps were given."""
+    """Return the numbers of the batches in a training's steps."""
     import keras
 
     seen: list[int] = []
@@ -187,11 +191,12 @@ def test_fit_is_given_the_batches_that_keras_gives_it(tf: Any, where: dict[str, 
             return None
 
     direct = seen_by_fit(Keras(), steps=4, epochs=3)
-    assert direct == list(range(12))  # it goes on counting in the next epoch
+    assert direct == list(range(12))  # the next epoch continues
     with lp.Loader.from_sequence(Keras(), **where) as loader:
         assert seen_by_fit(loader.for_keras(), steps=4, epochs=3) == direct
         for settings in ({}, {"epochs": 2}, {"epochs": None}, {"prefetch": 0}):
             dataset = loader.as_dataset(**settings)
             assert dataset.cardinality() == tf.data.INFINITE_CARDINALITY
             assert seen_by_fit(dataset, steps=4, epochs=3) == direct
-            assert seen_by_fit(dataset, steps=4, epochs=1) == direct[:4]  # each fit begins anew
+            # each fit starts at the beginning
+            assert seen_by_fit(dataset, steps=4, epochs=1) == direct[:4]

@@ -1,4 +1,4 @@
-"""The engine without workers and the engine of a pool keep the contract of engines."""
+"""`LocalEngine` and `PoolEngine` keep the contract of engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the user's function raises arrives as the user's type, with index, epoch and traceback, at its place."""
+"""An exception of the user's function keeps its type, and has index, epoch and traceback. Batches
+before it are delivered.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,14 @@ BATCH = 4
 
 @pytest.fixture(autouse=True)
 def as_in_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test process of pytest-xdist has no file, as a notebook has none, and advice fits that."""
+    """Advice is that for a script. `__main__` of a pytest-xdist process has no file, like that of a
+    notebook.
+    """
     monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
 
 
 class Rejected(Exception):
-    """Cannot be made again from its args, as classes with required arguments often cannot."""
+    """An exception that cannot be created from its args, like many with required arguments."""
 
     def __init__(self, path: str, *, code: int) -> None:
         super().__init__(f"{path} was rejected")
@@ -69,7 +73,7 @@ def raising(error: Callable[[], BaseException], bad: int = BAD) -> Callable[[int
 
 
 def failing_pass(loader: lp.Loader) -> tuple[list[list[int]], LoaderpoolError]:
-    """The batches of a pass that fails, and its error."""
+    """Return the batches of a pass that fails, and its error."""
     batches: list[list[int]] = []
     with pytest.raises(LoaderpoolError) as raised:
         for batch in loader:
@@ -205,7 +209,9 @@ def test_in_this_process_ctrl_c_and_exit_stay_what_they_are(
 
 
 def test_common_causes_are_named(pool: lp.Pool, tmp_path: Path) -> None:
-    """What ends no worker, a setting of the script's that workers do not have, and the first call with `out`."""
+    """Causes: `sys.exit`, a setting of the script that workers do not have, and the first call with
+    `out`.
+    """
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install pillow")
     path = tmp_path / "cut.jpg"
     image.fromarray(np.arange(30_000, dtype=np.uint8).reshape(100, 100, 3)).save(path)
@@ -307,15 +313,15 @@ def test_in_this_process_the_cause_is_the_exception_itself_with_its_frames() -> 
         _, error = failing_pass(loader)
     assert error.__cause__ is raised[0]
     frames = traceback.extract_tb(raised[0].__traceback__)
-    assert frames[-1].name == "fn"  # what a debugger's post-mortem goes to
+    assert frames[-1].name == "fn"  # the frame that a post-mortem debugger opens
 
 
-# ---- place, and what comes after ----
+# ---- place of the error, and the next passes ----
 
 
 @pytest.mark.parametrize("bad", [0, 77, 199])
 def test_all_batches_before_the_error_are_delivered(bad: int, made_in: dict[str, Any]) -> None:
-    """Also where tiny batches travel in chunks: how large they are must not decide how much is delivered."""
+    """The number of delivered batches does not depend on the size of chunks."""
     with lp.Loader(
         range(200), raising(lambda: ValueError("bad"), bad), batch_size=2, **made_in
     ) as loader:
@@ -324,7 +330,7 @@ def test_all_batches_before_the_error_are_delivered(bad: int, made_in: dict[str,
             assert batches == [[item, item + 1] for item in range(0, bad - bad % 2, 2)]
             assert isinstance(error, SampleError)
             assert error.index == bad
-            # A pass that delivers nothing does not count.
+            # A pass without a batch does not count as an epoch.
             assert error.epoch == (epoch if bad >= 2 else 0)
 
 
@@ -379,7 +385,7 @@ def test_a_batch_fn_that_raises_names_the_whole_batch_or_all_its_rows_count(
             statistics = loader.statistics()
             assert (statistics.skipped_indices, statistics.errors) == ((12, 13, 14, 15), 4)
             return
-        batches, error = failing_pass(loader)  # to replace it there is no good row
+        batches, error = failing_pass(loader)  # there is no good row that could replace it
     assert str(error).startswith("No row of this batch was valid") is (action == "replace")
     assert len(batches) == 3
     assert isinstance(error, KeyError) and isinstance(error, SampleError)
@@ -436,13 +442,13 @@ def test_skip_leaves_rows_out_and_counts_them_as_their_batch_comes(made_in: dict
             "replace",
             {1, 4, 5},
             [[0, 2, 2, 3], [6, 6, 6, 7], [8, 9, 10, 11]],
-        ),  # by the next good row of its batch
+        ),  # replaced by the next good row of its batch
         ("replace", {11}, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 10]]),
         (
             "skip",
             {0, 1, 2},
             [[3], [4, 5, 6, 7], [8, 9, 10, 11]],
-        ),  # the first samples may be bad ones
+        ),  # the first samples may fail
         ("replace", {0, 1, 2}, [[3, 3, 3, 3], [4, 5, 6, 7], [8, 9, 10, 11]]),
     ],
 )
@@ -481,7 +487,7 @@ def test_a_budget_bounds_the_errors_of_a_pass(
         range(40), fail_at(range(3, 40, 5)), batch_size=16, on_error=("replace", budget), **made_in
     )  # 16, 16, 8 rows
     with loader:
-        for _ in range(2):  # each pass has the whole budget
+        for _ in range(2):  # the budget is that of each pass
             if is_enough:
                 assert len(list(loader)) == 3
                 continue
@@ -495,8 +501,10 @@ def test_a_budget_bounds_the_errors_of_a_pass(
 def test_what_arrives_before_the_budget_is_exceeded_is_no_matter_of_chunks(
     made_in: dict[str, Any],
 ) -> None:
-    """Chunks of tiny batches grow as the function's time becomes known: neither pass nor workers may show."""
-    failed = tuple(range(3, 140, 7))  # twenty; the next one is in the batch that begins at 140
+    """Chunks of tiny batches grow when the function's duration is known. The delivered batches must
+    not depend on that.
+    """
+    failed = tuple(range(3, 140, 7))  # 20 items; the next one is in the batch that begins at 140
     fn = fail_at(range(3, 500, 7))
     with lp.Loader(range(500), fn, batch_size=BATCH, on_error=("skip", 20), **made_in) as loader:
         for epoch in range(4):

@@ -1,7 +1,9 @@
-"""The interpreter ends at once, with the right status and in silence, whatever tf.data is in the middle of.
+"""The interpreter ends at once, with the right status and without output, whatever tf.data is
+doing.
 
-Each case is a process of its own; `run_child` fails where it hangs or leaves a process behind. Those about the end are
-new interpreters; those about Ctrl-C, which the script meets, are forks of one that has imported TensorFlow.
+Each case is a process of its own. `run_child` fails if the process hangs or leaves a process
+behind. Tests of the exit start new interpreters. Tests of Ctrl-C, which the script catches, fork a
+process that has imported TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import pytest
 
 from tests.support.child import run_child
 
-# A call of `fn` that takes this long must not be waited for: far longer than a test may run.
+# Duration of a call of `fn` that must not be waited for: far longer than a test may run.
 STUCK_S = 600
 
 _BEGIN = """
@@ -37,7 +39,7 @@ def stuck_from_40_on(index):
     return quick(index)
 """
 
-# Of each kind of state one or two at once, for TensorFlow's import costs more than all of them.
+# Only one or two states of each kind, because TensorFlow's import takes longer than all of them.
 STATES = {
     "generators wait for a slow function, are idle, unread and at their end, and a batch is still held": """
         slow = lp.Loader(range(100), stuck_from_40_on, batch_size=4, workers=2)
@@ -64,7 +66,8 @@ STATES = {
 
 QUICK, *SLOW = STATES
 
-# On some processors and in some builds TensorFlow's import announces oneDNN or a missing CUDA, whatever the log level.
+# On some processors and in some builds, TensorFlow's import logs lines about oneDNN or CUDA at any
+# log level.
 _ANNOUNCEMENTS = re.compile(
     r"^(WARNING: All log messages before absl::InitializeLog\(\)|I0000 ).*\n", re.MULTILINE
 )
@@ -109,8 +112,8 @@ def test_the_exit_status_and_the_error_of_a_training_that_raises_are_the_users(t
 
 @pytest.mark.slow
 def test_sys_exit_in_the_middle_of_a_loop_has_its_status(tf: Any) -> None:
-    # Not while the function is stuck: the loop's iterator dies before the interpreter's end has begun, and TensorFlow
-    # cannot take back a call into Python, so leaving a loop waits for the batch that was asked for.
+    # Not while the function hangs: the loop's iterator is deleted before the interpreter ends, and
+    # TensorFlow cannot cancel a call into Python. So leaving a loop waits for the requested batch.
     result = run(
         """
         for count, _ in enumerate(lp.Loader(range(400), quick, batch_size=4, workers=2).as_dataset()):
@@ -123,7 +126,9 @@ def test_sys_exit_in_the_middle_of_a_loop_has_its_status(tf: Any) -> None:
 
 @pytest.fixture
 def impatient(tmp_path: Path) -> Path:
-    """The wait for a batch that never comes is broken off half a second behind a Ctrl-C, and not five."""
+    """Set the time from Ctrl-C until a wait for a batch is aborted to half a second, instead of
+    five.
+    """
     (tmp_path / "ctrl_c_patience_s").write_text("0.5")
     return tmp_path
 
@@ -131,7 +136,9 @@ def impatient(tmp_path: Path) -> Path:
 def test_ctrl_c_through_tf_data_is_one_keyboard_interrupt_and_the_next_pass_is_whole(
     tf: Any, impatient: Path
 ) -> None:
-    """It comes half a second after the function is stuck: of `fit`, and of a loop that fetches nothing ahead."""
+    """Ctrl-C comes half a second after the function hangs, in `fit`, and in a loop without
+    prefetch.
+    """
     result = run(
         f"""
         import os, signal
@@ -196,7 +203,9 @@ def test_ctrl_c_through_tf_data_is_left_to_a_handler_of_the_program(tf: Any) -> 
 def test_a_wait_that_began_before_a_ctrl_c_which_the_program_has_met_goes_on(
     tf: Any, impatient: Path
 ) -> None:
-    """An interrupt belongs to the wait that it came in, or to none: a slow batch is not broken off for it later."""
+    """An interrupt belongs to the wait during which it came, or to none. A slow batch later is not
+    aborted.
+    """
     result = run(
         f"""
         import os, signal

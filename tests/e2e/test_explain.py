@@ -1,6 +1,6 @@
-"""`Loader.explain()` on loaders that run: verdicts of trainings made so that one thing is wrong with them.
+"""`Loader.explain()` on running loaders: verdicts of trainings that each have one fault.
 
-Those in which CPUs decide are not among these: beside other tests CPUs are always full.
+Faults of the CPUs are not among them, because other tests keep the CPUs busy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def slow_now_and_then(item: int) -> Any:
 
 
 class SlowStream:
-    """Ten ms of reading for each item, and nothing to do with it."""
+    """A stream that takes 10 ms to read each item."""
 
     def __iter__(self) -> Iterator[int]:
         for item in range(10**6):
@@ -45,7 +45,9 @@ class SlowStream:
 
 
 def train(loader: lp.Loader, steps: int = 60, step_s: float = STEP_S) -> Any:
-    """Take batches, with a pause for each; what explain() says of it, also once the loader is closed."""
+    """Take batches, with a pause after each. Return the explanation, which must be the same after
+    `close`.
+    """
     with loader:
         for step, _ in enumerate(loader, 1):
             if step == steps:
@@ -60,7 +62,7 @@ def test_a_function_that_waits_is_named_with_the_threads_that_would_do() -> None
     found = train(lp.Loader(range(10**6), sleeping(0.01), batch_size=16, workers=2))
     assert found.verdict is Verdict.SOURCE_WAITS
     assert 0.5 < found.wait_share < 0.95
-    # 4 of each of 2 workers; fewer where other programs leave hardly a CPU to hand batches over.
+    # 4 for each of 2 workers, or fewer if other programs use the CPUs.
     assert re.fullmatch(r"lp\.Loader\(\.\.\., threads=[2-5]\)", found.change)
     assert found.expected_step_s < 0.8 * found.step_s
     assert "2 workers" in found.why and found.expect.startswith(
@@ -74,7 +76,7 @@ def test_where_nothing_is_wrong_nothing_is_said_to_be() -> None:
     assert found.verdict in (
         Verdict.COMPUTE_BOUND,
         Verdict.START_UP,
-    )  # a start is long beside other tests
+    )  # a start takes long if other tests run
     assert not found.change
 
 

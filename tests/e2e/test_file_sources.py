@@ -1,4 +1,6 @@
-"""Files of every format in a Loader: the same bits for any number of workers, also when resumed; damage is skipped."""
+"""Files of every format in a Loader: the same bits for any number of workers and after a resume.
+Damaged records are skipped.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Compressed files in a Loader, and generators whose numbers of items are stated: bits, resuming, lengths, errors."""
+"""Compressed files in a Loader, and generators with stated numbers of items: bits, resume, lengths,
+errors.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packed")
     for file, rows in enumerate(ROWS):
         first = sum(ROWS[:file])
-        # The empty tar file has a member, but none of a sample's.
+        # The empty tar file has a member, but no sample.
         members = numbered_members(first, rows) or [("README", b"")]
         (folder / f"{file}.tfrecord").write_bytes(tfrecord_bytes(numbered_records(first, rows)))
         (folder / f"{file}.tfrecord.gz").write_bytes(
@@ -305,7 +307,7 @@ def test_shards_with_fewer_or_more_items_are_named(
     with lp.Loader.from_generator(of_shard, **settings, **on(workers)) as loader:
         got = []
         with pytest.raises(lp.SampleError, match=message) as caught:
-            # As Keras does: it counts, and asks for no end.
+            # Like Keras, take a number of batches, and never request the end.
             for batch in itertools.islice(loader, len(loader)):
                 got += batch.tolist()
         assert isinstance(caught.value, lp.SourceError)

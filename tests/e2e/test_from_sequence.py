@@ -1,4 +1,6 @@
-"""A Keras `PyDataset` / `Sequence`, or anything like one, unchanged: batches, hooks, and what the hooks change."""
+"""An unchanged Keras `PyDataset` or `Sequence`, or a similar object: batches, hooks, and changes by
+the hooks.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ BATCHES = 5
 
 
 class Plain:
-    """No Keras anywhere: `__len__` and `__getitem__`."""
+    """An object without Keras, with `__len__` and `__getitem__`."""
 
     def __init__(self, batches: int = BATCHES) -> None:
         self.batches = batches
@@ -35,7 +37,7 @@ class Plain:
 
 
 class Counting(Plain):
-    """Notes each call of `__getitem__`, from whatever process, as a line of a file."""
+    """Writes a line to a file for each call of `__getitem__`, in any process."""
 
     def __init__(self, log: Path, batches: int = BATCHES) -> None:
         super().__init__(batches)
@@ -44,7 +46,7 @@ class Counting(Plain):
     def note(self, line: str) -> None:
         with open(
             self.log, "a"
-        ) as file:  # a short append is one write, so lines of several processes stay whole
+        ) as file:  # a short append is one write, so lines of different processes do not mix
             file.write(line + "\n")
 
     def __getitem__(self, index: int) -> Any:
@@ -53,7 +55,7 @@ class Counting(Plain):
 
 
 class Hooked(Counting):
-    """Its batches show the state that the hooks left."""
+    """Its batches show the state that the hooks have set."""
 
     def __init__(self, log: Path, batches: int = BATCHES) -> None:
         super().__init__(log, batches)
@@ -73,7 +75,7 @@ class Hooked(Counting):
     def on_epoch_end(self) -> None:
         self.note("end")
         self.epoch += 1
-        self.order[:] = self.order[::-1].copy()  # in place: no new object shows it
+        self.order[:] = self.order[::-1].copy()  # in place, so no new object shows the change
         if self.epoch == 1:
             self.late = 7
         else:
@@ -98,7 +100,7 @@ def test_batches_come_in_order_and_each_is_computed_once(tmp_path: Path, workers
             assert first_column(batches) == list(range(BATCHES))
             assert all(y.dtype == np.int64 and y.shape == (2,) for _, y in batches)
         epoch = loader.epoch
-    # Batches of a third epoch may have been begun ahead: of the two that were read, none is there twice.
+    # Batches of a third epoch may have been started. Those of the two epochs were made once.
     calls = read(log)
     assert epoch == 2
     assert all(2 <= calls.count(f"item {i}") <= 3 for i in range(BATCHES))
@@ -113,7 +115,7 @@ def test_changes_made_by_hooks_are_seen_by_the_next_epoch(tmp_path: Path, worker
     assert epochs == [
         [[0, i, 1, -1] for i in straight],
         [[1, i, 2, 7] for i in back],  # a new attribute
-        [[2, i, 3, -1] for i in straight],  # which is gone again
+        [[2, i, 3, -1] for i in straight],  # the attribute was deleted
     ]
     assert (sequence.epoch, sequence.begun) == (3, 3)  # the user's own object
 
@@ -122,8 +124,8 @@ def test_changes_made_by_hooks_are_seen_by_the_next_epoch(tmp_path: Path, worker
 def test_on_epoch_begin_comes_before_any_index_of_its_epoch(tmp_path: Path, workers: int) -> None:
     log = tmp_path / "log"
     with lp.Loader.from_sequence(Hooked(log), workers=workers) as loader:
-        assert loader.element_spec.shape == (None, 4)  # a batch was made to see what it is like
-        assert read(log) == ["item 0 of 0"]  # and no hook was called for them
+        assert loader.element_spec.shape == (None, 4)  # this makes a batch
+        assert read(log) == ["item 0 of 0"]  # no hook was called for it
         for _ in range(2):
             list(loader)
     lines = read(log)[1:]
@@ -187,18 +189,14 @@ def test_the_next_epoch_waits_for_a_hook_that_another_thread_still_runs(
 
     class Slow(Hooked):
         def on_epoch_end(self) -> None:
-            time.sleep(
-                0.3
-            )  # on tf.data's prefetching thread, while the loop below has all batches it wants
+            time.sleep(0.3)  # on tf.data's prefetching thread, when the loop has all its batches
             super().on_epoch_end()
 
     with lp.Loader.from_sequence(Slow(tmp_path / "log"), workers=2) as loader:
         dataset = loader.as_dataset()
         epochs = []
         for _ in range(3):
-            iterator = iter(
-                dataset
-            )  # as fit does: as many batches as there are, never the end of the iterator
+            iterator = iter(dataset)  # like fit, take all batches, and never request the end
             epochs.append([int(next(iterator)[0, 0]) for _ in range(BATCHES)])
         del iterator
     assert epochs == [[0] * BATCHES, [1] * BATCHES, [2] * BATCHES]
@@ -207,7 +205,7 @@ def test_the_next_epoch_waits_for_a_hook_that_another_thread_still_runs(
 def test_what_hooks_change_does_not_pile_up_in_shared_memory() -> None:
     from tests.support.batches import (
         supervisor_of,
-    )  # by which this module would go by value where TensorFlow is loaded
+    )  # otherwise this module would be pickled by value if TensorFlow is loaded
 
     class Large(Plain):
         def __init__(self) -> None:
@@ -227,7 +225,7 @@ def test_what_hooks_change_does_not_pile_up_in_shared_memory() -> None:
             assert next(batches).tolist() == [epoch] * 2
             taken.append(shared_bytes(supervisor_of(loader)))
             assert len(list(batches)) == BATCHES - 1
-    # The latest change is kept for another supervisor, and no more than that.
+    # Only the latest change is kept for another supervisor.
     assert max(taken[1:]) - min(taken[1:]) < 100_000 * 8
     assert taken[1] - taken[0] < 2 * 100_000 * 8
 
@@ -237,7 +235,7 @@ def test_an_error_in_a_hook_reaches_the_consumer_and_the_next_pass_is_whole(tmp_
         fails, more = True, 0
 
         def on_epoch_end(self) -> None:
-            self.more += 100  # what it changed before it failed is told
+            self.more += 100  # this change came before the failure, and is sent
             if self.fails:
                 raise KeyError("hook")
 
@@ -375,7 +373,7 @@ def test_lists_of_arrays_are_structure_and_lists_of_batches_sequences() -> None:
 
 
 class Flow(Plain):
-    """As ImageDataGenerator returns it, in what shows that it is one."""
+    """Looks like a result of Keras' ImageDataGenerator."""
 
     def _set_index_array(self) -> None: ...
 
@@ -449,7 +447,7 @@ def test_the_number_of_workers_is_the_objects_own_where_it_says_one(tf: Any) -> 
         with lp.Loader.from_sequence(OfKeras(workers=own), **given) as loader:
             assert loader.workers == expected
     with lp.Loader.from_sequence(OfKeras()) as loader, lp.Loader(range(4), batch_size=2) as other:
-        assert loader.workers == other.workers  # where none is said, Keras' own is 1
+        assert loader.workers == other.workers  # Keras' own default, 1, counts as unset
 
 
 class OfTensors(Plain):
@@ -462,7 +460,7 @@ class OfTensors(Plain):
 
 
 def test_rows_of_tensorflow_come_as_arrays(tf: Any) -> None:
-    """The workers have a runtime of TensorFlow for them, so they are not forked."""
+    """Workers need TensorFlow's runtime for them, so they are not forked."""
     rows = np.arange(64, dtype=np.float32).reshape(16, 4)
     with lp.Pool(1) as pool, warnings.catch_warnings():
         warnings.simplefilter("ignore", lp.LoaderpoolWarning)
@@ -480,7 +478,7 @@ def test_rows_of_tensorflow_come_as_arrays(tf: Any) -> None:
 
 
 class Varied(Counting):
-    """Sequences of another length in each batch; its hook keeps the next epoch from being read ahead."""
+    """Sequences of another length in each batch. Its hook prevents read-ahead of the next epoch."""
 
     lengths = (20, 31, 7, 31, 50)
 
@@ -531,7 +529,7 @@ def test_a_dataset_names_the_batch_that_its_spec_does_not_allow_and_the_cure(
 
 
 class Widths(Plain):
-    """As in Keras' own tests of its adapter."""
+    """Batches of several widths, as in Keras' tests of its adapter."""
 
     shapes = ((16, 4), (16, 5), (2, 6))
 

@@ -1,4 +1,4 @@
-"""What generators do to those who run them: buffers filled again, items that are changed, hangs, deaths, errors."""
+"""Faults of generators: reused buffers, changed items, hangs, deaths, errors."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def wait_for_ever() -> None:
 
 @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
 def test_a_generator_that_hangs_is_an_error_that_shows_where(on_error: str) -> None:
-    """Whatever the policy: what comes behind its item cannot be had."""
+    """No policy can skip it, because the generator yields no item after it."""
     got = []
     with lp.Loader.from_generator(
         stuck,
@@ -134,7 +134,7 @@ def test_a_sample_that_hangs_is_left_out_and_its_generator_goes_on() -> None:
 
 
 def test_to_run_a_generator_again_is_no_hang(tmp_path: Path) -> None:
-    """It takes longer than one sample may; but no single item does."""
+    """The repeat takes longer than the limit of a sample, but no single item does."""
 
     def make(shard: int) -> Iterator[int]:
         for number in range(40):

@@ -1,4 +1,6 @@
-"""Generators that run in copies, each in a worker: their own files, random streams and shares, nothing lost."""
+"""Generators that run as copies in workers: their files, random streams and shares. No item is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ def test_shards_come_in_another_order_each_epoch_only_if_asked(on: Place) -> Non
         assert indices_in(first) == indices_in(second)
         assert not np.array_equal(
             first[0][1], second[0][1]
-        )  # the random streams are each epoch's own
+        )  # each epoch has its own random streams
     with lp.Loader.from_generator(of_shard, shuffle=True, **settings) as loader:
         first, second = read(loader), read(loader)
         assert indices_in(first) != indices_in(second)

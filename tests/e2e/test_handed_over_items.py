@@ -22,7 +22,7 @@ ITEMS = 60
 
 
 def one_shard(shard: int, rng: np.random.Generator) -> Iterator[Any]:
-    """Small and large arrays."""
+    """Yield small and large arrays."""
     for number in range(ITEMS):
         yield {"number": number, "large": np.full((20_000,), number), "noise": rng.random(2)}
 
@@ -77,7 +77,7 @@ def test_all_workers_call_the_function(tmp_path: Path) -> None:
     with lp.Loader.from_generator(shard, shards=["a"], fn=noted, batch_size=4, workers=3) as loader:
         numbers = np.concatenate(list(loader)).tolist()
     assert numbers == list(range(ITEMS))
-    assert len(list(tmp_path.glob("read-*"))) <= 2  # one of them has made the first sample
+    assert len(list(tmp_path.glob("read-*"))) <= 2  # one of the workers has made the first sample
     assert len(list(tmp_path.glob("made-*"))) == 3
 
 

@@ -1,4 +1,6 @@
-"""Passes of every kind give whole epochs of whole batches: shapes, dtypes, structures, and iterators side by side."""
+"""Every kind of pass gives whole epochs of whole batches: shapes, dtypes, structures, and several
+iterators at once.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 
 def made(rows: list[Any]) -> Any:
-    """The batch of these samples as NumPy stacks them, nested structure kept."""
+    """Return the batch of these samples, stacked by NumPy in their nested structure."""
     first = rows[0]
     if isinstance(first, dict):
         return {key: made([row[key] for row in rows]) for key in first}
@@ -45,16 +47,16 @@ def copied_row(row: Any) -> Any:
     return row.copy() if isinstance(row, np.ndarray) else row
 
 
-# ---- passes side by side ----
+# ---- several passes at once ----
 
 
 class Stream:
-    """Read by a process; with a lock, which cannot travel, by a thread."""
+    """A stream that a process reads, or a thread, because a lock cannot be pickled."""
 
     lock: Any = None
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(2000))  # more than is read ahead of the first batch
+        return iter(range(2000))  # more items than are read ahead before the first batch
 
 
 class ReadHere(Stream):
@@ -128,7 +130,7 @@ def test_loaders_and_passes_in_threads(on: Place, workers: int) -> None:
 
     threads = [threading.Thread(target=consume, args=(number,)) for number in range(5)]
     interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)  # threads get in each other's way wherever they can
+    sys.setswitchinterval(1e-5)  # so that threads interrupt each other often
     try:
         for thread in threads:
             thread.start()
@@ -147,7 +149,7 @@ def test_loaders_and_passes_in_threads(on: Place, workers: int) -> None:
             assert_same(batches, reference)
 
 
-# ---- what a sample may be ----
+# ---- kinds of samples ----
 
 
 def nested(index: int) -> Any:
@@ -221,11 +223,11 @@ def test_every_dtype_arrives_as_it_is(on: Place, dtype: np.dtype[Any], workers: 
     )
 
 
-# ---- functions that use one buffer again and again ----
+# ---- functions that reuse a buffer ----
 
 
 class _Buffers:
-    """Functions that hand out memory which they fill anew at the next call."""
+    """Functions that return memory which the next call overwrites."""
 
     def __init__(self) -> None:
         self.array = np.empty(5, np.float64)
@@ -383,7 +385,7 @@ def test_batches_that_outgrow_their_slot_arrive_whole(on: Place, workers: int) -
     assert statistics.batches == 100 * rounds
     if workers:
         assert statistics.memory.batches_oversize >= 1
-        # The slots became larger: not every large batch came in memory of its own.
+        # The slots became larger, so some of the large batches fit into them.
         assert statistics.memory.batches_oversize < 70 * rounds
         assert statistics.memory.buffer_bytes > 2 * 7 * 10**3 * 4
 
@@ -407,7 +409,7 @@ def test_tiny_batches_come_several_at_a_time_and_are_the_same(on: Place) -> None
     assert [len(batch) for batch in loader] == [4] * 1000 + [1]
 
 
-# ---- writing into the batch, setting up, seeing old objects ----
+# ---- the parameter `out`, `setup`, and old objects ----
 
 
 @WORKERS

@@ -1,4 +1,6 @@
-"""`keras.distribution` on JAX: the cases of `tests/support/distribution_cases.py`, in one process and in two."""
+"""`keras.distribution` on JAX: the cases of `tests/support/distribution_cases.py`, in one process
+and in two.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed"),
 ]
 
-# Read, not imported: this process has another backend.
+# Read as text, not imported, because this process has another backend.
 CASES = [
     node.name
     for node in ast.parse(
@@ -29,11 +31,11 @@ CASES = [
 ]
 ALONE = [name for name in CASES if name.startswith("alone_")]
 IN_TWO = [name for name in CASES if name.startswith("in_two_")]
-Told = dict[str, Any]  # by the name of a case: what it has returned
+Told = dict[str, Any]  # result of each case, by name
 
 
 def script(cases: list[str]) -> str:
-    """The cases, without TensorFlow, which is not installed."""
+    """Return the cases as a script, in which TensorFlow seems not to be installed."""
     return (
         "import sys\nsys.modules['tensorflow'] = None\n"
         f"from tests.support.distribution_cases import main\nmain({cases})"
@@ -52,7 +54,7 @@ def environment(devices: int) -> dict[str, str]:
 
 
 def read(result: ChildResult, cases: list[str]) -> Told:
-    """What all of the cases have returned."""
+    """Return the results of all cases."""
     lines = [
         json.loads(line) for line in result.check().stdout.splitlines() if line.startswith('["')
     ]

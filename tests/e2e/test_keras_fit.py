@@ -13,7 +13,7 @@ import pytest
 from tests.support.child import ChildResult, run_child
 
 BACKENDS = ("tensorflow", "jax", "torch")
-# Read, not imported: Keras is imported once, with the backend that it then has.
+# Read as text, not imported, because Keras can be imported with one backend only.
 CASES = [
     node.name
     for node in ast.parse(
@@ -22,7 +22,7 @@ CASES = [
     if isinstance(node, ast.FunctionDef)
     and any(isinstance(each, ast.Name) and each.id == "case" for each in node.decorator_list)
 ]
-# Those that scripts/test-corners runs.
+# Cases that scripts/test-corners runs.
 CORNERS = {
     "the_same_batches_whether_the_model_is_built_or_not", "evaluate_and_predict_go_through_one_pass_in_order",
     "several_steps_at_once", "hooks_are_called_once_an_epoch_and_never_late", "rows_have_weights",
@@ -31,7 +31,8 @@ CORNERS = {
     "structures_are_kept", "sparse_results_are_refused_by_name_in_the_first_batch",
     "a_model_that_predict_builds_predicts_of_the_same_pass",
 }  # fmt: skip
-# As many cases at most: with TensorFlow and torch the imports take about as long as they do, JAX compiles much in each.
+# Maximum number of cases in a process. With TensorFlow and torch, the imports take about as long as
+# these cases. JAX compiles much in each case.
 IN_ONE_PROCESS = {"tensorflow": 20, "jax": 13, "torch": 20}
 
 pytestmark = [
@@ -41,7 +42,9 @@ pytestmark = [
 
 
 def run(backend: str, code: str, imported: str | None = None) -> ChildResult:
-    """Code in a process of its own, with that backend; but for TensorFlow's own, TensorFlow is not installed."""
+    """Run code in a process of its own, with a backend. Unless it is TensorFlow's, TensorFlow seems
+    not to be installed.
+    """
     pytest.importorskip(backend)
     without = "" if backend == "tensorflow" else "import sys; sys.modules['tensorflow'] = None\n"
     env = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -50,7 +53,9 @@ def run(backend: str, code: str, imported: str | None = None) -> ChildResult:
 
 @pytest.fixture(scope="module")
 def traces(request: pytest.FixtureRequest) -> Callable[[str, str], str | None]:
-    """What came of a case on a backend: a traceback, or None. A process runs some of the cases that are to be run."""
+    """Return the traceback of a case on a backend, or None. A process runs several of the selected
+    cases.
+    """
     found: dict[tuple[str, str], str | None] = {}
     chosen = {
         str(item.callspec.params["case"]) for item in request.session.items if is_of_a_case(item)
@@ -63,7 +68,7 @@ def traces(request: pytest.FixtureRequest) -> Callable[[str, str], str | None]:
             some = cases[cases.index(case) % processes :: processes]
             imported = (
                 None if backend == "jax" else backend
-            )  # whose import takes less than a second
+            )  # a module whose import takes less than a second
             code = f"from tests.support import keras_cases\nkeras_cases.main({some})"
             result = run(backend, code, imported)
             lines = [line for line in result.stdout.splitlines() if line.startswith("[")]

@@ -1,4 +1,6 @@
-"""`LoaderState` in a `tf.train.Checkpoint`: a loop that is stopped anywhere goes on with what it had not taken."""
+"""`LoaderState` in a `tf.train.Checkpoint`: after any stop, a loop continues with the first batch
+that it had not taken.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tests.e2e.test_resume import ITEMS, SHAPES, WithHook, plain, sample
 from tests.support import tensorflow_runtime
 from tests.support.batches import Place, shared_pools
 
-WIDE = (128, 256)  # four of these travel alone, smaller ones several at once
+WIDE = (128, 256)  # four samples of this size make a ticket; of smaller ones, several batches do
 EPOCHS = 3
 
 
@@ -97,7 +99,7 @@ ALL: dict[str, Callable[..., lp.Loader]] = {
 
 
 def numbers(batch: Any) -> Any:
-    """A batch from either side, comparable."""
+    """Return the numbers of a batch, of either loop, for comparison."""
     if isinstance(batch, dict):
         return {key: numbers(part) for key, part in batch.items()}
     if isinstance(batch, tuple):
@@ -117,7 +119,7 @@ def take(iterator: Any, count: int) -> list[Any]:
 
 
 def loop(loader: lp.Loader, state: Any, epochs: int, at_once: int = 1) -> Iterator[Any]:
-    """A training loop: over epochs, each of them a dataset of its own, or `at_once` of them one."""
+    """Run a training loop over epochs. Each epoch is a dataset, or `at_once` epochs are one."""
     while loader.epoch < epochs:
         yield from state.iterate(loader.as_dataset(epochs=at_once, prefetch=3))
 
@@ -148,7 +150,7 @@ def test_a_restored_loop_goes_on_with_what_was_not_taken(
             batches.close()
         for turn, stop in enumerate(stops):
             if (stop, places[stop]) in gone_on_from:
-                continue  # from the very state that was saved there in the other loop
+                continue  # restored from the state that the other loop saved at this batch
             gone_on_from.add((stop, places[stop]))
             with make(**on(turn % 3), limits=lp.Limits(memory="8MiB")) as again:
                 state = state_of(again)
@@ -274,7 +276,9 @@ def test_a_restore_before_the_object_exists(
 def test_a_loop_that_is_not_counted_is_not_saved(
     on: Place, tf: Any, state_of: Any, save: Callable[..., str]
 ) -> None:
-    """What would be saved is where the next pass begins, and what is left of this one would never be trained on."""
+    """The saved place would be the start of the next pass, and the rest of this pass would never be
+    trained on.
+    """
     with lp.Loader(range(64), lambda item: np.full(WIDE, item), batch_size=4, **on(2)) as loader:
         state = state_of(loader)
         for batches in (loader, loader.as_dataset(), loader.as_dataset(epochs=None)):
@@ -287,10 +291,10 @@ def test_a_loop_that_is_not_counted_is_not_saved(
                 save(state)
             del uncounted, batches
             gc.collect()
-            save(state)  # it was left, as one that only looked at a batch
+            save(state)  # the pass was abandoned, as if it had only looked at a batch
         held = [
             iter(loader.as_dataset())
-        ]  # as a traceback holds it, of Ctrl-C while a batch was awaited
+        ]  # keeps the iterator, as the traceback of a Ctrl-C during a wait does
         counted = state.iterate(held[0])
         next(counted)
         del counted
@@ -301,7 +305,7 @@ def test_a_loop_that_is_not_counted_is_not_saved(
         next(counted)
         beside = iter(loader.as_dataset())
         next(beside)
-        save(state)  # the loop's own place is known
+        save(state)  # the place of the loop is known
         list(counted)
         list(beside)
         save(state)
@@ -310,7 +314,9 @@ def test_a_loop_that_is_not_counted_is_not_saved(
 def test_a_loop_that_ended_before_its_first_batch_is_saved_where_it_began(
     on: Place, state_of: Any, save: Callable[..., str], restore: Any
 ) -> None:
-    """As by Ctrl-C, whose traceback holds the iterator; tf.data has fetched batches of the epoch."""
+    """For example after Ctrl-C, whose traceback holds the iterator. tf.data has fetched batches of
+    the epoch.
+    """
 
     def interrupted(held: list[Any]) -> Iterator[Any]:
         held.append(iter(loader.as_dataset()))
@@ -332,10 +338,12 @@ def test_a_loop_that_ended_before_its_first_batch_is_saved_where_it_began(
 
 
 def test_an_asynchronous_checkpoint_is_refused(tf: Any, state_of: Any, tmp_path: Path) -> None:
-    """Its thread would ask for the place when the loop is further on than the weights that were saved (tried)."""
+    """Its thread would read the place when the loop is already further on than the saved
+    weights.
+    """
     with SHAPES["tiny"](
         workers=0
-    ) as loader:  # TensorFlow keeps the checkpoint, and so the loader, for good
+    ) as loader:  # TensorFlow keeps the checkpoint, and so the loader, forever
         checkpoint = tf.train.Checkpoint(loader=state_of(loader), step=tf.Variable(0))
         options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
         with pytest.raises(lp.StateError, match="async_checkpoint"):
@@ -358,7 +366,8 @@ def test_a_state_of_another_loader_is_refused_and_of_other_shards_gone_on_from(
             pytest.raises(lp.StateError, match=r"seed: saved 3, current 4\."),
         ):
             restore(state_of(other), path)
-        with loader.replace(shard=lp.Shard(2, 0)) as shard:  # the rest of the epoch is dealt anew
+        # the rest of the epoch is divided again
+        with loader.replace(shard=lp.Shard(2, 0)) as shard:
             again = state_of(shard)
             restore(again, path)
             assert take(again.iterate(shard.as_dataset()), 1) == expected

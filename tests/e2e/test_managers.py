@@ -1,4 +1,6 @@
-"""Proxies of `multiprocessing.Manager()` in workers: they connect to their manager, as in its own children."""
+"""Proxies of `multiprocessing.Manager()` in workers connect to their manager, as in the manager's
+own children.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from tests.support.samples import StartsThread
 
 @pytest.fixture(scope="module")
 def manager() -> Iterator[SyncManager]:
-    # Not spawned: that would run pytest again. No thread runs that a fork could disturb.
+    # Not spawned, because that would run pytest again. No thread runs here, so a fork is safe.
     with multiprocessing.get_context("fork").Manager() as made:
         yield made
 
@@ -87,7 +89,9 @@ def test_a_stream_reads_from_a_managers_queue(manager: SyncManager) -> None:
 
 
 def test_a_proxy_that_a_module_used_is_not_shared(manager: SyncManager, tmp_path: Path) -> None:
-    """A fork gets a connection of its own: answers would else come to whichever worker reads first."""
+    """Each fork gets its own connection. Otherwise any worker could read the answers of another
+    one.
+    """
     values = manager.dict({item: item for item in range(200)})
 
     class UsedAtOnce:
@@ -96,7 +100,7 @@ def test_a_proxy_that_a_module_used_is_not_shared(manager: SyncManager, tmp_path
 
         def __setstate__(self, state: Any) -> None:
             self.__dict__.update(state)
-            assert self.proxy[0] == 0  # in the supervisor, whose connection stays open
+            assert self.proxy[0] == 0  # called in the supervisor, whose connection stays open
 
     used = UsedAtOnce(values)
     with lp.Loader(range(200), lambda item: used.proxy[item], batch_size=4, workers=3) as loader:
@@ -120,7 +124,7 @@ def test_no_list_of_processes_shows_the_key(manager: SyncManager) -> None:
 
 
 def test_a_manager_made_after_the_pool_is_known() -> None:
-    """Also where nothing had imported `multiprocessing` when the pool started."""
+    """Even if nothing had imported `multiprocessing` when the pool started."""
     run_child(
         """
         import sys

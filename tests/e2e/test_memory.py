@@ -1,4 +1,6 @@
-"""Arrays that are handed out stay right for as long as anybody looks at them, and buffering keeps to its budget."""
+"""Delivered arrays stay unchanged for as long as they are referenced, and buffers keep to their
+memory limit.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ from tests.support.batches import Place, indices_in, supervisor_of
 from tests.support.processes import shared_bytes
 
 BATCHES = 150
-FEW_BYTES = 192 << 10  # of a pool that are about its workers, not about batches
+FEW_BYTES = 192 << 10  # the size of a pool's own data, which is not for batches
 
 
 def stamped(index: int) -> Any:
-    """A row that says which index it is of everywhere."""
+    """Return a row that is filled with its index."""
     return {"x": np.full((8, 64), index, np.int32), "y": index}
 
 
@@ -38,7 +40,7 @@ def loader_of(place: dict[str, Any], **more: Any) -> lp.Loader:
 
 
 def least_limit(place: dict[str, Any], **loader: Any) -> int:
-    """What the error about a limit of one byte names."""
+    """Return the limit that the error about a limit of one byte advises."""
     with pytest.raises(lp.MemoryLimitError) as refused:
         next(iter(lp.Loader(limits=lp.Limits(memory=1), **loader, **place)))
     found = re.search(r"Set Limits\(memory=(\d+)\)", str(refused.value))
@@ -82,7 +84,7 @@ def test_a_consumer_that_lets_go_gets_everything_without_a_copy(on: Place) -> No
 
 
 def test_slots_return_when_the_last_view_dies(on: Place) -> None:
-    # Batches of a size that is not chunked, so that each has a slot of its own.
+    # Batches of this size are not chunked, so each has its own slot.
     loader = lp.Loader(range(64), lambda index: np.full(1 << 17, index), batch_size=2, **on(2))
     batches = iter(loader)
     held = [next(batches) for _ in range(3)]
@@ -129,7 +131,7 @@ def test_copied_and_lent_batches_are_aligned_for_tensorflow(on: Place) -> None:
         batch_size=3,
         **on(2),
     )
-    # Where several batches come in one slot only the first begins at its start.
+    # If several batches share a slot, only the first one begins at its start.
     large = lp.Loader(
         range(40),
         lambda index: (np.full(1 << 18, index, np.uint8), index),
@@ -147,7 +149,7 @@ def test_copied_and_lent_batches_are_aligned_for_tensorflow(on: Place) -> None:
     assert all(part.ctypes.data % 64 == 0 for part in first)
 
 
-# ---- the budget ----
+# ---- the memory limit ----
 
 
 @pytest.mark.parametrize("limit", ["128KiB", "20MiB"])
@@ -192,7 +194,7 @@ def test_the_least_limit_that_the_error_names_works(
 def pool_where(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Callable[[int], lp.Pool]]:
-    """Makes a pool of one worker on a machine that has so many bytes free."""
+    """Function that makes a pool of one worker on a machine with this number of free bytes."""
     pools = []
 
     def make(free_bytes: int) -> lp.Pool:
@@ -209,7 +211,7 @@ def pool_where(
 def large(index: int) -> Any:
     return np.broadcast_to(
         np.float32(index), (16, 1024, 1024, 3)
-    )  # 192 MiB of which nothing is allocated
+    )  # 192 MiB, none of them allocated
 
 
 def why_refused(**loader: Any) -> str:
@@ -237,11 +239,11 @@ def test_a_batch_that_the_machine_has_no_room_for_is_not_answered_with_a_limit(
     assert "Limits(" not in why_refused(**loader, limits=lp.Limits(memory=1 << 16))
 
 
-# ---- what a shared pool keeps ----
+# ---- memory of a shared pool ----
 
 
 def wait_until_free(supervisor: int, before: int, other: lp.Loader) -> None:
-    """Until the pool's memory files take no more than they did, while it is used."""
+    """Use a pool until its memory files are no larger than they were."""
     until_s = time.monotonic() + 20
     while shared_bytes(supervisor) > before + FEW_BYTES:
         gc.collect()

@@ -1,4 +1,6 @@
-"""A message stays readable, whatever value it speaks of: at most 200 characters of it, and 1,000 in all."""
+"""A message stays readable for any value: it shows at most 200 characters of it, and has at most
+1,000.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +20,21 @@ import pytest
 
 import loaderpool as lp
 
-pytestmark = pytest.mark.usefixtures(
-    "tf"
-)  # whose devices are set before anything here asks TensorFlow for one
+pytestmark = pytest.mark.usefixtures("tf")  # its devices must be set before TensorFlow is used
 
 MOST_IN_ALL, MOST_OF_A_VALUE = 1000, 200
-MARK = "q"  # huge values are made of it, and hardly any message has it twice in a row
+MARK = "q"  # letter of huge values; messages hardly contain it twice in a row
 
 
 class Talkative:
-    """Says much of itself."""
+    """Has a very long repr."""
 
     def __repr__(self) -> str:
         return MARK * 50_000
 
 
 class Speechless:
-    """Cannot say what it is."""
+    """Its repr raises an error."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no words")
@@ -48,7 +48,7 @@ def _nested(depth: int) -> list[Any]:
 
 
 def _many_defaults(first: Any, second: Any, third: Any, fourth: Any = (MARK,) * 50_000) -> None:
-    """Fits no argument that is a function."""
+    """A function that fits no argument."""
 
 
 VALUES: dict[str, Any] = {
@@ -74,9 +74,9 @@ VALUES: dict[str, Any] = {
 
 
 def made_of(folder: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """What is public and takes arguments: how it is called, and with what where a value need not be wrong.
+    """Return the public callables that take arguments, and valid arguments for them.
 
-    What needs TensorFlow is named, so that it is imported with the fixture `tf` alone.
+    Those that need TensorFlow are only named, so that only the fixture `tf` imports it.
     """
     data = folder / "data.txt"
     data.write_text("a line\n")
@@ -138,7 +138,7 @@ def made_of(folder: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
 
 
 def said_by(call: Callable[[], Any]) -> Iterator[str]:
-    """The error with which a call ends, if any, and all its warnings."""
+    """Return the warnings of a call, and its error if it raises one."""
     with warnings.catch_warnings(record=True) as told, contextlib.ExitStack() as stack:
         warnings.simplefilter("always")
         error: BaseException | None = None
@@ -150,13 +150,13 @@ def said_by(call: Callable[[], Any]) -> Iterator[str]:
             error = raised
     if error is not None and not (
         isinstance(error, OSError) and error.filename
-    ):  # the system's names the whole path
+    ):  # the system's message names the whole path
         yield f"{type(error).__name__}: {error}"
     yield from (f"{each.category.__name__}: {each.message}" for each in told)
 
 
 def too_long(message: str) -> bool:
-    # What a value is made of may have quotes, commas and the like in between.
+    # Parts of a value may be separated by quotes, commas and the like.
     longest = max(
         (
             len(re.sub(r"\W+$", "", each))
@@ -177,7 +177,7 @@ def test_a_message_about_a_huge_value_is_short(name: str, tmp_path: Path) -> Non
     for parameter in parameters:
         if (
             parameter.name.startswith("_") or parameter.name == "device"
-        ):  # which the framework reads
+        ):  # errors of the framework, which reads this argument
             continue
         for kind, value in VALUES.items():
             given = (value, value) if parameter.kind is parameter.VAR_POSITIONAL else value

@@ -1,4 +1,4 @@
-"""A mix in a loader: each epoch goes on in each source where the epoch before stopped."""
+"""A mix in a loader: in each source, an epoch continues where the epoch before stopped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def mixed(stop: Any = "first") -> Any:
 
 
 def rows_of(loader: lp.Loader, epochs: int) -> list[list[int]]:
-    """Return the rows of each of some epochs."""
+    """Return the rows of some epochs, one list for each."""
     return [[int(row) for batch in loader for row in batch] for _ in range(epochs)]
 
 
@@ -31,7 +31,7 @@ def double(row: Any) -> Any:
     return 2 * row
 
 
-# ---- what epochs have ----
+# ---- rows of epochs ----
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -60,7 +60,7 @@ def test_a_mix_by_size_is_the_same_in_each_epoch() -> None:
     assert first == second
 
 
-# ---- wherever batches are made ----
+# ---- processes that make batches ----
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -123,7 +123,7 @@ def test_an_errors_index_and_epoch_lead_to_the_record(on: Place, workers: int) -
     assert source.origin(caught.value.index, caught.value.epoch) == (0, 50)
 
 
-# ---- made of other sources, and beside other settings ----
+# ---- mixes of other sources, and other settings ----
 
 
 def test_a_mix_of_mixes_reads_every_row() -> None:

@@ -1,4 +1,4 @@
-"""Settings of modules that a script makes: workers have those that `setup` makes."""
+"""Settings that a script changes in modules: workers only have those that `setup` changes."""
 
 from __future__ import annotations
 

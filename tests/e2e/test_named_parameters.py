@@ -1,4 +1,6 @@
-"""Parameters named `out` and `rng` are passed where they are open; where something is bound to them, it stays."""
+"""Parameters `out` and `rng` are passed if they are free. If something is bound to them, it is
+kept.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ SIZE = 6
 
 
 class Own:
-    """A user's own thing, which is no generator of NumPy."""
+    """An object of the user's own, not a generator of NumPy."""
 
 
 def told(value: Any) -> int:
-    """What a parameter was given, as a number; -1: what loaderpool passes."""
+    """Return the value of a parameter as a number, or -1 if loaderpool has passed it."""
     if isinstance(value, int):
         return value
     if isinstance(value, str):
@@ -48,7 +50,7 @@ def none_bound(item: int, rng: Any) -> tuple[int, int]:
 
 
 class Called:
-    """Its `__call__` has a default."""
+    """Its `__call__` has a parameter with a default."""
 
     def __call__(self, item: int, rng: int = 42, out: str = "gray") -> tuple[int, int]:
         return item, told(rng) + told(out)
@@ -72,7 +74,7 @@ def wrapper_that_binds(item: int) -> tuple[int, int]:
     return rng_open(item, 42)
 
 
-# `partial` itself with the name, the docstring and the `__wrapped__` of what it binds.
+# A `partial` with the name, the docstring and the `__wrapped__` of its function.
 dressed_partial = functools.update_wrapper(functools.partial(rng_open, rng=42), rng_open)
 
 
@@ -156,7 +158,8 @@ def test_batch_fn_has_the_same_rule(
 ) -> None:
     with lp.Loader(range(SIZE), batch_fn=batch_fn, batch_size=4, **made_in) as loader:
         assert [batch.tolist() for batch in loader] == [[expected] * 4, [expected] * 2]
-        assert lp.replay(loader, index=5).tolist() == [expected] * 2  # the batch that it is in
+        # the batch that contains the item
+        assert lp.replay(loader, index=5).tolist() == [expected] * 2
 
 
 def shard_default(shard: int, rng: int = 42) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""In a notebook: an error shows the cell's lines, and names what can be done there."""
+"""In a notebook, an error shows the cell's lines, and advice that is possible there."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ print(str(failing(lp.Loader(range(4), batch_size=2, workers=1, setup=prepare))))
 
 @pytest.fixture(scope="module")
 def shown() -> list[str]:
-    """What each cell printed and raised, in a real kernel."""
+    """Return the output and errors of each cell, from a real kernel."""
     with notebook() as book:
         return [cell.printed + cell.text for cell in map(book.run, CELLS)]
 
@@ -83,7 +83,7 @@ def test_the_advice_fits_a_notebook_and_works_there(shown: list[str]) -> None:
     assert "TARGET" not in shown[1]
     assert (
         "ZeroDivisionError" in shown[2] and "SampleError" not in shown[2]
-    )  # the function's own, with its frames
+    )  # the function's own error, with its frames
     assert "loaderpool.replay" not in shown[2]
 
 

@@ -1,4 +1,4 @@
-"""The stop button of a notebook is one KeyboardInterrupt, and the next cell works: in a real kernel."""
+"""In a real kernel, the stop button raises one KeyboardInterrupt, and the next cell works."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.notebook import Notebook, notebook
 
-# As many in each kind of loop; LOADERPOOL_INTERRUPTS=20 for what the README promises.
+# Number of interrupts for each kind of loop. LOADERPOOL_INTERRUPTS=20 is the README's number.
 pytestmark = pytest.mark.may_leak("jupyter_client keeps a pair of sockets")
 REPEATS = int(os.environ.get("LOADERPOOL_INTERRUPTS", "1"))
 

@@ -1,4 +1,6 @@
-"""OpenMP that is told to bind threads binds the main process to one CPU: that is said, and workers are not bound."""
+"""If OpenMP is set to bind threads, it binds the main process to one CPU. A message reports that,
+and workers are not bound.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ with lp.Loader(range(64), np.float32, batch_size=8, workers=1) as loader:
 @needs_two_cpus
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_openmp_binds_no_worker(start: str) -> None:
-    """All of them would be bound to the same CPU, by a library that the function imports."""
+    """A library that the function imports would bind all of them to the same CPU."""
     pytest.importorskip("torch", reason="a library with OpenMP")
     run_child(
         f"""

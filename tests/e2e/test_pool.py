@@ -14,7 +14,7 @@ import loaderpool as lp
 from tests.support.batches import indices_in
 from tests.support.processes import descendants, wait_gone
 
-# Each test has a pool of its own, so the guard looks after each (tests/conftest.py).
+# Each test has its own pool, so leaks are searched after each test (tests/conftest.py).
 
 
 def who(index: int) -> Any:
@@ -26,7 +26,7 @@ def pids_of(loader: lp.Loader) -> set[int]:
 
 
 def wait_for_workers(loader: lp.Loader, count: int) -> set[int]:
-    """Blocks until the pool has so many workers; the test's timeout ends it."""
+    """Wait until the pool has this number of workers. The test's timeout ends the wait."""
     while len(pids_of(loader)) != count:
         time.sleep(0.01)
     return pids_of(loader)
@@ -69,7 +69,7 @@ def test_a_closed_loader_leaves_the_pool_to_the_others() -> None:
 
 def test_resizing_changes_who_works_and_not_what_is_made() -> None:
     with lp.Loader(range(400), who, batch_size=4, workers=3) as loader:
-        loader.resize(1)  # before there is any
+        loader.resize(1)  # before there is a worker
         batches = iter(loader)
         numbers = indices_in(next(batches)[0] for _ in range(5))
         assert len(wait_for_workers(loader, 1)) == 1
@@ -80,7 +80,7 @@ def test_resizing_changes_who_works_and_not_what_is_made() -> None:
             numbers += indices_in(next(batches)[0] for _ in range(5))
         numbers += indices_in(batch[0] for batch in batches)
         assert numbers == list(range(400))
-        loader.epoch = 5  # epoch 1 was begun ahead, by more workers
+        loader.epoch = 5  # batches of epoch 1 were already started by more workers
         assert {pid for batch in loader for pid in batch[1].tolist()} <= pids
 
 

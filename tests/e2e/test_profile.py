@@ -1,4 +1,4 @@
-"""`loaderpool profile` as a user runs it: what py-spy finds, and what is said where it cannot."""
+"""`loaderpool profile` as a user runs it: results of py-spy, and messages if py-spy cannot run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def seen(path: Path) -> dict[str, int]:
-    """How often each line of the module was the innermost of it: its text, and a number."""
+    """Return the text of each line of the module, and how often it was the innermost one."""
     counts: dict[str, int] = {}
     for row in path.read_text().splitlines():
         stack, _, count = row.rpartition(" ")
@@ -78,7 +78,7 @@ def test_the_lines_that_compute_are_found_in_every_process(folder: Path) -> None
     counts = seen(folder / "p.txt")
     assert counts["sum(range(100_000))"] > counts.get(
         "time.sleep(0.02)  # waits", 0
-    )  # which takes 2.5 times as long
+    )  # this line takes 2.5 times as long
     rows = [row for row in (folder / "p.txt").read_text().splitlines() if "load (train.py" in row]
     makers = {
         re.findall(r"process (\d+):", row)[-1] for row in rows

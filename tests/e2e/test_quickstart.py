@@ -1,4 +1,6 @@
-"""The quickstart in its small form: it runs, what it prints can be true, and its folder is whole or not there."""
+"""The quickstart in its small form: it runs, its output is plausible, and its folder is complete or
+does not exist.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed: scripts/te
 
 @pytest.fixture
 def images(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A module of quickstart_demo, which is no part of the package."""
+    """A module of quickstart_demo, which is not in the package."""
     monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
     yield importlib.import_module("quickstart_demo.images")
     for name in [name for name in sys.modules if name.partition(".")[0] == "quickstart_demo"]:
@@ -33,14 +35,17 @@ def images(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def _installed_checkout(folder: Path) -> Path:
-    """A checkout in `folder` whose .venv is there already: this interpreter. Returns its scripts/quickstart."""
+    """Make a checkout in `folder` whose .venv is this interpreter. Return its
+    scripts/quickstart.
+    """
     (folder / "scripts").mkdir(parents=True)
     script = Path(shutil.copy(REPOSITORY / "scripts/quickstart", folder / "scripts"))
     (folder / "scripts/quickstart_demo").symlink_to(REPOSITORY / "scripts/quickstart_demo")
     (folder / ".venv/bin").mkdir(parents=True)
     for copy in (folder / "pyproject.toml", folder / ".venv/quickstart-installed-for.toml"):
         shutil.copy(REPOSITORY / "pyproject.toml", copy)
-    # No symlink: an interpreter finds its packages from the path by which it was called.
+    # Not a symlink, because an interpreter finds its packages from the path by which it was
+    # started.
     python = folder / ".venv/bin/python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
@@ -48,7 +53,7 @@ def _installed_checkout(folder: Path) -> Path:
 
 
 def _row(output: str, name: str) -> tuple[int, int, int]:
-    """Samples, samples/s, percent of the time spent waiting."""
+    """Return the samples, samples/s, and the percentage of time spent waiting."""
     match = re.search(rf"^ *{name} +([\d,]+) +([\d,]+) +(\d+) %", output, re.MULTILINE)
     assert match, f"no row for {name} in\n{output}"
     samples, samples_per_s, percent = (int(number.replace(",", "")) for number in match.groups())

@@ -1,4 +1,4 @@
-"""Several processes of one training on this machine: they divide its CPUs and memory."""
+"""Processes of one training on this machine divide its CPUs and memory."""
 
 from __future__ import annotations
 
@@ -76,5 +76,5 @@ def test_eight_ranks_take_a_quarter_of_the_memory(tmp_path: Path) -> None:
     workers, limits, free = zip(*answers, strict=True)
     print(f"{sum(workers)} workers, {sum(limits) / max(free):.3f} of the free memory")
     assert sum(workers) == 8 * max(1, capacity.usable_cpu_count() // 8)
-    # The default of each is at most 2 GiB.
+    # The default for each rank is at most 2 GiB.
     assert 0.1 * min(*free, 64 << 30) < sum(limits) <= 0.25 * max(free)

@@ -1,4 +1,6 @@
-"""How many calls a pass makes beyond its own: none that a prediction, which is one pass, would pay for."""
+"""Calls that a pass makes beyond its own batches. There are none in a prediction, which is a single
+pass.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,14 @@ pytestmark = pytest.mark.may_leak(
 
 WORKERS, ITEMS, BATCH_SIZE = 2, 640, 32
 BATCHES = ITEMS // BATCH_SIZE
-# What an only pass makes ahead: an eighth of the epoch, which is less than one more than there are workers.
+# Samples that a single pass makes ahead: an eighth of the epoch, which is no more than one for each
+# worker.
 FEW = BATCHES // 8 * BATCH_SIZE
 WAIT_S = 60.0
 
 
 class Calls:
-    """Calls of `fn` in all workers, counted by the bytes of a file."""
+    """Counts the calls of `fn` in all workers, by the bytes of a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -45,11 +48,12 @@ class Calls:
         return len(Path(self.path).read_bytes())
 
     def settled(self, at_least: int, pool: lp.Pool) -> int:
-        """How many there are when no more are to come; waits for these."""
+        """Return the number of calls, after the last one."""
         deadline_s = time.monotonic() + WAIT_S
         while self.count < at_least and time.monotonic() < deadline_s:
             time.sleep(0.005)
-        # Loaders of a pool take turns: while another one has many batches made, this one has all that it may have.
+        # Loaders of a pool follow each other. While many batches of another loader are made, this
+        # one gets all that it may have.
         with lp.Loader(range(40 * BATCHES), batch_size=1, workers=pool) as other:
             assert sum(1 for _ in other) == 40 * BATCHES
         return self.count
@@ -62,7 +66,8 @@ def calls(tmp_path: Path) -> Calls:
 
 @pytest.fixture(scope="module")
 def pool(request: pytest.FixtureRequest) -> Iterator[lp.Pool]:
-    if importlib.util.find_spec("tensorflow"):  # what it opens is not the pool's
+    # its threads and files do not count as leaks of the pool
+    if importlib.util.find_spec("tensorflow"):
         request.getfixturevalue("tf")
     with leaks.guard(), lp.Pool(workers=WORKERS) as pool:
         yield pool
@@ -102,7 +107,8 @@ def test_one_pass_makes_a_few_batches_ahead(
     with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, workers=pool) as loader:
         one_pass(loader)
         assert calls.settled(ITEMS + FEW, pool) == ITEMS + FEW
-        # What was made is not lost, and where passes follow one another, the next one's batches are made meanwhile.
+        # Batches made ahead are used. If passes follow each other, the batches of the next pass are
+        # made during the present one.
         assert [int(x) for batch in loader for x in batch[:, 0]] == list(range(ITEMS))
         assert calls.settled(3 * ITEMS, pool) == 3 * ITEMS
 
@@ -136,7 +142,7 @@ def test_orders_of_arrays_are_made_ahead(
         range(ITEMS), calls.fn, batch_size=BATCH_SIZE, order=order, workers=pool
     ) as loader:
         a_loop(loader)
-        # One call more shows the form of a sample, because the order is not known before.
+        # One more call shows the form of a sample, because the order is not known before.
         expected = ITEMS + 1 + FEW * is_made_ahead
         assert calls.settled(expected, pool) == expected
 

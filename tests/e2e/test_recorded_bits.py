@@ -1,7 +1,7 @@
-"""Seeds give the batches that they gave when these checksums were recorded: with workers, and in this process.
+"""Seeds give the batches whose checksums are recorded here, with workers and without.
 
-A seed in a user's notes is a promise. `python -m tests.e2e.test_recorded_bits` prints the table anew; a
-change of it is a change of what users get, and belongs into the CHANGELOG.
+A seed in a user's notes is a promise. `python -m tests.e2e.test_recorded_bits` prints the present
+table. If it has changed, users get other batches, and the CHANGELOG must say so.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.corner
 
 
 class Digest:
-    """A checksum over batches: structure, dtypes, shapes and bytes."""
+    """Checksum of batches: structure, dtypes, shapes and bytes."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -186,20 +186,22 @@ CASES: dict[str, Make] = {
 
 
 class Stream:
-    """An iterable that is read anew for each pass."""
+    """An iterable that each pass reads from the beginning."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(170))
 
 
 def digest_of(name: str, folder: Path, **more: Any) -> str:
-    """Over two whole epochs, a broken off third, and the third's rest in another loader."""
+    """Return the checksum of two whole epochs, an abandoned third one, and its rest in another
+    loader.
+    """
     make, digest = CASES[name](folder), Digest()
     with make(**more) as first:
         for _ in range(2):
             for batch in first:
                 digest.add(batch)
-        if "hook" in name:  # what it has changed is in no state
+        if "hook" in name:  # a saved state does not have the changes of a hook
             return str(digest)
         batches = iter(first)
         for batch in itertools.islice(batches, 3):

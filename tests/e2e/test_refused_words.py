@@ -1,4 +1,6 @@
-"""What is said where a container refuses memory calls, and of values that cannot travel or be kept."""
+"""Messages if a container refuses system calls for memory, and for values that cannot be pickled or
+cached.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TFRecord and tar files behind URLs: the same items, also from a server that fails now and then."""
+"""TFRecord and tar files behind URLs: the same items, also from a server that sometimes fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytest.importorskip("fsspec.asyn")
 pytest.importorskip("aiohttp")
 pytestmark = [
     pytest.mark.may_leak(reason="the fixture `on` watches the whole file"),
-    # fsspec forgets connections whose first answer is an error.
+    # fsspec drops connections whose first response is an error.
     pytest.mark.filterwarnings("ignore:Unclosed connection:ResourceWarning"),
 ]
 
@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def _thread_of_fsspec() -> None:
-    """Start it before anything is watched: it stays as long as the process."""
+    """Start fsspec's thread before leaks are counted, because it lives as long as the process."""
     fsspec.asyn.get_loop()
 
 
@@ -78,7 +78,9 @@ def server(folder: Path) -> Iterator[FileServer]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small blocks, so that a file takes several requests; no waiting before retries. In this process."""
+    """Use small blocks, so that a file takes several requests, and retry without a pause. In this
+    process.
+    """
     monkeypatch.setattr(remote, "_BLOCK_BYTES", 7000)
     monkeypatch.setattr(remote, "_DELAYS_S", (0.0, 0.0, 0.0))
 

@@ -1,4 +1,6 @@
-"""A replayed sample is the one of the training: same streams, same bits, in this process; or its error."""
+"""A replayed sample is the one of the training, with the same streams and bits, but in this
+process; or its error.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ BUCKETS = lp.Buckets([1 + index % 2 for index in range(SIZE)], [2])
 
 
 def draw(item: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Draws from all three streams."""
+    """Draw from all three streams."""
     return {
         "item": item,
         "rng": rng.random(3),
@@ -82,7 +84,7 @@ def test_a_sample_has_the_bits_of_the_training(
                 assert same(lp.replay(loader, indices[at], epoch), rows[at])
     assert same(
         lp.replay(loader, index=np.int64(order[1][7]), epoch=1), epochs[1][7]
-    )  # also of a closed loader
+    )  # works for a closed loader, too
 
 
 def test_the_whole_batch_of_batch_fn_is_replayed() -> None:
@@ -137,7 +139,8 @@ def test_setup_runs_before_and_the_global_streams_are_put_back(tmp_path: Path) -
     state = random.getstate()
     with lp.Loader(range(9), fn, setup=setup, workers=0) as loader:
         lp.replay(loader, 4, 0)
-    assert calls == ["setup", "fn"]  # once each, although the globals were drawn from
+    # once each, although the function drew from the global generators
+    assert calls == ["setup", "fn"]
     assert random.getstate() == state
 
 
@@ -302,7 +305,7 @@ def test_what_came_is_shown(command: Callable[..., ChildResult]) -> None:
         assert word in text, word
     (line,) = [line.split() for line in text.splitlines() if line.startswith("['label']")]
     assert line == ["['label']", "int64[]", "7", "7"]
-    assert "role None" in text  # in this process, no worker
+    assert "role None" in text  # in this process, not in a worker
     assert "\x1b" not in text
 
 
@@ -348,7 +351,7 @@ def test_an_exit_is_shown_and_not_taken_for_success(command: Callable[..., Child
 def test_a_crash_shows_its_stack_here(command: Callable[..., ChildResult]) -> None:
     result = command("replay", "jobs:make", "--index", "4", env={"PYTHONFAULTHANDLER": None})
     assert result.returncode == -signal.SIGSEGV
-    assert "source index 4" in result.stdout  # said before it ran
+    assert "source index 4" in result.stdout  # printed before it ran
     assert "Segmentation fault" in result.stderr and "in fn" in result.stderr
 
 

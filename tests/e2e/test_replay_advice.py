@@ -1,4 +1,4 @@
-"""How to make a failed sample again, as its error says."""
+"""Advice in an error on how to make the failed sample again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_in_a_script_what_the_message_says_under_a_try_makes_the_sample_again(wo
 
 
 def in_module(tmp_path: Path, workers: int, code: str) -> str:
-    """The text of the error of a loader of the module `data`, after this code."""
+    """Run this code, and return the text of the error of a loader of the module `data`."""
     (tmp_path / "data.py").write_text(SCRIPT.partition("try:")[0].format(workers=workers))
     code = f"import sys\nsys.path.insert(0, '.')\nimport data\n{code}\n"
     code += "try:\n    list(loader)\nexcept ValueError as error:\n    print(error)"
@@ -55,7 +55,7 @@ def test_the_command_for_a_loader_of_a_module_is_named(tmp_path: Path, workers: 
 
 
 def test_another_loader_has_no_command(tmp_path: Path) -> None:
-    """One of the script itself, while one of a module waits for its next turn."""
+    """The other loader is made by the script, while one of a module waits for its turn."""
     code = "next(iter(data.loader))\nkept = iter(data.loader)\nnext(kept)\nloader = data.loader.replace(seed=3)"
     text = in_module(tmp_path, 0, code)
     assert (

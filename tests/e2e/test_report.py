@@ -1,4 +1,4 @@
-"""`ReportCallback` in `fit`: what stands in Keras' logs, and what is printed."""
+"""`ReportCallback` in `fit`: Keras' logs, and the printed lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`Loader.report()`: one file of all that is known, of loaders that run, are closed, or have done nothing."""
+"""`Loader.report()`: one file with all measurements, of loaders that run, are closed, or have not
+started.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,7 @@ def inside(path: Path) -> dict[str, Any]:
 def test_a_loader_that_runs_tells_what_it_has_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        counters, "_MARK_NS", 400_000_000
-    )  # a look now and then, five times as often
+    monkeypatch.setattr(counters, "_MARK_NS", 400_000_000)  # five times as many snapshots as usual
     path = tmp_path / "report.html"
     with lp.Loader(range(10**6), slow_vector, batch_size=8, workers=2) as loader:
         take(loader, 1.5)

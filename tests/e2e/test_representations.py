@@ -1,4 +1,4 @@
-"""What loaders, their views, iterators and pools say of themselves, where a user or Keras prints them."""
+"""The `repr` of loaders, views, iterators and pools, as users or Keras print it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A stream that is stopped anywhere and goes on in another loader is the one that was never stopped, to the bit."""
+"""A pass that stops anywhere and continues in another loader has the same bits as an uninterrupted
+one.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def sample(item: int, rng: np.random.Generator) -> Any:
 
 
 def failing(item: int) -> int:
-    if item % 7 == 3 or 40 <= item < 56:  # with batches of 4 and in order, whole batches of them
+    # with batches of 4 in order, whole batches of failing items
+    if item % 7 == 3 or 40 <= item < 56:
         raise ValueError(f"item {item}")
     return item
 
@@ -37,7 +40,7 @@ class Pairs:
 
 
 class WithHook(Pairs):
-    """Its hook may change it between epochs, so that no state of a loader over it can be exact."""
+    """Its hook may change it between epochs, so no state of a loader over it can be exact."""
 
     def on_epoch_end(self) -> None: ...
 
@@ -92,7 +95,7 @@ def test_a_first_batch_that_fails_takes_nothing_of_the_rest(
         assert [int(batch[0]) for batch in loader] == [8, 12, 16]
 
 
-# ---- which pass a state belongs to ----
+# ---- the pass of a state ----
 
 
 def place_of(state: dict[str, Any]) -> tuple[int, int]:
@@ -172,7 +175,9 @@ def test_it_costs_the_same_at_any_position(on: Place) -> None:
 
 
 def test_a_state_with_nothing_left_goes_on_with_the_next_epoch(on: Place) -> None:
-    """Three shards have taken all but four rows, which are too few for eight shards that drop the remainder."""
+    """Three shards have taken all but four rows. These are too few for eight shards that drop the
+    remainder.
+    """
 
     def shard(shards: int) -> lp.Loader:
         return lp.Loader(

@@ -1,4 +1,6 @@
-"""Generators that are stopped anywhere and go on in another loader are those that were never stopped, to the bit."""
+"""Generators that stop anywhere and continue in another loader have the same bits as uninterrupted
+ones.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,9 @@ def test_states_of_others_are_refused(on: Place) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_where_nothing_was_left_the_next_epoch_begins(on: Place, workers: int) -> None:
-    """The end of a stream shows only when it comes: a state from before that says nothing of it."""
+    """The end of a stream is known only when it is reached, so an earlier state does not contain
+    it.
+    """
 
     class Numbers:
         def __iter__(self) -> Iterator[int]:
@@ -155,7 +159,7 @@ def test_where_nothing_was_left_the_next_epoch_begins(on: Place, workers: int) -
 def test_a_resume_that_takes_long_reports_its_progress(
     workers: int, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """With processes of its own: those of a shared pool have another stderr."""
+    """Uses its own processes, because those of a shared pool have another stderr."""
 
     class Items:
         def __iter__(self) -> Iterator[int]:

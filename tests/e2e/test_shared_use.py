@@ -67,14 +67,17 @@ def test_an_iterator_that_is_closed_while_its_first_batch_is_awaited_gives_none(
 def test_a_run_that_is_ended_while_it_begins_again_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its end was said before its beginning, so it had slots for ever, for which other runs waited."""
+    """The end was sent before the beginning, so the run kept its slots forever, and other runs
+    waited for them.
+    """
     with lp.Loader(range(400), np.int64, batch_size=10, workers=2) as loader:
         batches = iter(loader)
         next(batches)
         engine: Any = loader._core.engine
         (run,) = engine.runs.by_number.values()
         with monkeypatch.context() as patch, engine.pool.lock:
-            patch.setattr(Session, "catch_up", lambda session: batches.close())  # a finalizer, say
+            # for example, called by a finalizer
+            patch.setattr(Session, "catch_up", lambda session: batches.close())
             run._begin_again()
         assert not engine.runs.by_number
         assert np.concatenate(list(loader)).tolist() == list(range(400))
@@ -125,7 +128,7 @@ def ragged(item: int) -> Any:
     ("settings", "expected"),
     [
         ({"fn": lambda item: (np.float32(item), np.zeros(3, np.int16)), "batch_size": 3}, 40 * (4 + 6)),
-        # Of each batch six int32 and five row splits; of text its characters.
+        # Each batch has six int32 and five row splits. Text also has its characters.
         ({"fn": ragged, "batch_size": 4, "ragged": True}, 10 * (6 * 4 + 5 * 8) + sum(i % 3 for i in range(40))),
         ({"fn": lambda item: item if item % 2 else 1 / 0, "batch_size": 4, "on_error": "skip"}, 20 * 8),
     ],

@@ -1,6 +1,6 @@
-"""Sources with a limit and sources without one, as `explain()` tells them with a fixed number of workers.
+"""Sources with and without a limit, as `explain()` finds them with a fixed number of workers.
 
-Minutes, on two free CPUs: `scripts/test -m long tests/e2e/test_source_limits.py`.
+Takes minutes on two free CPUs: `scripts/test -m long tests/e2e/test_source_limits.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def holding(path: Path, flags: int = fcntl.LOCK_EX) -> Iterator[Any]:
 
 
 def rate(path: Path) -> None:
-    """A server that answers 120 calls a second, each after 4 ms."""
+    """Call a server that answers 120 calls a second, each after 4 ms."""
     with holding(path) as file:
         begun_s = max(
             time.monotonic(), *struct.unpack("d", os.pread(file.fileno(), 8, 0) or bytes(8))
@@ -50,7 +50,7 @@ def lock(path: Path) -> None:
 
 
 def connections(path: Path) -> None:
-    """Two connections, each of which takes 16 ms for a call."""
+    """Use one of two connections. Each call takes 16 ms."""
     while True:
         for number in range(2):
             with (
@@ -63,7 +63,9 @@ def connections(path: Path) -> None:
 
 
 def disk(path: Path) -> None:
-    """One read at a time, and a decompression that waits for nothing shared."""
+    """Read from a disk, one reader at a time, and decompress the data, which needs no shared
+    resource.
+    """
     with holding(path):
         time.sleep(0.005)
     time.sleep(0.003)
@@ -98,7 +100,7 @@ def varying(_: Path) -> None:
 def told(
     work: Callable[[Path], None], workers: int, path: Path, step_s: float = 0.0, **settings: Any
 ) -> Any:
-    """What explain() says as soon as it knows a limit, or in the end."""
+    """Return the first explanation that names a limit, or the last one."""
 
     def sample(item: int) -> np.ndarray:
         work(path)

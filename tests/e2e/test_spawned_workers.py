@@ -1,4 +1,6 @@
-"""Spawned workers: the same bits as everywhere, after deaths too, and on systems without a fork."""
+"""Spawned workers make the same bits as other workers, also after deaths, and on systems without a
+fork.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ QUICK = (
     "oversize batches",
     "from_sequence, hooks",
 )
-# One for the life of this process: no test leaves it behind.
+# One process for the whole test run, so it does not count as a leak of a test.
 resource_tracker.ensure_running()
 
 
@@ -71,7 +73,7 @@ def spawned(workers: int = 2, **settings: Any) -> lp.Pool:
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES],
 )
 def test_spawned_workers_make_the_same_bits(shapes: ModuleType, tmp_path: Path, name: str) -> None:
-    """Over two epochs, while some items end their workers."""
+    """In two epochs, while some items end their workers."""
     shape = shapes.SHAPES[name]
 
     def made(faults_one_in: int, **where: Any) -> list[Any]:
@@ -94,7 +96,7 @@ def test_a_large_array_and_a_captured_one_are_copied_and_writes_stay_private() -
     rows, captured = np.arange(3_000_000.0).reshape(100, -1), np.ones(500_000)
 
     def overwrites(row: Any) -> Any:
-        captured[:] = captured[0] + 0  # its own
+        captured[:] = captured[0] + 0  # only this worker's copy changes
         total = row.sum() * captured[-1]
         row[:] = 0
         return total
@@ -192,7 +194,7 @@ def test_a_payload_that_cannot_be_loaded_is_told() -> None:
 
 
 def test_a_process_that_a_worker_has_forked_holds_up_nothing(tmp_path: Path) -> None:
-    """It has the worker's end of the connection, which so does not end with the worker."""
+    """It has the worker's end of the connection, which therefore does not end with the worker."""
     forked = tmp_path / "forked"
 
     def forks(item: int) -> int:

@@ -1,4 +1,6 @@
-"""`Loader.statistics()` of steps and calls: what was made to take so long is counted as that."""
+"""`Loader.statistics()` of steps and calls: times that a test lengthens are counted where they
+belong.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def test_steps_are_told_with_what_was_waited_for(workers: int) -> None:
     assert (
         told.mean_s is not None and told.wait_share is not None and told.first_batch_s is not None
     )
-    assert told.mean_s > 0.012  # 8 samples of 4 ms, of two workers at best
+    assert told.mean_s > 0.012  # 8 samples of 4 ms, by two workers at best
     assert 0.3 < told.wait_share < 1
     assert told.first_batch_s > 0.004
     assert told.seconds == pytest.approx(40 * told.mean_s)
@@ -68,7 +70,7 @@ def test_calls_are_told_with_the_slowest_item() -> None:
     assert len(told.slowest) == 16
     assert told.timed >= 8
     assert 0.002 <= told.p50_s <= told.p90_s <= told.p99_s  # each within a factor of two
-    assert told.p50_s < 0.15  # one in hundreds takes 0.3 s
+    assert told.p50_s < 0.15  # one of hundreds takes 0.3 s
     assert 0.004 <= told.mean_s < 0.3
 
 
@@ -105,7 +107,7 @@ def test_in_this_process_calls_are_not_timed() -> None:
 
 
 def test_behind_a_close_they_are_as_they_were() -> None:
-    # The source is an iterator: with a next epoch, workers would make calls for it meanwhile.
+    # The source is an iterator. Otherwise workers would make calls for the next epoch meanwhile.
     with lp.Loader(iter(range(800)), sample, batch_size=8, workers=2) as loader:
         list(loader)
         before = loader.statistics()

@@ -139,7 +139,7 @@ def test_given_blocks_begin_again_in_each_file(folder: Path) -> None:
     assert len(firsts) == FILES * -(-ROWS // BLOCK)
 
 
-# ---- how often blocks are decoded ----
+# ---- number of times that blocks are decoded ----
 
 
 def read_bytes(pids: list[int]) -> int:
@@ -190,7 +190,7 @@ def first_of(item: Any) -> Any:
     return (item["x"] if isinstance(item, dict) else item[0])[0]
 
 
-# ---- arrays that change, damage ----
+# ---- arrays that change, and damaged files ----
 
 
 @pytest.mark.parametrize("workers", [0, 2])

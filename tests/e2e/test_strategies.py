@@ -24,7 +24,7 @@ def sample(index: int, rng: np.random.Generator) -> Any:
 
 
 def steps(strategy: Any, batches: Any) -> list[list[float]]:
-    """The rows of each step, over all replicas of this process."""
+    """Return the rows of each step, over all replicas of this process."""
     return [np.concatenate(strategy.experimental_local_results(y)).tolist() for _, y in batches]
 
 
@@ -37,7 +37,7 @@ def rows(loader: lp.Loader, passes: int = 1) -> list[list[float]]:
 def test_a_step_has_the_rows_of_one_loader_with_so_large_a_batch(
     mirrored: Any, pool: lp.Pool, items: int, drop_remainder: bool
 ) -> None:
-    """Also the last one, in which a replica may have fewer rows, or none."""
+    """Also in the last step, in which a replica may have fewer rows, or none."""
     settings: dict[str, Any] = {"shuffle": True, "drop_remainder": drop_remainder, "workers": pool}
     with (
         lp.Loader(range(items), sample, batch_size=4, **settings) as loader,
@@ -103,7 +103,9 @@ def test_fit_takes_it_and_knows_its_steps(tf: Any, mirrored: Any, pool: lp.Pool)
 
 
 def weights_after(trained: Any, pool: lp.Pool) -> Any:
-    """After three epochs, each with a validation; each of both loaders has taken as many."""
+    """Return the weights after three epochs, each with a validation. Both loaders must have taken
+    as many batches.
+    """
     settings: dict[str, Any] = {"batch_size": 8, "shuffle": True, "workers": pool}
     with (
         lp.Loader(range(48), sample, **settings) as loader,
@@ -125,7 +127,9 @@ def without_a_strategy(tf: Any, pool: lp.Pool) -> Any:
 def test_for_keras_trains_on_the_same_batches_as_without_a_strategy(
     mirrored: Any, pool: lp.Pool, without_a_strategy: Any, is_built: bool, is_inside: bool
 ) -> None:
-    """Keras takes a batch of a pass of its own first, whether the model is built or not, and at each validation."""
+    """Keras first takes a batch of another pass, whether or not the model is built, and again at
+    each validation.
+    """
     import keras
 
     with mirrored.scope():
@@ -150,7 +154,7 @@ def test_a_wrong_strategy_is_refused_with_what_works(tf: Any, mirrored: Any, poo
             small(keras, is_built=True).fit(loader.for_keras(class_weight={0: 1.0}), verbose=0)
         servers = object.__new__(
             tf.distribute.ParameterServerStrategy
-        )  # without the cluster that it would wait for
+        )  # without the cluster, which TensorFlow would wait for
         with pytest.raises(
             lp.ArgumentError,
             match=r"ParameterServerStrategy runs .* Train under MultiWorkerMirrored",

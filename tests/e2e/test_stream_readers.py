@@ -1,4 +1,6 @@
-"""Streams that travel are read in a process of their own: the same items and errors, whatever becomes of it."""
+"""Streams that can be pickled are read in a process of their own: the same items and errors, even
+if it dies.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ from tests.support.streams import Blocking, Ending, Failing, Large, Telling
 
 
 def pids_in(batches: Any) -> set[int]:
-    """Of the processes that read a `Telling`."""
+    """Return the pids of the processes that have read a `Telling`."""
     return {int(pid) for batch in batches for pid in batch[1]}
 
 
 def read_by(loader: lp.Loader) -> str | None:
-    """What reads the stream."""
+    """Return the kind of the stream's reader."""
     said = " ".join(loader.statistics().notes)
     return (
         "process"
@@ -112,7 +114,7 @@ def test_what_cannot_travel_is_read_here(on: Place) -> None:
 
 
 class Gone(Exception):
-    """An error of the stream's own, with something in it."""
+    """An error class of the stream, with an attribute."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -135,7 +137,8 @@ def test_an_error_is_the_same_as_on_a_thread(on: Place, tmp_path: Path) -> None:
             text = str(error).replace(str(where), "")
             told.append((got, error.code, error.position, error.epoch, error.original_type, text))
             assert "in __iter__" in error.remote_traceback
-            assert str(Path(lp.__file__).parent) not in error.remote_traceback  # no frame of ours
+            # no frame of loaderpool
+            assert str(Path(lp.__file__).parent) not in error.remote_traceback
             if where is not loader:
                 where.close()
         assert told[0] == told[1] == told[2]
@@ -170,7 +173,7 @@ def test_the_readers_death_is_an_error_behind_what_was_read(
         assert len(pids_in(again)) == 1
 
 
-# ---- passes that nobody wants ----
+# ---- abandoned passes ----
 
 
 def test_an_abandoned_pass_lets_go_of_its_stream(on: Place, tmp_path: Path) -> None:
@@ -243,9 +246,7 @@ class Holding:
 
 
 def test_what_a_stream_holds_is_shared_with_its_reader(on: Place) -> None:
-    rows = np.random.default_rng(1).random(
-        (2200, 2000)
-    )  # 35 MB: the allocator never has it share pages with others
+    rows = np.random.default_rng(1).random((2200, 2000))  # 35 MB, in pages of its own
     with lp.Loader(Holding(rows), lambda row: row.sum(), batch_size=100, **on(1)) as loader:
         assert np.concatenate(read(loader)).tolist() == rows.sum(1).tolist()
         assert bytes_shared(loader.statistics()) == rows.nbytes
@@ -308,7 +309,8 @@ def test_items_and_errors_are_of_the_scripts_own_classes_and_prints_are_seen() -
 def test_items_of_a_module_that_imports_tensorflow_bring_it_to_nobody_who_does_not_use_it(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "tensorflow.py").write_text(  # a stand-in that tells who imports it
+    # a replacement that prints the name of the process that imports it
+    (tmp_path / "tensorflow.py").write_text(
         "import os\nprint(os.environ.get('LOADERPOOL_ROLE', 'trainer'), flush=True)\ndef op(x): return x\n"
     )
     (tmp_path / "items.py").write_text(
@@ -331,7 +333,7 @@ def test_items_of_a_module_that_imports_tensorflow_bring_it_to_nobody_who_does_n
     assert first == "trainer\n" and sorted(second.split()) == ["reader", "supervisor"]
 
 
-# ---- ends ----
+# ---- ends of processes ----
 
 
 def test_a_loader_is_closed_while_its_stream_waits() -> None:
@@ -364,13 +366,13 @@ def test_no_end_of_the_trainer_leaves_a_reader(
             time.sleep(0.01)
         {how}
     """
-    result = run_child(script)  # fails where a process is left
+    result = run_child(script)  # fails if a process is left
     assert ("ZeroDivisionError" in result.stderr) == (how == "1 / 0")
     assert result.tree_gone_s < 1.5
 
 
 def test_a_reader_ends_with_a_trainer_whose_fork_lives_on(tmp_path: Path) -> None:
-    # The fork holds the trainer's end of the reader's socket.
+    # The fork holds the main process's end of the reader's socket.
     script = f"""
         import os, signal, time, warnings
         import loaderpool as lp
@@ -421,7 +423,7 @@ def test_what_the_stream_starts_in_its_reader_ends_with_it(on: Place, tmp_path: 
 
 
 class Watched:
-    """Has a watchdog, which comes while an item is on its way."""
+    """Has a watchdog whose signal comes while an item is being sent."""
 
     def __iter__(self) -> Iterator[Any]:
         def bark(*_: object) -> None:
@@ -435,7 +437,7 @@ class Watched:
 
 
 def test_what_a_streams_signal_handler_raises_in_the_middle_of_an_item_is_its_error() -> None:
-    """The rest of the item was waited for without end."""
+    """Before a fix, the receiver waited forever for the rest of the item."""
     with (
         lp.Loader(Watched(), batch_size=1, workers=1, limits=lp.Limits(memory=64 << 20)) as loader,
         pytest.raises(lp.SourceError, match="the storage is slow"),

@@ -1,4 +1,6 @@
-"""Sources that can only be iterated: read once a pass, in one place, their items dealt to the workers."""
+"""Sources that can only be iterated: each pass reads them once, in one process, and passes the
+items to the workers.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,7 @@ def test_an_iterator_is_read_once_and_says_so() -> None:
         with pytest.raises(lp.SourceError, match="this loader has read it"):
             loader.replace(workers=1)
     calm = lp.Loader(iter(Numbers()), make, batch_size=BATCH, workers=0)
-    with calm, calm.replace(batch_size=4) as other:  # nobody has read anything yet
+    with calm, calm.replace(batch_size=4) as other:  # no process has read anything yet
         assert indices_in(read(other)) == list(range(ITEMS))
 
 
@@ -135,12 +137,12 @@ def test_a_lanes_rewinding_iterator_is_begun_once(on: Place, settings: Any, work
 
 
 def read_some(loader: lp.Loader, most: int) -> list[Any]:
-    """Return the batches of a pass, or the first ones of one that has no end."""
+    """Return the batches of a pass, or the first ones if the pass has no end."""
     return read(itertools.islice(loader, most))
 
 
 class NotMountedYet:
-    """Fails in its first pass at an item, and in no other one."""
+    """Fails at an item of its first pass, and never again."""
 
     def __init__(self, at: int, folder: Path) -> None:
         self.at, self.flag = at, folder / "mounted"
@@ -194,7 +196,7 @@ def test_the_reader_is_not_far_ahead_of_the_consumer() -> None:
             next(batches)
             assert given - 4 * taken <= 100
         later = -1
-        while later != (later := given):  # it waits for the consumer
+        while later != (later := given):  # until the stream waits for the consumer
             time.sleep(0.5)
         assert later - 4 * taken <= 100
 
@@ -259,7 +261,7 @@ def test_a_run_that_begins_again_takes_no_batch_out_of_a_slot_that_it_gave_back(
             got += batch[:, 0].tolist()
             del batch
             if number % 17 == 5:
-                time.sleep(0.02)  # for batches to come that are not taken in
+                time.sleep(0.02)  # so that more batches arrive than are taken
                 run: Any = batches._pass._run
                 with run._pool.lock:
                     run._begin_again()
@@ -267,7 +269,7 @@ def test_a_run_that_begins_again_takes_no_batch_out_of_a_slot_that_it_gave_back(
 
 
 class HeldUp:
-    """A function whose first items wait for a file, while others go by.
+    """A function whose first items wait for a file, while other items overtake them.
 
     Args:
         flag: the file.
@@ -290,13 +292,13 @@ def test_batches_out_of_order_are_read_and_held_until_none_is_made_again(
     with lp.Loader(
         Numbers(4000), HeldUp(flag), batch_size=2, workers=2, deterministic=False
     ) as loader:
-        flag.touch()  # for the probe
+        flag.touch()  # the probe needs the file
         next(iter(loader))
         flag.unlink()
         again = iter(loader)
         got = [number for _ in range(300) for number in next(again).tolist()]
         assert 0 not in got
-        if killed:  # what was taken, and is behind one that was not, is made once more and left out
+        if killed:  # batches taken out of order are made again, and left out
             kill_supervisor(loader)
             got += next(again).tolist()
         flag.touch()
@@ -350,7 +352,7 @@ def test_a_loader_is_closed_while_its_source_waits_on_the_thread() -> None:
     threading.Timer(0.2, loader.close).start()
     with pytest.raises(lp.ClosedError):
         next(batches)
-    messages.put(None)  # lets the thread go, which nobody can end while it waits there
+    messages.put(None)  # ends the thread, which waits there
 
 
 @pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "pass", "1 / 0"])

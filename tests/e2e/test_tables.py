@@ -1,4 +1,6 @@
-"""Tables of pandas, polars and pyarrow as sources: the same batches of each, in workers that know none of the three."""
+"""Tables of pandas, polars and pyarrow as sources: the same batches, in workers that import none of
+the three.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ TABLES: dict[str, Any] = {
 def test_a_table_is_read_by_row_in_workers_that_need_no_library(name: str) -> None:
     settings: dict[str, Any] = {"batch_size": 500, "shuffle": True, "seed": 2}
 
-    def sample(row: dict[str, Any]) -> Any:  # by value: this module imports all three
+    # pickled by value, because this module imports all three
+    def sample(row: dict[str, Any]) -> Any:
         libraries = {"pandas", "polars", "pyarrow"} & sys.modules.keys()
         return row["id"], row["score"], row["is_new"], str(row["text"]), len(libraries)
 
@@ -55,10 +58,11 @@ def test_a_table_is_read_by_row_in_workers_that_need_no_library(name: str) -> No
     assert not any(
         "items of the source were packed into bytes" in note for note in statistics.notes
     ), "text went as Python objects"
-    text_bytes = sum(map(len, COLUMNS["text"])) + 17 * ROWS  # with a view, or two offsets, of each
+    # each text also has a view, or two offsets
+    text_bytes = sum(map(len, COLUMNS["text"])) + 17 * ROWS
     assert name == "pandas" or bytes_copied(statistics) <= 1.5 * (
         13 * ROWS + text_bytes
-    )  # buffers have slack
+    )  # buffers may be larger than their content
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,4 +1,4 @@
-"""`Loader.as_dataset`: what the dataset says of itself, whose memory its tensors are, and what users do with it."""
+"""`Loader.as_dataset`: the dataset's properties, the memory of its tensors, and common uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.support.child import run_child
 from tests.support.processes import descendants, lies_in_shared_memory, wait_gone
 from tests.support.samples import Point, fail_at
 
-# Four of these are more than half of the largest chunk: each batch travels alone and is lent, not taken apart again.
+# Four of these are more than half of the largest chunk. So each batch has its own ticket, and is
+# delivered as views.
 WIDE = (128, 256)
 pytestmark = pytest.mark.corner
 
@@ -36,7 +37,7 @@ def let_go() -> None:
     tensorflow_runtime.let_go_of_arrays()
 
 
-# ---- what the dataset says of itself ----
+# ---- properties of the dataset ----
 
 
 def test_element_spec_is_that_of_the_batches(tf: Any, pool: lp.Pool) -> None:
@@ -107,7 +108,7 @@ def test_options_have_no_sharding_and_nothing_that_holds_for_the_users_own_stage
     assert options.autotune.enabled is None
     assert (
         options.experimental_optimization.inject_prefetch is None
-    )  # a last map of theirs may run ahead of training
+    )  # the user's last map may run ahead of training
     assert options.deterministic is None
 
 
@@ -116,7 +117,7 @@ def test_options_have_no_sharding_and_nothing_that_holds_for_the_users_own_stage
     [
         ({"epochs": 0}, ValueError, "epochs"),
         ({"epochs": True}, TypeError, "epochs"),
-        ({"epochs": 2**62}, ValueError, "epochs"),  # of four batches each
+        ({"epochs": 2**62}, ValueError, "epochs"),  # epochs of four batches
         ({"prefetch": -2}, ValueError, "prefetch.*AUTOTUNE"),
         ({"prefetch": None}, TypeError, "prefetch"),
         *(
@@ -257,7 +258,7 @@ def test_text_of_any_kind_becomes_tf_string(tf: Any, pool: lp.Pool) -> None:
 
 
 def test_samples_without_elements_arrive_as_they_are(tf: Any) -> None:
-    """In a child: TensorFlow's `unbatch` ends the process at a component without elements."""
+    """In a child, because TensorFlow's `unbatch` crashes at a component without elements."""
     run_child(
         """
         import numpy as np
@@ -275,14 +276,12 @@ def test_samples_without_elements_arrive_as_they_are(tf: Any) -> None:
     ).check()
 
 
-# ---- whose memory it is ----
+# ---- the memory of tensors ----
 
 
 def test_tensors_lie_in_shared_memory(tf: Any, pool: lp.Pool) -> None:
     with lp.Loader(range(80), wide, batch_size=4, workers=pool) as loader:
-        aliases = (
-            tensorflow_runtime.aliases_arrays()
-        )  # a version that does not copies behind our back
+        aliases = tensorflow_runtime.aliases_arrays()  # some versions always copy
         batches = 0
         for x, y in loader.as_dataset():
             for tensor in (x, y):
@@ -309,7 +308,7 @@ def test_who_keeps_tensors_neither_stops_the_pool_nor_sees_data_change(
         }
         kept = list(stages[keep](labels))
         assert len(kept) == 100
-        # Once round all slots and more while everything is still held.
+        # More batches than slots, while all of them are held.
         for _ in loader:
             pass
         seen = []
@@ -478,7 +477,8 @@ def count_faults(code: str) -> list[int]:
     return [int(word) for word in ran.check().stdout.split()]
 
 
-# Of 20 arrays of 1024 pages, each is mapped by itself and has a fault a page, or next to none of them has any.
+# Page faults of 20 arrays of 1024 pages. If each array is mapped anew, each page has a fault.
+# Otherwise almost none has.
 MAPPED = 20 * 100
 
 

@@ -1,4 +1,6 @@
-"""The same bits as in this process for every kind of batch, at every pace, with threads and without them."""
+"""Every kind of batch has the bits that this process makes, at any speed, with threads and
+without.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ THREADS = 4
 
 
 def jitter(index: int) -> None:
-    """Has samples be ready in another order than they began."""
+    """Wait, so that samples end in another order than they started."""
     time.sleep(0.001 * (index * 7 % 5))
 
 
@@ -68,7 +70,7 @@ def reads_late(index: int, rng: np.random.Generator) -> Any:
 
 
 class Items:
-    """A source whose own reads wait."""
+    """A source whose reads wait."""
 
     def __len__(self) -> int:
         return 61

@@ -1,4 +1,6 @@
-"""Streams, buckets and samples of varied shape through tf.data: its own batches, and where a consumer goes on."""
+"""Streams, buckets and samples of varied shape through tf.data: its batches, and the place at which
+a consumer continues.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ from tests.e2e.test_streams import BATCH
 from tests.support.batches import Place, assert_same, read
 from tests.support.child import run_child
 
-pytestmark = pytest.mark.usefixtures("tf")  # loaded before the pools: what it leaves is not theirs
+# loaded before the pools, so that its threads and files do not count as leaks
+pytestmark = pytest.mark.usefixtures("tf")
 
 
-# ---- places to go on from: what counts is what the consumer has taken, not what tf.data has fetched ----
+# ---- saved places: they count what the consumer has taken, not what tf.data has fetched ----
 
 
 @pytest.mark.parametrize("name", ["samples", "tiny", "skip"])
@@ -101,7 +104,7 @@ def test_the_trainer_ends_while_tensorflow_gives_items() -> None:
 def test_buckets_without_shuffle_are_what_tf_data_makes(
     tf: Any, on: Place, boundaries: list[int], sizes: list[int], drop_remainder: bool
 ) -> None:
-    """Bucket by bucket, batch by batch, in the same order, the rests included."""
+    """The same buckets and batches in the same order, with the remainders."""
     items = [np.arange(1, 1 + n) for n in np.random.default_rng(3).integers(0, 30, 200)]
     dataset = tf.data.Dataset.from_generator(lambda: iter(items), tf.int64, [None])
     dataset = dataset.bucket_by_sequence_length(
@@ -131,7 +134,7 @@ def labelled(index: int) -> Any:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_each_component_is_padded_with_its_own_value(tf: Any, on: Place, workers: int) -> None:
-    """Batch by batch what tf.data's `padded_batch` makes, text included."""
+    """The same batches as tf.data's `padded_batch`, also with text."""
     pad = {"x": np.nan, "y": -1, "words": None}
     types = {"x": tf.float32, "y": tf.int32, "words": tf.string}
     dataset = tf.data.Dataset.from_generator(

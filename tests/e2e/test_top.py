@@ -1,4 +1,4 @@
-"""`loaderpool top` beside true trainings, in terminals of their own."""
+"""`loaderpool top` with real trainings, in terminals of their own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytest.importorskip("rich", reason="pip install 'loaderpool[cli]'")
 
 COMMAND = [sys.executable, "-m", "loaderpool.tools.cli", "top"]
 NOBODY = 65534
-HELD = 40  # the item that waits until it may go on
+HELD = 40  # item that waits for a file
 
 TRAINING = f"""
 import os
@@ -88,7 +88,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], RunningTraining]]:
 
 
 def top(*arguments: object, before: str = "", status: int = 0) -> subprocess.CompletedProcess[str]:
-    """`loaderpool top` with its output; what it imports it has imported before it runs `before`."""
+    """Run `loaderpool top`, and return its output. `before` runs after its imports."""
     code = f"import sys\nfrom loaderpool.tools import cli, commands, top\n{before}\nsys.exit(cli.main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "top"] if before else COMMAND
     result = subprocess.run(
@@ -106,7 +106,7 @@ def top(*arguments: object, before: str = "", status: int = 0) -> subprocess.Com
 def look_until(
     training: RunningTraining, is_wanted: Callable[[dict[str, Any]], object]
 ) -> dict[str, Any]:
-    """The first look at it that is wanted."""
+    """Return the first output that satisfies a condition."""
     command = [*COMMAND, f"{training.pid}", "--json"]
     found: dict[str, Any] = training.look_until(
         lambda: subprocess.run(command, cwd=ROOT, capture_output=True, text=True),
@@ -120,7 +120,7 @@ def at_held(found: dict[str, Any]) -> list[dict[str, Any]]:
     return [each for each in found["loaders"][0]["workers"] if each["index"] == HELD]
 
 
-# -- what is shown
+# -- output
 
 
 def test_a_worker_that_is_at_an_item_for_long_is_shown_with_it(
@@ -139,7 +139,7 @@ def test_a_worker_that_is_at_an_item_for_long_is_shown_with_it(
     assert worker["state"] == "item"
     assert (
         before_s - begun_s - 3.0 < worker["item_s"] < after_s - begun_s + 0.1
-    )  # the page is a second old or so
+    )  # the page is up to a second old
     assert found["loaders"][0]["asked_s"] >= loader["asked_s"]
     assert found["process"].endswith("train.py held")
     assert (found["pid"], found["command"], found["format"]) == (training.pid, "top", 3)
@@ -174,7 +174,7 @@ def test_two_loaders_stand_one_below_the_other(start: Callable[[str], RunningTra
     assert all(f"{pid}" in shown for pid in pids)
 
 
-# -- which training
+# -- choice of the training
 
 
 def test_of_several_trainings_one_must_be_chosen(start: Callable[[str], RunningTraining]) -> None:
@@ -187,7 +187,7 @@ def test_of_several_trainings_one_must_be_chosen(start: Callable[[str], RunningT
 
 
 def test_a_worker_is_no_training(start: Callable[[str], RunningTraining]) -> None:
-    """It has inherited what could be looked at."""
+    """It has inherited the page of its training."""
     found = look_until(start("waiting"), lambda found: len(found["loaders"][0]["workers"]) == 2)
     worker = found["loaders"][0]["workers"][0]["pid"]
     said = top(worker, status=1).stderr
@@ -198,7 +198,7 @@ def test_a_worker_is_no_training(start: Callable[[str], RunningTraining]) -> Non
 
 
 class Terminal:
-    """One in which a command runs."""
+    """A terminal in which a command runs."""
 
     def __init__(self, *command: str) -> None:
         self.shown = ""
@@ -211,7 +211,7 @@ class Terminal:
         os.close(its)
 
     def read_until(self, text: str) -> None:
-        """Read what is shown, until this was."""
+        """Read the output until this text appears."""
         while text not in self.shown and self._read():
             pass
         assert text in self.shown, self.shown
@@ -250,7 +250,7 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
 def watched(
     start: Callable[[str], RunningTraining], terminal: Callable[..., Terminal], *options: str
 ) -> tuple[RunningTraining, Terminal]:
-    """A training that has begun, and a terminal on which it is shown."""
+    """A running training, and a terminal that shows it."""
     training = start("waiting")
     look_until(training, lambda found: True)
     screen = terminal(*COMMAND, f"{training.pid}", *options)
@@ -278,7 +278,7 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(
     assert termios.tcgetattr(screen.descriptor)[3] & termios.ECHO
 
 
-# -- who may look, and who may write
+# -- permissions to read and to write
 
 
 def page_of(pid: int) -> str:

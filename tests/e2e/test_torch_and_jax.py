@@ -1,4 +1,6 @@
-"""Trainings of JAX and torch: what the workers import, how they are started, and that no fork is warned of."""
+"""Trainings with JAX and torch: imports of the workers, how they start, and no warning about a
+fork.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,18 @@ SHOW = """
 
 
 def needs(package: str) -> pytest.MarkDecorator:
-    """The package is imported in a child only: this process shall stay without its threads."""
+    """Skip the test without this package. Only a child imports it, because its threads would stay
+    in this process.
+    """
     return pytest.mark.skipif(
         importlib.util.find_spec(package) is None, reason=f"{package} is not installed"
     )
 
 
 def shown(directory: Path, modules: dict[str, str], script: str) -> tuple[list[str], str]:
-    """What a script in a directory of its own prints, warnings being errors, and its error stream."""
+    """Run a script in a directory of its own, with warnings as errors. Return its output and its
+    error stream.
+    """
     for name, text in modules.items():
         (directory / f"{name}.py").write_text(textwrap.dedent(text))
     code = (
@@ -42,7 +48,7 @@ def shown(directory: Path, modules: dict[str, str], script: str) -> tuple[list[s
         + textwrap.dedent(SHOW)
         + textwrap.dedent(script)
     )
-    child = run_child(code, timeout_s=90).check()  # imports of torch take a second
+    child = run_child(code, timeout_s=90).check()  # the import of torch takes a second
     return child.stdout.splitlines(), child.stderr
 
 
@@ -215,7 +221,7 @@ def test_tensors_become_arrays_or_say_why_not(tmp_path: Path) -> None:
         assert line.startswith(
             f"{name} the element: an object of type Tensor cannot be converted to an array ("
         ), line
-        assert cure in line  # of torch's own message
+        assert cure in line  # part of torch's own message
         lines.remove(line)
     assert lines == [
         "plain float32 (2, 2) 1.0 1",
@@ -234,7 +240,9 @@ def test_tensors_become_arrays_or_say_why_not(tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs("torch")
 def test_what_torchs_generator_gives_belongs_to_the_sample(tmp_path: Path) -> None:
-    """As `random` and `numpy.random` do: forks begin with the same state, and would augment alike."""
+    """As for `random` and `numpy.random`. Otherwise all forks would start with the same state, and
+    augment alike.
+    """
     script = """
     import loaderpool as lp
 

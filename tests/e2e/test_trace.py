@@ -1,4 +1,4 @@
-"""`loaderpool trace` and `Loader.trace` beside true trainings."""
+"""`loaderpool trace` and `Loader.trace` with real trainings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ if __name__ == "__main__":
 
 
 def until(training: RunningTraining, is_there: Callable[[Loaded], object]) -> Loaded:
-    """The first trace in which it is there."""
+    """Return the first trace that contains an event."""
     path = training.folder / "trace.json"
     found: Loaded = training.look_until(
         lambda: run(training.pid, "-o", path), lambda _: load(path.read_text()), is_there
@@ -86,13 +86,13 @@ def make(i: int) -> Any:
 
 
 def check_slow_sample(found: Loaded, least_us: float) -> None:
-    """It was made by a worker in the task of its batch, for which training waited."""
+    """A worker made it during the task of its batch, and training waited for that batch."""
     samples, tasks = (
         [each for each in found.named("item") if each["name"] == f"item {SLOW}"],
         found.named("batch"),
     )
     assert samples and all(sample["dur"] >= least_us for sample in samples)
-    for sample in samples[:-1]:  # the last one may have been traced half-way
+    for sample in samples[:-1]:  # the trace may have only a part of the last one
         end = sample["ts"] + sample["dur"]
         assert any(each["pid"] == sample["pid"] and each["ts"] <= sample["ts"] and end <= each["ts"] + each["dur"]
                    for each in tasks)  # fmt: skip
@@ -100,7 +100,7 @@ def check_slow_sample(found: Loaded, least_us: float) -> None:
     assert waits and samples[0]["pid"] != waits[0]["pid"]
 
 
-# -- out of a training that was started without any flag
+# -- of a training that was started without an option
 
 
 def test_a_slow_item_is_found_by_its_index_and_is_in_the_batch_that_was_waited_for(
@@ -141,7 +141,7 @@ def test_each_mistake_is_answered_on_one_line(
     assert not list(tmp_path.iterdir())
 
 
-# -- in code
+# -- by `Loader.trace`
 
 
 @pytest.mark.parametrize("start", [None, "spawn"])
@@ -170,7 +170,7 @@ def test_in_passes_and_after_them_from_any_thread(tmp_path: Path, start: Any) ->
     check_slow_sample(after, 30_000)
     compressed = load(gzip.decompress((tmp_path / "after.json.gz").read_bytes()).decode())
     # The first samples may be made before there are tickets, and more are made for the next pass.
-    # An item that still runs has its record only after its ticket, so a later trace may lack it.
+    # The record of an item comes only after its ticket, so a later trace may lack it.
     recorded = [
         [each for each in trace.named("item") if "still running" not in each["name"]]
         for trace in (compressed, after)

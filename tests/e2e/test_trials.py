@@ -1,4 +1,6 @@
-"""Trials of fewer workers in true trainings, and what happens meanwhile. Looks are more frequent than for users."""
+"""Trials with fewer workers in real trainings, and events during a trial. Snapshots are more
+frequent than for users.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from tests.support.batches import kill_supervisor
 from tests.support.samples import noisy_vector
 
 SETTINGS: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3}
-LONG_S = 60.0  # beside other tests
+LONG_S = 60.0  # long enough if other tests run
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +64,7 @@ def is_over(loader: lp.Loader) -> bool:
 def take(
     batches: Iterator[Any], until: Callable[[], bool], seconds: float = LONG_S
 ) -> list[np.ndarray]:
-    """Take batches until this is true."""
+    """Take batches until a condition is true."""
     taken, begun_s = [], time.monotonic()
     for batch in batches:
         taken.append(batch.copy())
@@ -73,7 +75,7 @@ def take(
 
 
 def assert_same(batches: list[np.ndarray]) -> None:
-    """They are those that a training without workers has."""
+    """Compare the batches with those of a training without workers."""
     quick = lp.Loader(
         range(100_000), lambda item, rng: np.full(8, item + rng.random()), workers=0, **SETTINGS
     )
@@ -174,7 +176,7 @@ def test_batches_are_the_same_whatever_happens_in_a_trial(
                 )
                 == workers
             ),
-        )  # all have work again
+        )  # all workers have work again
     assert_same(batches)
 
 
@@ -186,7 +188,7 @@ def test_a_trial_ends_with_its_iteration_and_the_next_one_has_all_workers() -> N
             begun_s = time.monotonic()
             take(iter(loader), lambda s=begun_s: time.monotonic() - s > 1.3)  # type: ignore[misc]
         begun_s = time.monotonic()
-        while not is_over(loader):  # though nothing is taken
+        while not is_over(loader):  # although no batch is taken
             assert time.monotonic() - begun_s < LONG_S
             time.sleep(0.05)
 

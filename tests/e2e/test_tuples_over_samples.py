@@ -1,4 +1,6 @@
-"""A `batch_fn` whose tuples have one element per item needs full batches: the first batch is refused otherwise."""
+"""A `batch_fn` that returns a tuple with one element for each item needs full batches. Otherwise
+its first batch is refused.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 
 class Scenes:
-    """As of a detection data set: images of several sizes, and a dict of what is in each."""
+    """A detection data set: images of several sizes, each with a dict of its objects."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -40,7 +42,7 @@ def as_dict(items: list[Any]) -> Any:
 
 
 def refusal_of(loader: lp.Loader) -> str:
-    """The error of an iteration before its first batch."""
+    """Return the error of an iteration before its first batch."""
     with loader, pytest.raises((SampleError, SpecMismatchError)) as raised:
         next(iter(loader))
     return str(raised.value)
@@ -101,7 +103,7 @@ def test_pairs_are_no_tuples_over_two_samples(workers: int) -> None:
     def pair(items: list[int]) -> Any:
         return np.array(items), np.array(items) * 10
 
-    def two_numbers(items: list[int]) -> Any:  # no batch axis at all
+    def two_numbers(items: list[int]) -> Any:  # the result has no batch axis
         return sum(items), len(items)
 
     for batch_fn, last in ((pair, [[10], [100]]), (two_numbers, [10, 1])):
@@ -113,7 +115,7 @@ def test_pairs_are_no_tuples_over_two_samples(workers: int) -> None:
 
 @WORKERS
 def test_the_call_with_fewer_items_changes_no_batch(workers: int) -> None:
-    """It draws random numbers, and fills the buffers that the first batch is returned in."""
+    """It draws random numbers, and fills the buffers in which the first batch is returned."""
     buffers = np.zeros((2, 2))
 
     def noisy(items: list[int], rng: np.random.Generator) -> Any:

@@ -13,7 +13,9 @@ import loaderpool as lp
 
 
 class Wrapper:
-    """Passes unknown attributes on, as laspy's records and tqdm's output do: loading a copy recurses."""
+    """Forwards unknown attributes, as laspy's records and tqdm's output do. Unpickling it
+    recurses.
+    """
 
     def __init__(self, inner: Any) -> None:
         self.__dict__["inner"] = inner
@@ -23,7 +25,7 @@ class Wrapper:
 
 
 class Refusing:
-    """Can be pickled, and raises when it is loaded."""
+    """Can be pickled, and raises when it is unpickled."""
 
     def __init__(self, name: str = "refused", parent: Any = None) -> None:
         self.name, self.parent = name, parent
@@ -33,7 +35,7 @@ class Refusing:
 
 
 class Files:
-    """An iterable with an output that cannot be loaded, as `tqdm(files)` is."""
+    """An iterable with an output that cannot be unpickled, like `tqdm(files)`."""
 
     def __init__(self) -> None:
         self.fp = Wrapper([])
@@ -43,7 +45,7 @@ class Files:
 
 
 class Tree:
-    """Holds its branches, which hold it."""
+    """Has branches that refer to it."""
 
     def __init__(self) -> None:
         self.branches = [Branch(self), Branch(self)]
@@ -142,7 +144,7 @@ def test_each_way_to_batches_and_the_last_error_name_it() -> None:
 
 
 def test_a_module_that_is_missing_there_is_told_as_before() -> None:
-    """The trainer can load it, so no variable is the cause."""
+    """The main process can unpickle it, so no variable is the cause."""
 
     class Elsewhere:
         def __reduce__(self) -> Any:
@@ -167,7 +169,7 @@ def _is_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_progress_bar_has_advice_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     tqdm = pytest.importorskip("tqdm")
-    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # a thread, which stays
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # its thread would stay
     bar = tqdm.tqdm([1, 2, 3], file=Silent())
     for make in (
         lambda: lp.Loader(range(4), capturing([bar]), workers=1),

@@ -1,4 +1,6 @@
-"""Samples of varied shape, padded or ragged: which axes a batch's spec leaves open, and who is told what to do."""
+"""Samples of varied shape, padded or ragged: the open axes of a batch's spec, and advice in
+errors.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ SIZE = 60
 
 
 def sequence(index: int) -> Any:
-    """A sequence of varied length, and ten classes."""
+    """Return a sequence of varied length, and ten classes."""
     return np.full((5 + index % 7, 4), index, np.float32), np.eye(10, dtype=np.float32)[index % 10]
 
 
@@ -29,7 +31,7 @@ def shapes_of(spec: Any) -> Any:
     )
 
 
-# ---- which axes are open ----
+# ---- open axes ----
 
 
 @WORKERS
@@ -64,7 +66,9 @@ def alike_at_first(index: int) -> Any:
 
 @WORKERS
 def test_where_no_axis_was_seen_to_vary_any_may(on: Place, workers: int) -> None:
-    """As of sentences that are cut to one length, most of which are longer: nothing tells axes apart."""
+    """For example, of sentences cut to one length, most are longer. Then no axis is known to
+    vary.
+    """
     with lp.Loader(range(SIZE), alike_at_first, batch_size=8, pad=True, **on(workers)) as loader:
         assert shapes_of(loader.element_spec) == [(None, None, None), (None, None)]
         assert {batch[0].shape[1] for batch in loader} == {3, 4}
@@ -89,7 +93,7 @@ def test_of_streams_and_generators_the_first_batch_tells(on: Place, workers: int
 
 
 class Noting:
-    """Notes each call: the index, and a random number, which is another one in each epoch."""
+    """Logs each call: the index, and a random number that differs between epochs."""
 
     def __init__(self, log: Path) -> None:
         self.log = str(log)
@@ -97,7 +101,7 @@ class Noting:
     def __call__(self, index: int, rng: np.random.Generator) -> Any:
         with open(
             self.log, "a"
-        ) as file:  # a short append is one write, so lines of several processes stay whole
+        ) as file:  # a short append is one write, so lines of different processes do not mix
             file.write(f"{index} {rng.random()}\n")
         return sequence(index)
 
@@ -105,7 +109,9 @@ class Noting:
         return collections.Counter(int(line.split()[0]) for line in self._lines())
 
     def are_made_once(self) -> bool:
-        """All items were read in the first epoch, and no call was made twice; some of the next epoch's may be there."""
+        """Check that all items were read in the first epoch, and that no call was repeated. Some
+        calls of the next epoch are allowed.
+        """
         lines = self._lines()
         return len(lines) == len(set(lines)) and self.calls().keys() == set(range(SIZE))
 
@@ -113,7 +119,8 @@ class Noting:
         return Path(self.log).read_text().splitlines()
 
 
-# What is looked at beside a small first batch is made once more where another worker has its batch.
+# Samples that are checked after a small first batch are made again if another worker makes their
+# batch.
 @pytest.mark.parametrize(
     ("how", "workers"),
     [
@@ -156,7 +163,7 @@ def test_a_sample_that_fails_tells_nothing_and_fails_in_its_turn(on: Place, work
         assert loader.statistics().skipped_indices == (3,)
 
 
-# ---- who differs later ----
+# ---- later samples that differ ----
 
 
 def later(axis: int) -> Any:
@@ -205,7 +212,7 @@ def test_an_axis_that_varies_later_is_named_with_a_line_to_paste(
 
 
 def pasted(error: BaseException) -> Any:
-    """The element_spec that a message ends with, as Python."""
+    """Return the element_spec at the end of a message, evaluated as Python."""
     return eval(str(error).rpartition("element_spec=")[2], {"lp": lp})
 
 
@@ -234,7 +241,7 @@ def test_the_line_to_paste_is_of_the_whole_structure(on: Place) -> None:
 
 @pytest.mark.parametrize("how", [{}, {"pad": True}, {"batch_size": None}])
 def test_a_fixed_length_of_the_users_spec_has_a_line_too(on: Place, how: dict[str, Any]) -> None:
-    """Of samples that are not padded, of those padded to a length, and of whole elements."""
+    """For samples without padding, samples padded to a length, and whole elements."""
     batch = () if "batch_size" in how else (None,)
     given = lp.ArraySpec((*batch, 9, 4), "f4")
     how = {"batch_size": 8, **how, **on(0)}
@@ -269,7 +276,7 @@ def test_a_component_that_pad_says_false_for_must_not_vary(on: Place, workers: i
     assert "None pads with zeros" in str(raised.value) and "element_spec" not in str(raised.value)
 
 
-# ---- to a fixed length ----
+# ---- padding to a fixed length ----
 
 
 def fixed(length: int) -> Any:

@@ -1,7 +1,9 @@
-"""Whether what `explain()` tells to change helps as much as it says, and `workers="auto"` finds the number by itself.
+"""The advice of `explain()` helps as much as it says, and `workers="auto"` finds the number by
+itself.
 
-Minutes, on two free CPUs: `scripts/test -m long tests/e2e/test_verdicts.py`. A consumer of 20 ms a step takes batches
-of 16 rows. Verdicts beside which other tests may compute are in test_explain.py.
+Takes minutes on two free CPUs: `scripts/test -m long tests/e2e/test_verdicts.py`. A consumer with
+steps of 20 ms takes batches of 16 rows. Verdicts that do not depend on free CPUs are in
+test_explain.py.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from tests.support.samples import slow_vector
 
 STEP_S, ROWS = 0.02, 16
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
-WAITS = functools.partial(slow_vector, wait_s=0.01)  # 160 ms of waiting a batch: eight workers
+# 160 ms of waiting for each batch, so eight workers are needed
+WAITS = functools.partial(slow_vector, wait_s=0.01)
 
 
 def computes(seconds: float, item: int) -> Any:
@@ -41,15 +44,15 @@ def large(item: int) -> Any:
 
 
 class Outcome(NamedTuple):
-    said: Any  # of explain()
+    said: Any  # result of explain()
     steps: list[
         tuple[float, float]
-    ]  # when each ended, from the first batch on, and how long it took, in seconds
+    ]  # end of each step, from the first batch on, and its duration, in seconds
     workers: int
     decisions: tuple[Any, ...]
 
     def step_ms(self, from_s: float | None = None) -> float:
-        """The mean of the steps from then on, or of the second half."""
+        """Return the mean duration of the steps from this time on, or of the second half."""
         took = [took for end, took in self.steps if from_s is None or end >= from_s]
         return 1e3 * statistics.fmean(took[len(took) // 2 if from_s is None else 0 :])
 
@@ -128,10 +131,11 @@ def test_a_change_brings_what_is_said(fn: Callable[[int], Any], least: int | Non
     ids=["waits", "computes", "becomes dearer"],
 )
 def test_auto_finds_the_number(fn: Callable[[int], Any], least: int, start: int) -> None:
-    is_dearer = fn is becomes_dearer  # after 20 s
+    is_dearer = fn is becomes_dearer  # the change comes after 20 s
     best_ms = 20.3 if is_dearer else train(fn, 8.0, workers=least).step_ms()
     found = train(fn, 80.0, first=1 if start == 1 else 4 * least, workers=(1, 1024))
     assert found.step_ms(20.0 if start == 1 and not is_dearer else 60.0) <= 1.05 * best_ms, (
         found.decisions
     )
-    assert is_dearer or abs(found.workers - least) <= 1, found.decisions  # more bring nothing
+    # more workers gain nothing
+    assert is_dearer or abs(found.workers - least) <= 1, found.decisions

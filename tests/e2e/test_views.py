@@ -1,4 +1,6 @@
-"""A loader's batches as tensors of TensorFlow, PyTorch and JAX: the loader's own bits, in the workers' memory."""
+"""A loader's batches as tensors of TensorFlow, PyTorch and JAX: the same bits, in the workers'
+memory.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ class Pair(NamedTuple):
 
 
 def in_32_bits(batch: Any, framework: Framework) -> Any:
-    """As JAX has it, which makes 32 bits of 64."""
+    """Return the values as JAX has them: 64 bits are reduced to 32."""
     if framework.name != "jax":
         return batch
     if isinstance(batch, dict):
@@ -121,7 +123,7 @@ def test_who_keeps_tensors_neither_stops_the_pool_nor_sees_data_change(
         expected = [in_32_bits(batch, framework) for batch in read(loader)]
         loader.epoch = 0
         kept = list(framework.view(loader))
-        for _ in loader:  # once round all slots and more, while everything is still held
+        for _ in loader:  # more batches than slots, while all of them are held
             pass
         for batch, other in zip(kept, expected, strict=True):
             assert_same(framework.arrays(batch), other)
@@ -219,7 +221,7 @@ def test_ragged_components_are_given_or_refused_by_name(framework: Framework, on
         assert_same(found, expected)
 
 
-# Dtypes of ml_dtypes that a framework has no tensors of.
+# Dtypes of ml_dtypes for which a framework has no tensors.
 LACKS = {
     "torch": {"float8_e4m3b11fnuz", "int4", "uint2", "float4_e2m1fn"},
     "tensorflow": {"float8_e8m0fnu"},

@@ -1,4 +1,6 @@
-"""Coroutines in a worker, and what goes wrong there: the sample is named, the others go on, `finally` blocks run."""
+"""Faults of coroutines in a worker: the error names the sample, other calls continue, `finally`
+blocks run.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ async def waits(item: int, rng: np.random.Generator) -> Any:
 
 
 def waiting(bad: Callable[[int], Any]) -> Any:
-    """A function that does something bad at some samples while others wait."""
+    """Return a function that fails for some samples while others wait."""
 
     async def fn(item: int, rng: np.random.Generator) -> Any:
         await bad(item)
@@ -188,7 +190,7 @@ def test_the_first_failing_sample_is_named(kind: type[BaseException], threads: i
         list(loader)
     assert caught.value.index == 10
     assert "in fn" in caught.value.remote_traceback
-    if kind is not StopIteration:  # Python itself raises a RuntimeError of it, in our frame
+    if kind is not StopIteration:  # Python raises a RuntimeError instead, in a frame of loaderpool
         assert "loaderpool/worker" not in caught.value.remote_traceback
     assert loader.statistics().restarts == 0
 

@@ -1,4 +1,6 @@
-"""Caches under deaths and shortage: no entry is ever half there, nothing is lost but work, and nothing is left."""
+"""Caches, with deaths and full disks: no entry is incomplete, only work is lost, and nothing is
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tests.support.child import run_child
 
 ITEMS = 60
 
-# ---- the stores alone: a child writes and is killed, over and over
+# ---- stores without a loader: a child writes and is killed, repeatedly
 
 STORM = """
 import os, random, signal, time
@@ -82,7 +84,7 @@ shared.close()
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_whenever_a_writer_is_killed_each_entry_is_whole_or_not_there(where: str) -> None:
-    """At random, and just before the entry would be found."""
+    """At random moments, and just before the entry is listed."""
     run_child(f"WHERE = {where!r}\n{STORM}", timeout_s=100).check()
 
 
@@ -140,7 +142,7 @@ def test_workers_that_die_in_fn_lose_no_more_than_that_call(where: Any, tmp_path
         statistics = loader.statistics()
     deaths = statistics.restarts
     assert deaths >= 1
-    # Calls that ended their worker; what it had made of a ticket was kept before.
+    # Calls that ended their worker. Earlier results of the ticket were cached before.
     assert ITEMS <= len(noted(log)) <= ITEMS + 2 * deaths + 2
     assert ITEMS - 2 * deaths <= statistics.cache.misses <= len(noted(log))
 
@@ -234,7 +236,9 @@ print("done")
 
 @pytest.mark.parametrize("max_bytes", [None, 1 << 30])
 def test_a_full_disk_is_told_once_and_the_training_goes_on(max_bytes: int | None) -> None:
-    """Without a bound a part of the disk is left free; with one that the disk does not have, it runs full."""
+    """Without a limit, a part of the disk stays free. With a limit that is larger than the disk, it
+    becomes full.
+    """
     result = run_child(f"MAX_BYTES = {max_bytes}\n{DISK_FULL}", timeout_s=60).check()
     if result.stdout == "skip\n":
         pytest.skip("no mount namespace can be made here")

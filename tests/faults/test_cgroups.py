@@ -1,4 +1,6 @@
-"""Real cgroups with little memory and few processes: the kernel's OOM killer and a fork that is refused."""
+"""Real cgroups with little memory or few processes: the kernel's OOM killer, and a fork that
+fails.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ def test_buffers_keep_within_what_the_cgroup_has() -> None:
     ],
 )
 def test_where_few_processes_are_allowed_it_works_or_says_so(left: int, told: str) -> None:
-    """The trainer's one thread, and so many processes more."""
+    """The limit is the main process's only thread, and this number of processes."""
     result = run_in("pids", 1 + left, """
         once = "never"
         try:

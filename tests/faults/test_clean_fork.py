@@ -1,4 +1,6 @@
-"""Workers are forked from a process of one thread, or else are interpreters of their own; the user is told which."""
+"""Workers are forked from a process with one thread. Otherwise they are new interpreters, and a
+warning says so.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ from tests.support.child import run_child
 from tests.support.processes import parents, wait_gone
 
 Make = Callable[..., ModuleType]
-# For tests in which the warning is no matter.
+# For tests that ignore the warning.
 unasked = pytest.mark.filterwarnings(
     "ignore:Workers are started without fork:loaderpool.LoaderpoolWarning"
 )
 
-# In the trainer nothing is started: this process is the tests' own.
+# Nothing is started in this process, because all tests share it.
 THREAD = """
     import os, threading, time
     if "LOADERPOOL_ROLE" in os.environ:
@@ -46,7 +48,7 @@ NOISE = """
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Writes modules, and imports the last of them."""
+    """Function that writes modules, and imports the last of them."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
@@ -59,7 +61,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         module = importlib.import_module(list(sources)[-1])
         for name in sources:
             monkeypatch.delitem(sys.modules, name, raising=False)
-        sys.modules[module.__name__] = module  # taken out again with the patches
+        sys.modules[module.__name__] = module  # removed again with the patches
         return module
 
     return write
@@ -70,7 +72,9 @@ def both(*sources: str) -> str:
 
 
 def start_of(module: ModuleType, **settings: Any) -> str | None:
-    """How the workers are started for the module's `fn`, after a pass; no warning is let through."""
+    """Return the way in which workers are started for the module's `fn`, after a pass. A warning is
+    an error.
+    """
     with lp.Loader(range(8), module.fn, batch_size=4, workers=1, **settings) as loader:
         assert indices_in(loader) == list(range(8))
         return loader.statistics().workers_start
@@ -94,7 +98,7 @@ def test_libraries_that_have_thread_pools_are_forked(make: Make, library: str) -
     [("", "fork"), ('began = pl.DataFrame({"a": [1, 2]}).filter(pl.col("a") > 1)', "exec")],
 )
 def test_polars_is_forked_unless_its_pool_has_begun(make: Make, began: str, start: str) -> None:
-    """A fork would wait for ever in the pool's first operation."""
+    """In a fork, the pool's first operation would wait forever."""
     source = """
         import polars as pl
         def fn(item):
@@ -131,7 +135,7 @@ def test_a_module_that_starts_a_thread_on_import_is_not_forked(make: Make) -> No
             batches = read(loader)
         assert_same(
             batches + read(loader), expected
-        )  # it warns once: a second one would be an error here
+        )  # it warns once: a second warning would be an error here
         statistics = loader.statistics()
         assert statistics.workers_start == "exec"
         assert statistics.restarts == 0
@@ -156,7 +160,7 @@ def test_of_many_threads_the_first_are_named(make: Make) -> None:
 
 
 def test_each_thread_has_the_name_of_the_module_that_started_it(make: Make) -> None:
-    """Before and after an import inside of it, too."""
+    """Also before and after an import inside that module."""
     module = make(cf_inner=THREAD, cf_outer=both(THREAD, "import cf_inner", THREAD, IDENTITY))
     with pytest.warns(lp.LoaderpoolWarning, match="started without fork") as warned:
         assert start_of(module) == "exec"
@@ -259,7 +263,7 @@ def test_the_death_of_such_a_worker_changes_no_bit(make: Make, tmp_path: Path) -
     with lp.Loader(range(96), module.fn, batch_size=4, workers=0) as loader:
         expected = read(loader, passes=2)
     with lp.Loader(range(96), module.fn, batch_size=4, workers=2) as loader:
-        # Two, for the death may be one of the second epoch's read-ahead.
+        # Two, because the death may happen during the prefetch of the second epoch.
         assert_same(read(loader, passes=2), expected)
         assert loader.statistics().restarts == 1
     assert (tmp_path / "died").exists()

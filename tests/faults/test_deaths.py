@@ -1,4 +1,6 @@
-"""Who dies, and how -> what the user gets: the same bits or an error at once; nothing lost, nothing left, no hang."""
+"""Deaths of processes, and the results for users: the same bits, or an error at once. Nothing is
+lost, left behind, or hangs.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ SIGNALS = {"SIGKILL": "SIGKILL", "SIGTERM": "SIGTERM", "segfault": "SIGSEGV", "a
 
 
 def dying(way: str, at: int, once: Path | None = None) -> Callable[[int, np.random.Generator], Any]:
-    """A function that dies at one index: each time, or only while there is no file `once`."""
+    """Return a function that dies at one index: each time, or only while the file `once` does not
+    exist.
+    """
     die = WAYS[way]
 
     def fn(item: int, rng: np.random.Generator) -> Any:
@@ -58,7 +62,7 @@ def dying(way: str, at: int, once: Path | None = None) -> Callable[[int, np.rand
 
 
 def seen(batches: Iterator[Any]) -> tuple[list[int], bytes]:
-    """The items and all bits of some batches."""
+    """Return the items and all bits of some batches."""
     items, noise = [], b""
     for batch in batches:
         items.extend(batch["item"].tolist())
@@ -66,7 +70,7 @@ def seen(batches: Iterator[Any]) -> tuple[list[int], bytes]:
     return items, noise
 
 
-# ---- a worker that loses its own descriptors ----
+# ---- a worker whose own descriptors are closed ----
 
 
 def closing(item: int) -> np.int64:
@@ -121,7 +125,7 @@ def test_an_error_names_the_setup_that_closed_descriptors() -> None:
 @pytest.mark.parametrize(("way", "at"), [("SIGKILL", 0), ("SIGKILL", 50), ("exit 0", ITEMS - 1)])
 def test_a_sample_that_always_kills_is_named_and_all_before_it_delivered(way: str, at: int) -> None:
     with lp.Loader(range(ITEMS), dying(way, at), batch_size=BATCH, workers=2) as loader:
-        for _ in range(2):  # the pool goes on, and so the next pass meets the same sample
+        for _ in range(2):  # the pool continues, so the same sample ends a worker in the next pass
             items: list[int] = []
             with pytest.raises(WorkerLostError) as raised:
                 for batch in loader:
@@ -215,12 +219,12 @@ def test_what_the_function_started_ends_with_its_workers(end: str) -> None:
         if end != "close":
             kill_supervisor(loader)
             assert len(list(batches)) == 3
-            assert len(list(loader)) == 4  # the batches before may all have been there
+            assert len(list(loader)) == 4  # all batches before may have arrived
             assert wait_gone(grandchildren, 5.0) == []
     assert wait_gone(grandchildren, 5.0) == []
 
 
-# ---- the trainer: run_child fails where a process of it lives on ----
+# ---- the main process; run_child fails if one of its processes is left ----
 
 TRAINER = """
 import os, signal, sys, threading, time
@@ -302,7 +306,9 @@ def test_when_the_trainer_dies_busy_workers_and_their_children_end_too(function:
 
 
 def test_stopped_processes_end_with_the_trainer() -> None:
-    """Supervisor and workers were stopped (SIGSTOP), so none of them sees the end of another one."""
+    """Supervisor and workers were stopped (SIGSTOP), so none of them notices the end of another
+    one.
+    """
     stop = """
 it = iter(loader); next(it)
 pid = loader.statistics().workers[0].pid
@@ -317,7 +323,7 @@ DIE["SIGKILL"]()
 
 
 def test_each_of_two_passes_is_told_that_no_worker_is_left() -> None:
-    """The second one waited for ever where a third had tried again meanwhile."""
+    """Before a fix, the second one waited forever if a third one had tried again meanwhile."""
 
     def fn(item: int) -> int:
         if 60 <= item < 75:

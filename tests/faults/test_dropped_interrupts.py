@@ -1,4 +1,4 @@
-"""A Ctrl-C comes also where Python, TensorFlow or Keras would drop the KeyboardInterrupt that it becomes."""
+"""A Ctrl-C arrives even if Python, TensorFlow or Keras would drop its KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from tests.support.child import run_child
 def test_what_a_handler_raises_in_a_batchs_finalizer_comes_at_the_next_batch(
     number: int, raised: type[BaseException]
 ) -> None:
-    """Python drops what a finalizer raises ("Exception ignored in"): 22 of 1,220 were lost."""
+    """Python drops exceptions in finalizers ("Exception ignored in"). Before a fix, 22 of 1,220
+    were lost.
+    """
 
     def handle(*_: object) -> None:
         raise raised(143)
@@ -44,7 +46,9 @@ def test_what_a_handler_raises_in_a_batchs_finalizer_comes_at_the_next_batch(
 def _finalizer_was_interrupted(
     loader: lp.Loader, at: int, number: int, raised: type[BaseException]
 ) -> bool:
-    """Whether a batch's finalizer has as many calls of ours; a signal came at this one, and its exception after it."""
+    """Send a signal at this call of ours in a batch's finalizer. Return False if the finalizer has
+    fewer calls.
+    """
     batches = iter(loader)
     batch = next(batches)
     begun: list[str] = []
@@ -64,12 +68,14 @@ def _finalizer_was_interrupted(
         return False
     with pytest.raises(raised):
         next(batches)
-        time.sleep(0.1)  # one that is sent again comes in a moment
+        time.sleep(0.1)  # a signal that is sent again comes shortly after
     return True
 
 
 def test_a_ctrl_c_where_others_drop_all_exceptions_comes_a_moment_later(tf: object) -> None:
-    """In a step of Keras' `fit`, and where C++ reads a shape; in the main thread of a process that has a dataset."""
+    """In a step of Keras' `fit`, and while C++ reads a shape, in the main thread of a process with
+    a dataset.
+    """
     child = run_child(
         """
         import signal, threading
@@ -116,7 +122,9 @@ def test_a_ctrl_c_where_others_drop_all_exceptions_comes_a_moment_later(tf: obje
 
 
 def test_a_timeout_where_python_looks_for_a_module_comes_a_moment_later() -> None:
-    """To Python's search, which calls `stat`, a TimeoutError is a file that is missing: it goes on without a word."""
+    """Python's search for a module calls `stat`, takes a TimeoutError for a missing file, and
+    continues.
+    """
     child = run_child(
         """
         import importlib._bootstrap_external as search
@@ -147,7 +155,7 @@ def test_a_timeout_where_python_looks_for_a_module_comes_a_moment_later() -> Non
 
 
 def test_the_finalizers_that_it_names_are_there() -> None:
-    """A function that was renamed would be looked for in vain."""
+    """Otherwise a renamed function would never be found."""
     for module, name in interrupts.DROPPED_IN:
         if module.startswith("loaderpool."):
             path = Path(interrupts.__file__).parents[2] / f"{module.replace('.', '/')}.py"

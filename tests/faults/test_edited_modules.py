@@ -1,4 +1,6 @@
-"""Modules that are edited while a loader exists: all of its rows are of one version, or a warning names the module."""
+"""Modules that are edited while a loader exists: all its rows come from one version, or a warning
+names the module.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,7 @@ with lp.Loader(range(400), row, batch_size=4, workers=1) as loader:
 
 
 def test_imports_inside_a_function_find_the_first_version() -> None:
-    """A forked worker that starts later has not imported it either."""
+    """A forked worker that starts later has not imported it before."""
     run("""
 with lp.Loader(range(400), imports_inside, batch_size=4, workers=1) as loader:
     def change():
@@ -165,7 +167,9 @@ with lp.Loader(range(400), row, batch_size=4, workers=1) as loader:
 
 
 def test_a_function_that_closes_descriptors_harms_no_file() -> None:
-    """The store's descriptor may be that of a file of the function's by then."""
+    """The function may have closed the store's descriptor, and opened a file with the same
+    number.
+    """
     run("""
 def row(i):
     os.closerange(3, 400)
@@ -188,7 +192,7 @@ assert sizes and not any(sizes), sizes
 
 
 def test_import_hooks_of_a_module_work() -> None:
-    """This one asks all other finders, as loaderpool's does."""
+    """This one calls all other finders, as loaderpool's does."""
     run("""
 Path("hooks.py").write_text('''
 import sys
@@ -247,7 +251,9 @@ with lp.Loader(range(8), row, batch_size=4, workers=1) as loader:
 
 @pytest.mark.parametrize("is_spawned", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_edit_since_the_import_is_warned_of(is_spawned: bool) -> None:
-    """In a notebook, say: workers import the new file, while the notebook has the old functions."""
+    """For example in a notebook: workers import the new file, and the notebook has the old
+    functions.
+    """
     run(
         """
 version("second, which is longer")
@@ -266,7 +272,7 @@ assert caught[0].filename == __file__
 
 
 def test_edit_that_changes_no_function_is_not_warned_of() -> None:
-    """The module was edited before it was imported, or as it is again."""
+    """The module was edited before its import, or has its old content again."""
     run("""
 version("second, which is longer")
 importlib.reload(helpers)

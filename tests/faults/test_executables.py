@@ -1,4 +1,6 @@
-"""`sys.executable` is no Python: no frozen, serving or embedding program starts itself without end."""
+"""`sys.executable` is not Python: no frozen, serving or embedding program starts itself
+endlessly.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ import pytest
 import loaderpool as lp
 from tests.support.child import ChildResult, run_child
 
-MOST_STARTS = 6  # a stand-in ends by itself beyond it, whatever becomes of the program
+MOST_STARTS = 6  # after this number of starts, a stand-in ends, whatever the program does
 
 
 class StandIn:
-    """An executable in the place of Python: it counts its starts, and then does what it is for."""
+    """An executable in place of Python, which counts its starts and then runs a script."""
 
     def __init__(self, folder: Path, does: str) -> None:
         self.path, self._count = folder / "app", folder / "starts"
@@ -30,7 +32,9 @@ class StandIn:
 
 
 def run_program(folder: Path, does: str, body: str, before: str = "") -> tuple[ChildResult, int]:
-    """Run a program whose `sys.executable` is a stand-in, which may run it again; returns also how often that began."""
+    """Run a program whose `sys.executable` is a stand-in, which may run the program again. Also
+    return the number of starts.
+    """
     app = StandIn(folder, does.format(python=sys.executable, program=folder / "program.py"))
     (folder / "program.py").write_text(
         f"import os, sys\nprint('program', flush=True)\n{before}\nsys.executable = {str(app.path)!r}\n"
@@ -123,12 +127,12 @@ def test_a_frozen_program_gets_no_arguments_of_pythons(tmp_path: Path) -> None:
 
 
 def test_a_loader_in_a_copy_of_the_program_is_an_error(tmp_path: Path) -> None:
-    """It looks like a child of ours, and does not do what that does."""
+    """It looks like a child of loaderpool, and does not work as one."""
     does = "exec {python} -c \"exec(open('{program}').read())\""
     result, starts = run_program(tmp_path, does, TWICE)
     assert result.returncode == 1
     errors = [line for line in result.stderr.splitlines() if "PoolBrokenError: " in line]
-    assert len(errors) == 2  # of the copy, and of the program itself
+    assert len(errors) == 2  # one of the copy, and one of the program itself
     assert "runs this program again" in errors[0] and "sys.executable is" in errors[1]
     assert starts == 1
 

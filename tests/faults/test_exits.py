@@ -1,4 +1,6 @@
-"""The trainer leaves, in every way it can: nothing is left behind, nobody hangs, nothing is said on stderr."""
+"""Every way in which the main process can end: nothing is left behind, nothing hangs, and stderr is
+empty.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +145,7 @@ def test_ctrl_c_unhandled_ends_with_one_traceback() -> None:
 
 
 def test_ctrl_c_in_the_instant_before_a_wait_is_not_lost(tmp_path: Path) -> None:
-    """The thread has found no batch and does not wait yet; nothing else would wake it."""
+    """The thread has found no batch, and is about to wait. Nothing else would wake it."""
     code = f"""
 from loaderpool.system import fault_points
 fault_points.arm({str(tmp_path)!r})
@@ -160,7 +162,7 @@ loader.close()
     assert (tmp_path / "trainer.waiting.met").exists()
 
 
-# ---- forks of the trainer ----
+# ---- forks of the main process ----
 
 
 def test_a_fork_cannot_use_the_loader_and_does_not_disturb_it() -> None:
@@ -169,7 +171,7 @@ def test_a_fork_cannot_use_the_loader_and_does_not_disturb_it() -> None:
         taken = [next(batches)]
 
         def use() -> None:
-            signal.alarm(20)  # a hang is a death by SIGALRM, not a hang of the tests
+            signal.alarm(20)  # if it hangs, SIGALRM ends it, so that the tests continue
             uses: list[Callable[[], Any]] = [
                 lambda: next(iter(loader)), lambda: list(batches), lambda: loader.element_spec, lambda: loader.resize(1)
             ]  # fmt: skip
@@ -200,7 +202,7 @@ def test_a_fork_may_make_a_loader_of_its_own() -> None:
         assert np.concatenate(list(loader)).tolist() == list(range(40))
 
 
-# ---- what functions do to their process ----
+# ---- functions that change their process ----
 
 
 def add_one(item: int) -> int:

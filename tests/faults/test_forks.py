@@ -1,4 +1,6 @@
-"""The function forks: its child is no worker, however it ends, and what the parent makes is what comes."""
+"""The function forks. Its child never acts as a worker, however it ends, and the parent's result is
+delivered.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ Ending = Callable[[], Any]
 
 
 def ends_by(what: BaseException | None) -> Ending:
-    """How a child ends that does not end itself by `os._exit`: it raises this, or returns."""
+    """End of a child without `os._exit`: it raises this exception, or returns."""
 
     def end() -> Any:
         if what is not None:
@@ -27,7 +29,7 @@ def ends_by(what: BaseException | None) -> Ending:
     return end
 
 
-# And the status that its parent should see.
+# Ways for a child to end, and the exit status that its parent should get.
 ENDINGS: dict[str, tuple[Ending, int]] = {
     "exits": (ends_by(SystemExit()), 0),
     "exits with a status": (ends_by(SystemExit(3)), 3),
@@ -38,7 +40,9 @@ ENDINGS: dict[str, tuple[Ending, int]] = {
 
 
 def forking(end: Ending, log: Path, bad: int) -> Callable[..., Any]:
-    """A function whose child ends by `end` at one index; the parent writes down with which status."""
+    """Return a function whose child ends by `end` at one index. The parent writes the child's
+    status to a file.
+    """
 
     def fn(index: int, out: Any = None) -> Any:
         if index == bad:
@@ -92,7 +96,7 @@ KINDS: dict[str, Callable[[Callable[..., Any]], dict[str, Any]]] = {
 )
 def test_a_child_of_the_function_ends_alone(kind: str, ending: str, tmp_path: Path) -> None:
     end, status = ENDINGS[ending]
-    bad = 0 if kind in ("batch_fn", "elements") else 6  # 0: the probe forks
+    bad = 0 if kind in ("batch_fn", "elements") else 6  # 0, so that the probe forks
     settings = KINDS[kind](forking(end, tmp_path / "log", bad))
     with lp.Loader(range(16), workers=1, **{"batch_size": 4, **settings}) as loader:
         for _ in range(2):

@@ -1,6 +1,8 @@
-"""Exceptions of signals' handlers: SIGTERM that calls `sys.exit`, a time limit's SIGALRM, a scheduler's SIGUSR1.
+"""Exceptions of signal handlers: SIGTERM that calls `sys.exit`, SIGALRM of a time limit, SIGUSR1 of
+a scheduler.
 
-They come out of what was under way, or at the next batch, once; then a pass is whole, and nothing is left.
+They interrupt the current code, or come at the next batch, once. Then a pass is whole, and nothing
+is left behind.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import pytest
 import loaderpool as lp
 from tests.support.child import run_child
 
-# Of each kind of loader; with LOADERPOOL_SIGNALS=1250 the four make 5,000, which takes five minutes.
+# Signals for each kind of loader. LOADERPOOL_SIGNALS=1250 sends 5,000 for the four kinds, in five
+# minutes.
 SHOTS = int(os.environ.get("LOADERPOOL_SIGNALS", "24"))
 
 
@@ -31,7 +34,7 @@ SHOTS = int(os.environ.get("LOADERPOOL_SIGNALS", "24"))
     ],
 )
 def test_a_handler_that_raises_at_any_moment_leaves_the_next_pass_whole(kind: str) -> None:
-    """Ctrl-C, too: the four are sent by turns."""
+    """Four signals are sent in turn, also that of Ctrl-C."""
     run_child(
         f"""
         from tests.support.handler_storm import {kind}, storm
@@ -142,7 +145,7 @@ if __name__ == "__main__":
     "way", ["finalizer", "collected_finalizer", "weak_reference", "finalize", "dropped_generator"]
 )
 def test_sigterm_in_a_finalizer_ends_a_training(way: str, where: str) -> None:
-    """Python drops what a finalizer raises, so the signal comes once more after it."""
+    """Python drops exceptions in finalizers, so the signal is sent again afterwards."""
     ended = run_child(_FINALIZED.replace("WHERE", repr(where)).replace("WAY", way), timeout_s=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (143, "", "")
 
@@ -215,13 +218,15 @@ if __name__ == "__main__":
     ],
 )
 def test_a_handler_may_use_the_pool_for_which_the_main_thread_waits(what: str, says: str) -> None:
-    """It hung, and Ctrl-C did not end it. The interrupted iterator itself is refused."""
+    """Before a fix it hung, and Ctrl-C did not end it. The interrupted iterator itself is
+    refused.
+    """
     assert says in run_child(_WAITS.replace("WHAT", what), timeout_s=30).check().stdout
 
 
 @pytest.fixture
 def time_limit() -> Iterator[None]:
-    """SIGALRM raises TimeoutError."""
+    """Let SIGALRM raise a TimeoutError."""
 
     def limit(*_: object) -> Any:
         raise TimeoutError("it takes too long")
@@ -233,7 +238,7 @@ def time_limit() -> Iterator[None]:
 
 @pytest.mark.usefixtures("time_limit")
 def test_an_iterator_goes_on_behind_a_time_limit() -> None:
-    """What the handler raises ends no pass: the batch that was waited for comes when it is asked for again."""
+    """The exception does not end the pass: the next call returns the batch that was waited for."""
 
     def slow(item: int) -> Any:
         time.sleep(0.1)
@@ -250,7 +255,7 @@ def test_an_iterator_goes_on_behind_a_time_limit() -> None:
 
 @pytest.mark.usefixtures("time_limit")
 def test_a_handlers_error_is_no_samples_error() -> None:
-    """Under `workers=0` it comes out of the function, and `on_error="skip"` does not count it."""
+    """With `workers=0` it comes out of the function, but `on_error="skip"` does not count it."""
 
     def sample(item: int) -> Any:
         if item == 5:

@@ -1,4 +1,6 @@
-"""A sample that runs past `timeout_s`: its stack is shown, the worker is replaced, the sample raises or is left out."""
+"""A sample that exceeds `timeout_s`: its stack is shown, its worker is replaced, and it raises or
+is left out.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def test_raises_with_index_epoch_and_stack_of_the_users_frames() -> None:
 def test_stuck_in_c_code_that_holds_the_gil() -> None:
     def spins(index: int) -> int:
         if index == 2:
-            (10**7) ** (10**7)  # one bytecode that takes minutes and never lets go
+            (10**7) ** (10**7)  # one bytecode that takes minutes and never releases the lock
         return index
 
     with (
@@ -54,7 +56,7 @@ def test_stuck_in_c_code_that_holds_the_gil() -> None:
 
 
 def test_a_sample_that_hangs_after_another_loaders_tickets_is_seen() -> None:
-    """The pool looked no more once the worker's ticket was one without a timeout."""
+    """Before a fix, a pool stopped its checks when the worker got a ticket without a time limit."""
 
     def hangs_late(index: int) -> int:
         time.sleep(60 if index == 8 else 0.04)

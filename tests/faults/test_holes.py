@@ -1,4 +1,4 @@
-"""Where a first sketch of the core failed, through what users call: each of these was seen to happen there."""
+"""Faults of an early version, through the public interface. Each of these was observed there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.batches import kill_supervisor, supervisor_of
 from tests.support.child import run_child
 from tests.support.processes import end_all, is_alive, parents, wait_gone, wait_until
 
-DEADLINE_S = 60.0  # of what takes a moment
+DEADLINE_S = 60.0  # limit for steps that take a moment
 
 
 def children_of(pid: int) -> set[int]:
@@ -36,7 +36,9 @@ def large(item: int) -> Any:
 
 
 def test_a_fork_that_exits_as_usual_shuts_nothing_down() -> None:
-    """Its finalizers shut the socket down that it shared with the main process: a supervisor was lost each time."""
+    """Its finalizers shut down the socket that it shared with the main process. Each time, a
+    supervisor was lost.
+    """
     run_child(
         """
         import os, sys
@@ -62,11 +64,13 @@ def test_a_fork_that_exits_as_usual_shuts_nothing_down() -> None:
     ).check()
 
 
-# ---- an answer is that of its ticket
+# ---- an answer belongs to its ticket
 
 
 def test_an_error_that_cannot_be_sent_costs_that_batch_only() -> None:
-    """It vanished, and the next answer was taken for it; or the worker ended by it, and the pool was broken."""
+    """The error was dropped, and the next answer was taken for it. Or the worker ended, and the
+    pool was broken.
+    """
 
     def fn(item: int) -> Any:
         if item == 34:
@@ -85,11 +89,13 @@ def test_an_error_that_cannot_be_sent_costs_that_batch_only() -> None:
     assert got == [[number] for number in range(34)]
 
 
-# ---- messages are as many as the channel holds
+# ---- a channel holds all its messages
 
 
 def test_a_pool_of_many_loaders_with_long_payloads_recovers_from_its_supervisors_death() -> None:
-    """The ninth one was an AssertionError in the user's line, and all payloads were sent again in one go."""
+    """The ninth loader caused an AssertionError in the user's line, and all payloads were sent
+    again at once.
+    """
 
     def fn(item: int, table: bytes, number: int) -> Any:
         return item + number + len(table)
@@ -119,7 +125,7 @@ def test_a_pool_of_many_loaders_with_long_payloads_recovers_from_its_supervisors
     reason="this user may not open so many files",
 )
 def test_a_main_process_with_more_than_1024_open_files_gets_its_batches() -> None:
-    """`select` takes no descriptor beyond 1,023: ValueError at the first `next`."""
+    """`select` accepts no descriptor above 1,023: the first `next` raised a ValueError."""
     run_child(
         """
         import os, resource
@@ -139,7 +145,7 @@ def test_a_main_process_with_more_than_1024_open_files_gets_its_batches() -> Non
 
 @pytest.mark.parametrize("end", ["close", "drop"])
 def test_a_pool_with_a_stopped_supervisor_ends(end: str) -> None:
-    """`close`, and the end of the program, waited for it for ever."""
+    """`close` and the end of the program waited for it forever."""
     loaders = [lp.Loader(range(400), large, batch_size=1, workers=2)]
     next(iter(loaders[0]))
     supervisor = supervisor_of(loaders[0])
@@ -162,7 +168,7 @@ def test_a_pool_with_a_stopped_supervisor_ends(end: str) -> None:
 
 
 class Stopped:
-    """A loader whose supervisor is stopped in the block."""
+    """Context with a loader whose supervisor is stopped."""
 
     def __init__(self) -> None:
         self.loader = lp.Loader(range(400), np.int64, batch_size=4, workers=2)
@@ -176,7 +182,7 @@ class Stopped:
         os.kill(self.supervisor, signal.SIGCONT)
 
     def in_a_thread(self, work: Callable[[], object]) -> None:
-        """Do it in a thread, which must come to its end."""
+        """Run a function in a thread, which must end."""
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         thread.join(DEADLINE_S)
@@ -194,7 +200,7 @@ def has_workers(loader: lp.Loader, count: int) -> bool:
 
 
 def test_resizing_beside_a_stopped_supervisor_waits_for_nobody() -> None:
-    """From some 2,700 calls on it waited for room, and Ctrl-C did not end that."""
+    """After some 2,700 calls it waited for room in the channel, and Ctrl-C did not end the wait."""
     stopped = Stopped()
     with stopped.loader as loader:
         with stopped:
@@ -206,7 +212,7 @@ def test_resizing_beside_a_stopped_supervisor_waits_for_nobody() -> None:
 def test_a_supervisor_in_a_stopped_ones_place_has_the_latest_size() -> None:
     stopped = Stopped()
     with stopped.loader as loader:
-        os.kill(stopped.supervisor, signal.SIGSTOP)  # for good
+        os.kill(stopped.supervisor, signal.SIGSTOP)  # it never continues
         stopped.in_a_thread(lambda: resize_often(loader, last=3))
         assert [int(row) for batch in loader for row in batch] == stopped.rows
         wait_until(lambda: has_workers(loader, 3), DEADLINE_S)
@@ -226,7 +232,7 @@ def test_one_resize_at_most_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_full_channel_ends_a_stopped_supervisor(tmp_path: Path) -> None:
-    """No call fills it: this is for a bound that is broken."""
+    """No call can fill it, unless a bound is wrong."""
     stopped = Stopped()
     with stopped.loader as loader:
         session = loader._core.pool.worker_pool.session  # type: ignore[union-attr]
@@ -235,14 +241,14 @@ def test_a_full_channel_ends_a_stopped_supervisor(tmp_path: Path) -> None:
         assert [int(row) for batch in loader for row in batch] == stopped.rows
 
 
-# ---- an import that takes long
+# ---- a slow import
 
 
 @pytest.mark.parametrize("end", ["loader.close()", "", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_supervisor_that_imports_a_slow_module_ends_with_its_pool(
     end: str, tmp_path: Path
 ) -> None:
-    """`close`, and the exit, waited for the end of the import."""
+    """`close` and the exit waited for the end of the import."""
     (tmp_path / "slow_module.py").write_text(
         "import pathlib, time\n"
         "from loaderpool.system import process\n"
@@ -270,11 +276,13 @@ def test_a_supervisor_that_imports_a_slow_module_ends_with_its_pool(
     assert ended.returncode == (-signal.SIGKILL if "SIGKILL" in end else 0), ended.stderr
 
 
-# ---- what lost supervisors leave
+# ---- memory of lost supervisors
 
 
 def batch_files() -> dict[str, str]:
-    """The files in which slots are that this process has mapped: their inodes, and where each can be looked at."""
+    """Return the files with slots that this process has mapped: their inodes, and a path of
+    each.
+    """
     mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     return {
         line[4]: f"/proc/self/map_files/{line[0]}"
@@ -292,7 +300,9 @@ def may_look_at_mapped_files() -> bool:
 
 @pytest.mark.skipif(not may_look_at_mapped_files(), reason="this user may not look at mapped files")
 def test_kept_batches_of_lost_supervisors_keep_no_memory_but_their_own() -> None:
-    """One kept row kept a file whole: 374, 741, 1,107, 1,473 MB after three deaths."""
+    """One kept row kept the memory of a whole file: 374, 741, 1,107, 1,473 MB after three
+    deaths.
+    """
     row_bytes, kept, before = 1 << 19, [], batch_files().keys()
 
     def taken() -> list[int]:
@@ -311,7 +321,8 @@ def test_kept_batches_of_lost_supervisors_keep_no_memory_but_their_own() -> None
         for death in range(3):
             wait_until(lambda: max(taken()) >= (loader.statistics().memory.buffers - 2) * row_bytes)
             kill_supervisor(loader)
-            while sum(map(bool, taken())) < death + 2:  # until there is one of the next one's
+            # until there is a batch of the next supervisor
+            while sum(map(bool, taken())) < death + 2:
                 next(batches)
             kept.append(next(batches))
         wait_until(lambda: max(taken()) >= (loader.statistics().memory.buffers - 2) * row_bytes)
@@ -319,7 +330,7 @@ def test_kept_batches_of_lost_supervisors_keep_no_memory_but_their_own() -> None
         assert (
             0 < sum(lost) <= 4 * len(kept) * row_bytes
         )  # a slot may have two rows, and be the first of its file
-        for batch in kept:  # and these have what they had
+        for batch in kept:  # kept batches have not changed
             assert np.unique(batch).tolist() == [batch[0, 0]]
         kept.clear()
         del batch
@@ -327,7 +338,7 @@ def test_kept_batches_of_lost_supervisors_keep_no_memory_but_their_own() -> None
 
 
 def test_a_lost_supervisors_memory_goes_with_it_though_no_garbage_is_collected() -> None:
-    """Each has a terabyte of address space, of which there are 128."""
+    """Each supervisor takes a terabyte of address space, of which there are 128."""
 
     def rows(loader: lp.Loader) -> list[float]:
         return [float(row) for batch in loader for row in batch]
@@ -351,13 +362,13 @@ def test_a_lost_supervisors_memory_goes_with_it_though_no_garbage_is_collected()
         gc.enable()
 
 
-# ---- loaders that are made while supervisors die
+# ---- loaders made while supervisors die
 
 
 def test_a_loader_that_is_made_as_the_supervisor_is_replaced_gets_its_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The next supervisor never heard of it, and `next` waited for ever."""
+    """The next supervisor never got the loader, and `next` waited forever."""
     from loaderpool.engine import version
 
     with lp.Pool(1) as pool:
@@ -368,7 +379,7 @@ def test_a_loader_that_is_made_as_the_supervisor_is_replaced_gets_its_batches(
 
         def die_meanwhile(*arguments: Any) -> Any:
             kill_supervisor(first)
-            other.start()  # reads what is there, and has another supervisor started
+            other.start()  # reads all messages, and starts another supervisor
             other.join(1.0)
             return put(*arguments)
 

@@ -1,4 +1,6 @@
-"""A forked child of the trainer has the batches that it inherits for itself, whatever either of the two does next."""
+"""A forked child of the main process owns the batches that it inherits. Neither process changes
+those of the other.
+"""
 
 from __future__ import annotations
 

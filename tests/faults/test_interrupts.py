@@ -1,4 +1,6 @@
-"""A Ctrl-C at any bytecode of ours: the next pass is whole and right, and nothing is left."""
+"""A Ctrl-C at any bytecode of the package: the next pass is whole and right, and nothing is left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,12 @@ from tests.support.handler_storm import (
 from tests.support.interrupts import CountBytecodes, interrupted_at
 from tests.support.processes import supervisors, wait_gone
 
-# Of the places in each kind of work so many are tried, evenly spread, others in each run. With
-# LOADERPOOL_INTERRUPTS=10000 it takes the better part of an hour. (Real ones: test_handlers_that_raise.py.)
+# Number of places that are tried in each kind of work. They are spread evenly, and differ in each
+# run. LOADERPOOL_INTERRUPTS=10000 takes most of an hour. (test_handlers_that_raise.py sends real
+# signals.)
 PLACES = int(os.environ.get("LOADERPOOL_INTERRUPTS", "30"))
 
-# Python drops what is raised as the first bytecode of a finalizer runs; what it was to do is done later all the same.
+# Python drops an exception at the first bytecode of a finalizer. Its cleanup is done later.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.timeout(120 + PLACES),
@@ -50,10 +53,11 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The tests after one of these meet neither its handler nor a lock that it left taken.
+    """Restore the handler, and locks that are still held, after each of these tests.
 
-    A Ctrl-C between a lock's last bytecode in a `with` and the next one, where no real one can come, leaves it taken.
-    The main thread would take it again, and other threads, TensorFlow's among them, would wait for ever.
+    A Ctrl-C between the last bytecode of a lock's `with` and the next one leaves the lock held. (A
+    real Ctrl-C cannot come there.) The main thread could acquire it again, but other threads, also
+    of TensorFlow, would wait forever.
     """
     monkeypatch.setattr(local_engine, "_alone", threading.RLock())
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -73,7 +77,7 @@ def streamed_here() -> lp.Loader:
 
 
 def places(work: Callable[[], object], most: int = PLACES) -> range:
-    """Some of the bytecodes of ours that it runs."""
+    """Return some of the package's bytecodes that a function runs."""
     work()
     with CountBytecodes() as counter:
         work()
@@ -81,25 +85,25 @@ def places(work: Callable[[], object], most: int = PLACES) -> range:
     return range(1 + random.Random(os.getpid()).randrange(step), counter.count + step, step)
 
 
-# Each interrupt costs a stream its reader, and so half a second.
+# Each interrupt ends a stream's reader, which takes half a second.
 slowly_streamed = pytest.param(streamed, marks=pytest.mark.slow)
 
 
 def most_of(make: Callable[[], lp.Loader]) -> int:
-    """How many places are tried in each kind of work with such a loader."""
+    """Return the number of places that are tried in each kind of work, for such a loader."""
     return PLACES // 6 if make is streamed else PLACES
 
 
 def buffers_of(loader: lp.Loader) -> int:
-    """How many batch buffers a pass has."""
+    """Return the number of batch buffers of a pass."""
     rows(loader)
     return loader.statistics().memory.buffers
 
 
 def check_all_is_well(loader: lp.Loader, buffers: int, where: str) -> None:
-    """A pass comes, is whole and right, and none that was broken off has batch buffers."""
+    """Check that a pass is whole and right, and that no interrupted pass has batch buffers."""
     got = rows(loader)
-    if len(got) < ITEMS:  # a resume was broken off: the rest of that epoch
+    if len(got) < ITEMS:  # a resume was interrupted: this was the rest of that epoch
         assert got == WANTED[ITEMS - len(got) :], where
         got = rows(loader)
     assert got == WANTED, where
@@ -136,18 +140,18 @@ def test_an_iterator_that_was_interrupted_goes_on_with_what_it_had_not_given(
         for at in places(some, most_of(make)):
             batches = None
             _, where = interrupted_at(at, some)
-            if batches is None:  # it came before there was an iterator
+            if batches is None:  # the interrupt came before there was an iterator
                 continue
             got = rows(
                 batches
-            )  # a batch may be lost between our return and the loop's variable, in Python's hands
+            )  # between our return and the loop's variable, Python may lose a batch
             assert got == WANTED[ITEMS - len(got) :], where
             assert len(rows(seen)) + len(got) >= ITEMS - 4, where
             seen.clear()
 
 
 def test_a_second_interrupt_while_the_first_is_handled_loses_nothing() -> None:
-    """The pass had batches left and none in front: `next` never returned."""
+    """Before a fix, batches were left, but none was in front, and `next` never returned."""
     with lp.Loader(range(64), float, batch_size=4, workers=0) as loader:
         batches = iter(loader)
         next(batches)
@@ -179,7 +183,8 @@ def test_an_interrupt_anywhere_in_a_loaders_making_leaves_no_process(
             next(iter(loader))
 
     before, _ = supervisors()
-    for at in places(made_and_used, max(3, PLACES // 8)):  # a loader takes longer than a pass
+    # making a loader takes longer than a pass
+    for at in places(made_and_used, max(3, PLACES // 8)):
         _, where = interrupted_at(at, made_and_used)
         gc.collect()
         assert wait_gone([pid for pid in supervisors()[0] if pid not in before], 5.0) == [], where
@@ -248,7 +253,7 @@ def test_a_handler_that_user_code_sets_stays_set() -> None:
     with InterruptsHeld():
         with InterruptsAllowed():
             signal.signal(signal.SIGINT, lambda *_: seen.append(1))
-        with InterruptsHeld():  # from the next block on it waits, too
+        with InterruptsHeld():  # from the next block on, Ctrl-C waits, too
             press()
         assert not seen
     press()
@@ -269,7 +274,9 @@ def test_nothing_is_done_where_ctrl_c_is_ignored(since: str) -> None:
 
 
 def test_a_fork_is_ended_by_its_own_ctrl_c() -> None:
-    """Also one that a thread makes in a block of the main thread, which no thread of the fork would ever leave."""
+    """Also a fork by a thread during a block of the main thread. No thread of the fork would ever
+    leave that block.
+    """
     run_child(
         """
         import os, signal, threading, time
@@ -340,7 +347,7 @@ def test_an_undoing_happens_once() -> None:
 
 
 class StatusError(Exception):
-    """As TensorFlow's are: a Ctrl-C comes while one is made."""
+    """An error like TensorFlow's. A Ctrl-C comes while it is created."""
 
     def __init__(self) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -372,7 +379,7 @@ def test_a_ctrl_c_while_an_error_of_tensorflows_is_made_comes_where_that_arrives
 def test_a_ctrl_c_that_is_sent_again_to_a_handler_without_a_gate_comes_once() -> None:
     with InterruptsHeld():
         pass
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # as a notebook does for each cell
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a notebook does this for each cell
     with pytest.raises(KeyboardInterrupt):
         interrupts.send_again()
         time.sleep(10)

@@ -1,4 +1,6 @@
-"""A program that locks its memory (`mlockall`) gets an error, and not all pages of a terabyte."""
+"""A program that locks its memory (`mlockall`) gets an error, instead of all pages of a
+terabyte.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import pytest
 
 from tests.support.child import run_child
 
-# Without the right to lock without bounds, so that the test needs no memory where it fails.
+# Remove the right to lock any amount, so that a failure of the test does not use all memory.
 LOCKED = """
 import ctypes, resource
 import loaderpool as lp

@@ -1,8 +1,9 @@
-"""The fault matrix: where x how -> what the user gets. Each cell is run, at a place of `fault_points`, or says why not.
+"""The fault matrix: place and kind of a fault, and the result for users. Each cell runs at a place
+of `fault_points`, or has a reason why not.
 
-Rows are places (in the user's code, in a worker, in the supervisor, in the trainer), columns are what happens there, at
-that place's next passing. (How else a process may die: test_deaths.py.) The workers and the supervisor of one pool
-serve all cells that do not end it.
+Rows are places (in the user's code, a worker, the supervisor, or the main process). Columns are
+faults, which happen when that place is reached next. (test_deaths.py has other deaths.) One pool
+serves all cells that do not end it.
 """
 
 from __future__ import annotations
@@ -102,23 +103,21 @@ CELLS = {
 }  # fmt: skip
 SHOWN = {cell: outcome for cell, outcome in CELLS.items() if outcome not in LEFT_OUT}
 IN_CHILD = {"gone", "waits"}
-# A stopped process is replaced after so long (5 s elsewhere).
+# Time after which a stopped process is replaced (5 s for users).
 STOPPED_S = 0.3
-QUIET_S = 0.02  # processes that have not run for so long have nothing to do
+QUIET_S = 0.02  # processes that have not run for this time have no work
 
 
 class Scene(NamedTuple):
-    """How a place comes to be passed."""
+    """Setup by which a place is reached."""
 
-    kind: str = "plain"  # of the loader
-    place: str = ""  # of the fault; none: the row's name
+    kind: str = "plain"  # kind of the loader
+    place: str = ""  # place of the fault; empty: the name of the row
     before_making: bool = (
-        False  # the fault is laid before the loader is made; else when its first sample is there
+        False  # True: the fault is set before the loader is made; False: after its first sample
     )
-    in_second_pass: bool = False  # the fault is laid when all of the first one was read
-    also: str = (
-        ""  # a place at which a worker is killed, so that the supervisor has something to do
-    )
+    in_second_pass: bool = False  # True: the fault is set after the first pass
+    also: str = ""  # place at which a worker is killed, so that the supervisor has work
     own_pool: bool = False
 
 
@@ -156,7 +155,7 @@ MODULES = iter(range(1000))
 
 
 def way(where: str, how: str) -> str:
-    """What is laid for a column."""
+    """Return the text that sets the fault of a column."""
     if how == "no_memory":
         is_call = where in (
             "supervisor.first_fork",
@@ -164,9 +163,7 @@ def way(where: str, how: str) -> str:
             "trainer.slots",
             "worker.memory_file",
         )
-        return (
-            "ENOMEM" if is_call else "MemoryError"
-        )  # what a call of the system's says, or else Python
+        return "ENOMEM" if is_call else "MemoryError"  # message of the system call, or of Python
     return "SIGKILL" if how == "oversize" else how
 
 
@@ -206,30 +203,30 @@ def test_the_places_are_those_of_the_code() -> None:
 
 
 class Stage:
-    """The shared pool, and what it is made of."""
+    """The shared pool, and its processes."""
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
         self.pool = lp.Pool(2, restarts=None)
-        self.beside = make_loader("plain", workers=self.pool)  # goes on, whatever happens to others
+        self.beside = make_loader("plain", workers=self.pool)  # this loader must always work
         read(self.beside)
-        self.props: tuple[int, int, int]  # before the cell
+        self.props: tuple[int, int, int]  # counts before the cell
 
     def check(self) -> None:
-        """Nobody is missing, nobody is left over, and the loader beside is whole."""
+        """Check that no process is missing or left over, and that the other loader works."""
         self.beside.epoch = 0
         assert read(self.beside) == first_pass(expected_of("plain"))
         self.beside.load_state_dict(
             self.beside.state_dict()
-        )  # what is made ahead would meet the next cell's fault
+        )  # otherwise batches made ahead would reach the next cell's fault
         wait_until(self.is_idle)
         wait_until(
             lambda: is_no_more_than(self.props) or bool(gc.collect() < 0)
-        )  # an error's frames go late
+        )  # frames of an error are released late
 
     def is_idle(self) -> bool:
-        """Whether no process of the pool is at anything, not even of a loader that was closed."""
-        workers = self.beside.statistics().workers  # takes in what was said
+        """Return True if no process of the pool has work, even for a loader that was closed."""
+        workers = self.beside.statistics().workers  # receives all messages
         before = {pid: cpu_ns(pid) for pid in descendants(os.getpid())}
         time.sleep(QUIET_S)
         return len(workers) == 2 and before == {
@@ -239,7 +236,7 @@ class Stage:
     def close(self) -> None:
         self.beside.close()
         self.pool.close()
-        del self.beside, self.pool  # the fixture is kept beyond the look at what is left
+        del self.beside, self.pool  # the fixture lives longer than the search for leaks
 
 
 def first_pass(batches: list[Any]) -> list[Any]:
@@ -247,7 +244,7 @@ def first_pass(batches: list[Any]) -> list[Any]:
 
 
 def props() -> tuple[int, int, int]:
-    """How many processes, threads and descriptors there are."""
+    """Return the numbers of processes, threads and descriptors."""
     now = leaks.take_snapshot()
     return sum(map(is_alive, now.processes)), len(now.threads), sum(now.descriptors.values())
 
@@ -264,7 +261,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with pytest.MonkeyPatch.context() as patch, leaks.guard():
         patch.setenv(
             "LOADERPOOL_FAULTS", str(faults.path)
-        )  # this process has imported the module without it
+        )  # this process has imported the module without a fault
         patch.syspath_prepend(str(modules))
         made = Stage(faults)
         try:
@@ -275,14 +272,14 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture
 def armed_here(stage: Stage) -> Iterator[Callable[[], None]]:
-    """Has this process, the trainer, meet faults, too, from the call on."""
+    """Function that enables faults in this process, the main process."""
     yield lambda: fault_points.arm(str(stage.faults.path))
     fault_points.arm(None)
     os.environ["LOADERPOOL_FAULTS"] = str(stage.faults.path)
 
 
 def bitten_module() -> str:
-    """A module that passes a fault point when it is imported elsewhere than here."""
+    """A module that reaches a fault point when another process imports it."""
     name = f"bitten_{next(MODULES)}"
     Path(sys.path[0], f"{name}.py").write_text(
         "from loaderpool.system import fault_points\n"
@@ -301,7 +298,7 @@ CELLS_IN_CHILD = [(*cell, outcome) for cell, outcome in SHOWN.items() if outcome
 
 
 class Cell:
-    """One cell as it is run: which loader, and what is laid where.
+    """A running cell: its loader, and its fault.
 
     Args:
         where: the row.
@@ -320,7 +317,7 @@ class Cell:
         self.expected = expected_of(self.kind if self.scene.kind else "plain")
 
     def make(self) -> lp.Loader:
-        """The loader; the fault is there before it, or from when its first sample is."""
+        """Return the loader. The fault is set before it is made, or after its first sample."""
         if self.scene.before_making:
             self.lay()
         loader = make_loader(
@@ -378,7 +375,8 @@ class Cell:
             with pytest.raises(types[outcome]) as raised:
                 loader = stack.enter_context(self.make())
                 read(loader, got)
-                read(loader, got)  # whose first batches are made ahead, and may have met it first
+                # its first batches are made ahead, and may have reached the fault before
+                read(loader, got)
             assert self.is_met()
             self.check_error(outcome, raised.value)
             assert got == self.expected[: len(got)], "what came before it was right"
@@ -406,7 +404,7 @@ class Cell:
 
 
 def is_slow(where: str, how: str, outcome: str) -> bool:
-    """Whether it is one more way to raise, with the same outcome."""
+    """Return True if the cell is another way to raise, with the same result."""
     return how in ("sys.exit", "unpicklable", "no_memory") and outcome == CELLS[where, "raise"]
 
 
@@ -431,7 +429,7 @@ def test_cell(
     stage.check()
 
 
-# ---- the trainer's own end: run_child fails where a process of it lives on ----
+# ---- the end of the main process; run_child fails if one of its processes is left ----
 
 TRAINER = """
 import subprocess

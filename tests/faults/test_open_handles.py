@@ -1,4 +1,6 @@
-"""Handles that are open when workers are forked: each worker has a position of its own, or it is not forked."""
+"""Handles that are open when workers are forked: each worker has its own position, or is not
+forked.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ EACH_ROW = """
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Writes a module and imports it; `OURS` is true in the supervisor and in workers, where it opens its handles."""
+    """Function that writes a module and imports it. `OURS` is true in supervisor and workers, where
+    the module opens handles.
+    """
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
@@ -52,7 +56,7 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def start_of(module: ModuleType, **settings: Any) -> str | None:
-    """How the workers are started for the module's `fn`, after a pass."""
+    """Return the way in which workers are started for the module's `fn`, after a pass."""
     with lp.Loader(range(12), module.fn, batch_size=2, workers=2, **settings) as loader:
         assert indices_in(loader) == list(range(12))
         return loader.statistics().workers_start
@@ -165,7 +169,7 @@ def test_a_deleted_file_is_read_by_all_workers(make: Make, tmp_path: Path) -> No
 
 def test_each_worker_lists_the_rest_of_a_directory(make: Make, tmp_path: Path) -> None:
     (tmp_path / "many").mkdir()
-    for number in range(2_000):  # more than one getdents(2) returns
+    for number in range(2_000):  # more than one call of getdents(2) returns
         (tmp_path / "many" / str(number)).touch()
     module = make(
         """
@@ -261,12 +265,14 @@ def test_a_lock_that_the_module_takes_stays_taken(make: Make, tmp_path: Path, lo
             getattr(fcntl, lock)(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-# ---- what no forked worker may have
+# ---- handles that no forked worker may share
 
 
 @pytest.fixture
 def places(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """Names for the sources below: a folder, and servers that accept connections and say nothing."""
+    """Names for the sources below: a folder, and servers that accept connections and send
+    nothing.
+    """
     (tmp_path / "systemd").mkdir()
     with contextlib.ExitStack() as servers:
         port = servers.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
@@ -399,7 +405,7 @@ def test_a_handle_that_does_no_harm_hinders_no_fork(make: Make, places: Any, han
 
 
 def test_each_worker_connects_anew_to_a_manager(make: Make) -> None:
-    """Of one connection, each worker would read answers to others."""
+    """On a shared connection, workers would read answers to others."""
     module = make(
         """
         if OURS:

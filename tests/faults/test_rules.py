@@ -1,4 +1,4 @@
-"""The rules of docs/internals/rules.md as users meet them, one test each: it fails where its rule is broken."""
+"""The rules of docs/internals/rules.md, one test for each, by their effect on users."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.processes import count_fds, descendants, shared_bytes, superv
 
 
 def within_s(seconds: float, call: Callable[[], Any]) -> Any:
-    """What the call returns; it fails where it has not by then."""
+    """Return the result of a call, which must end within this time."""
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
     thread.start()
@@ -37,7 +37,7 @@ def first_of(batch: Any) -> int:
 
 
 class Diary:
-    """Notes of calls in any process, one a line."""
+    """Log of calls in any process, one line for each."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -77,13 +77,15 @@ def test_rule_01_who_is_stuck_keeps_one_more_batch_from_others_at_most(tmp_path:
 def test_rule_02_a_worker_that_dies_as_it_tells_of_a_batch_changes_no_bit(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The consumer may have the batch, and with it the slot; a second worker must not write there."""
+    """The consumer may have the batch, and with it the slot. A second worker must not write
+    there.
+    """
     monkeypatch.setenv("LOADERPOOL_FAULTS", str(tmp_path))
 
     def fn(item: int) -> Any:
         if item == 1:
             if not (tmp_path / f"{place}.met").exists():
-                (tmp_path / place).write_text("SIGKILL")  # for who tells of a batch next
+                (tmp_path / place).write_text("SIGKILL")  # for the next worker that reports a batch
             raise ValueError("x")
         return np.full(1000, item, np.float32)
 
@@ -130,7 +132,7 @@ def test_rule_04_letting_go_of_batches_waits_for_nobody() -> None:
         waiting.start()
         within_s(0.4, held.clear)
         waiting.join()
-        # Nor for a supervisor that reads nothing.
+        # Also not if the supervisor reads nothing.
         loader.epoch = 0
         held = [batch for batch, _ in zip(loader, range(32), strict=False)]
         supervisor = supervisor_of(loader)
@@ -151,7 +153,7 @@ def test_rule_05_the_thread_that_waits_reads_for_all_and_passes_the_lead_on(tmp_
         return np.full(20_000, item)
 
     threads = len(os.listdir("/proc/self/task"))
-    with lp.Pool(10) as pool:  # as many as there can be tickets that wait
+    with lp.Pool(10) as pool:  # as many as tickets that can wait
         loaders = [
             lp.Loader(range(start, stop), fn, batch_size=4, workers=pool)
             for start, stop in ((100, 108), (0, 12))
@@ -169,13 +171,13 @@ def test_rule_05_the_thread_that_waits_reads_for_all_and_passes_the_lead_on(tmp_
             time.sleep(0.2)  # until it waits
             return thread
 
-        # It leads, and so reads also what another waits for.
+        # It is the reader, so it also reads batches for which another thread waits.
         leader = take(one)
         follower = take(other)
         (tmp_path / "1").touch()
         follower.join(20)
         assert got == [4]
-        # Who has what it waited for passes the lead on.
+        # When it has its batch, another thread becomes the reader.
         follower = take(other)
         (tmp_path / "26").touch()
         leader.join(20)

@@ -1,4 +1,4 @@
-"""The supervisor starts whatever the script is like, and where it cannot, nothing is left."""
+"""The supervisor starts for any kind of script. If it cannot, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_start_that_fails_leaves_nothing(
 ) -> None:
     owner = sys.modules[module]
     real = getattr(owner, name)
-    for nth in range(3):  # each of its calls in turn
+    for nth in range(3):  # each of its calls fails in turn
         results = [real] * nth + [fail] + [real] * 10
         monkeypatch.setattr(
             owner, name, lambda *args, results=results, **named: results.pop(0)(*args, **named)
@@ -131,7 +131,7 @@ def test_descriptors_of_ours_do_not_take_the_place_of_closed_streams(
 
 
 def test_warnings_of_the_default_encoding_as_errors_are_none_of_ours() -> None:
-    """In trainer, supervisor, reader and workers."""
+    """In the main process, supervisor, reader and workers."""
     child = run_child(
         """
         import loaderpool as lp
@@ -163,14 +163,14 @@ def test_what_the_function_starts_inherits_no_descriptor_of_ours() -> None:
 def _is_inheritable(descriptor: int) -> bool:
     try:
         return os.get_inheritable(descriptor)
-    except OSError:  # listdir's own, which is closed
+    except OSError:  # listdir's own descriptor, which is closed
         return False
 
 
 MOST_MODULES = {
     "main process": 115,
     "worker": 80,
-}  # lowered with each that is not needed until a first batch
+}  # lower it when a first batch needs fewer modules
 
 
 def test_few_modules_of_ours_are_imported_until_a_first_batch() -> None:
@@ -190,7 +190,7 @@ def test_few_modules_of_ours_are_imported_until_a_first_batch() -> None:
 
 
 def test_no_process_imports_openssl() -> None:
-    """It takes each process some milliseconds before the first batch."""
+    """The import takes each process some milliseconds before the first batch."""
     script = """
         import sys
         import loaderpool as lp

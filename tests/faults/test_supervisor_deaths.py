@@ -1,4 +1,6 @@
-"""The supervisor dies, at any moment and in any way: another one goes on, and the stream is the same to the bit."""
+"""The supervisor dies, at any moment and in any way. Another one continues, and the bits stay the
+same.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,7 @@ def test_a_killed_supervisor_changes_no_bit(shape: str, deterministic: bool) -> 
 def test_what_hooks_changed_is_known_to_the_next_one() -> None:
     class Growing:
         def __init__(self) -> None:
-            self.base = np.zeros(70_000)  # large enough to travel beside the pickle
+            self.base = np.zeros(70_000)  # large enough to be stored beside the pickle
             self.small = 0
 
         def __len__(self) -> int:
@@ -121,7 +123,7 @@ def test_batches_that_had_come_are_handed_out_where_none_takes_its_place() -> No
         )
         came = iter(second)
         got = next(came)["item"][:, 0, 0].tolist()
-        time.sleep(0.2)  # for more to come
+        time.sleep(0.2)  # so that more arrive
         got += next(came)["item"][:, 0, 0].tolist()
         kill_supervisor(second)
         with pytest.raises(PoolBrokenError, match="SIGKILL"):
@@ -141,9 +143,9 @@ def test_closing_while_it_is_dead() -> None:
     os.kill(processes[0], signal.SIGKILL)
     loader.close()
     loader.close()
-    for one_pass in (batches, loader):  # the one that was begun, and another one
+    for one_pass in (batches, loader):  # the pass that has started, and another one
         with pytest.raises(ClosedError, match="closed"):
             next(iter(one_pass))
     assert wait_gone(processes, 5.0) == []
-    assert loader.statistics().supervisor_restarts == 0  # none was started, to be closed at once
+    assert loader.statistics().supervisor_restarts == 0  # none was started only to be closed
     assert first["item"][:, 0, 0].tolist() == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""Processes that start later find directory and environment as the pool did."""
+"""Processes that start later have the directory and environment with which the pool started."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""An exception of a signal's handler is no failure of the user's code, and is never dropped.
+"""An exception of a signal handler is not a failure of the user's code, and is never dropped.
 
-Each object sends SIGALRM from one of its own methods, whose errors loaderpool catches.
+Each object sends SIGALRM from one of its methods, whose errors loaderpool catches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import loaderpool as lp
 
 
 class LimitError(Exception):
-    """What a time limit becomes."""
+    """The exception of a time limit."""
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def time_limit() -> Iterator[None]:
         raise LimitError
 
     before = signal.signal(signal.SIGALRM, limit)
-    list(lp.Loader([1], workers=0))  # from now on handlers are gated, as in any training
+    list(lp.Loader([1], workers=0))  # from now on handlers are gated, as in every training
     yield
     signal.signal(signal.SIGALRM, before)
 
@@ -37,14 +37,14 @@ def strike() -> None:
 
 
 class Struck:
-    """Sends the signal whenever it is pickled."""
+    """Sends the signal when it is pickled."""
 
     def __reduce__(self) -> Any:
         strike()
         return Struck, ()
 
 
-# ---- with workers=0: what the function returns or raises ----
+# ---- with workers=0: results and errors of the function ----
 
 
 class Arrays:
@@ -66,7 +66,7 @@ class CarryingError(Exception):
 
 
 class Loaded:
-    """Sends the signal when it is unpickled for the twelfth time, out of the cache."""
+    """Sends the signal when it is unpickled for the twelfth time, from the cache."""
 
     times = 0
 
@@ -90,7 +90,7 @@ class Files(lp.FileSource):
 
 
 class Batches:
-    """A Sequence whose number of batches sends the signal."""
+    """A Sequence whose `__len__` sends the signal."""
 
     @property
     def num_batches(self) -> int:
@@ -159,7 +159,9 @@ def unpicklable(folder: Path) -> None:
     found = [open(folder / "held", "w"), Struck()]  # noqa: SIM115
 
     class Second:
-        """Sends the signal when it is pickled for the second time, to name what cannot be sent."""
+        """Sends the signal when it is pickled for the second time, to find the variable that cannot
+        be pickled.
+        """
 
         times = 0
 

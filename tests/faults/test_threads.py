@@ -1,4 +1,6 @@
-"""Threads in a worker, and what goes wrong there: the sample is named, its worker is replaced, nothing is lost."""
+"""Faults with threads in a worker: the error names the sample, the worker is replaced, nothing is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def waits(index: int, rng: np.random.Generator) -> Any:
 
 
 def waiting(bad: Callable[[int], None]) -> Callable[[int, np.random.Generator], Any]:
-    """A function that does something bad at some samples while others wait."""
+    """Return a function that fails for some samples while others wait."""
 
     def fn(index: int, rng: np.random.Generator) -> Any:
         bad(index)
@@ -41,7 +43,7 @@ def expected() -> list[tuple[float, ...]]:
         return rows(loader)
 
 
-# The first: threads are at several tickets at once.
+# The first sample: threads work on several tickets at the same time.
 SETTINGS: list[dict[str, Any]] = [
     {"batch_size": 2, "workers": 1, "threads": 8},
     {"batch_size": 32, "workers": 2, "threads": 4},
@@ -71,7 +73,7 @@ def test_the_sample_that_kills_or_hangs_is_named_and_none_beside_it(
 ) -> None:
     def bad(index: int) -> None:
         if index == 41:
-            time.sleep(0.01 if how == "kills" else 60)  # others are at it, too
+            time.sleep(0.01 if how == "kills" else 60)  # other samples are in work, too
             os._exit(3)
 
     delivered = []
@@ -111,7 +113,7 @@ def test_samples_that_kill_or_hang_are_left_out(settings: dict[str, Any]) -> Non
 
 
 def one_worker(items: int, fn: Callable[[int], int], threads: int) -> lp.Loader:
-    """A loader whose one worker makes batches of 4, and whose samples may take a second."""
+    """Return a loader with one worker, batches of 4, and a limit of a second for each sample."""
     limits = lp.Limits(timeout_s=1.0)
     return lp.Loader(range(items), fn, batch_size=4, workers=1, threads=threads, limits=limits)
 
@@ -140,7 +142,9 @@ def test_a_worker_ends_though_its_threads_do_not() -> None:
 def test_a_slot_without_memory_is_no_failure_of_a_sample_before_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """While a call is waited for, later tickets begin: what failed there was taken for that sample's."""
+    """While a call is waited for, later tickets start. A failure there was blamed on that
+    sample.
+    """
     monkeypatch.setenv("LOADERPOOL_FAULTS", str(tmp_path))
 
     def fn(index: int) -> int:
@@ -150,7 +154,7 @@ def test_a_slot_without_memory_is_no_failure_of_a_sample_before_it(
         return index
 
     with lp.Loader(range(ITEMS), fn, batch_size=4, workers=1, threads=4, on_error="skip") as loader:
-        with contextlib.suppress(lp.MemoryLimitError):  # of the ticket whose turn it is
+        with contextlib.suppress(lp.MemoryLimitError):  # the error of the ticket whose turn it is
             assert np.concatenate(list(loader)).tolist() == list(range(ITEMS))
         assert not loader.statistics().skipped_indices
     assert (tmp_path / "machine.reserve.met").exists()
@@ -158,7 +162,9 @@ def test_a_slot_without_memory_is_no_failure_of_a_sample_before_it(
 
 @pytest.mark.slow
 def test_a_ticket_that_is_lost_beside_a_call_is_made_by_another_worker() -> None:
-    """The samples that are left out make tickets long, so that each needs a descriptor. It was waited for for ever."""
+    """Samples that are left out make messages long, so that each needs a descriptor. Before a fix,
+    the ticket was waited for forever.
+    """
     run_child(
         """
         import os, resource, time

@@ -1,4 +1,4 @@
-"""Which sample is blamed for a worker's death, which is not, and when the whole is given up."""
+"""The sample that is blamed for a worker's death, samples that are not, and the end of retries."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def die() -> None:
 
 
 def counted(path: Path) -> int:
-    """How often it was asked before, counted over all processes."""
+    """Return the number of earlier calls for this item, in all processes."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(file, b"x")
-    count = os.lseek(file, 0, os.SEEK_CUR) - 1  # where this very write went, whoever else writes
+    # the position of this write, even if other processes write
+    count = os.lseek(file, 0, os.SEEK_CUR) - 1
     os.close(file)
     return count
 
@@ -44,13 +45,13 @@ def killing(at: set[int], shape: tuple[int, ...] = (3,)) -> Callable[[int], Any]
 
 
 def rows(loader: lp.Loader) -> list[int]:
-    """What is in the first place of each row."""
+    """Return the first value of each row."""
     return [int(row.flat[0]) for batch in loader for row in np.atleast_1d(batch)]
 
 
 @pytest.mark.parametrize("shape", [(3,), (200, 200)], ids=["chunks", "single batches"])
 def test_random_kills_convict_no_sample(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    # One batch brings down as many workers as it takes to be suspected, each time at another of its samples.
+    # One batch ends workers until it is suspected, each time at another of its samples.
     def fn(item: int) -> Any:
         if 40 <= item < 44:
             count = counted(tmp_path / "seen")
@@ -62,9 +63,7 @@ def test_random_kills_convict_no_sample(tmp_path: Path, shape: tuple[int, ...]) 
         items = rows(loader)
         statistics = loader.statistics()
     assert items == list(range(ITEMS))
-    assert (
-        statistics.restarts >= 1
-    )  # and more where the next epoch's read-ahead does not use up the calls
+    assert statistics.restarts >= 1  # more, if the next epoch's prefetch does not use up the calls
     assert not statistics.skipped_indices
 
 
@@ -72,7 +71,7 @@ def test_one_kill_convicts_nobody_with_the_fewest_restarts(tmp_path: Path) -> No
     def element(item: int) -> Any:
         if item in (0, 7) and not counted(
             tmp_path / f"{item}"
-        ):  # the probe, and one that always runs alone
+        ):  # the probe, and a sample that always runs alone
             die()
         return np.full((2,), item)
 
@@ -138,7 +137,7 @@ def test_a_storm_of_deaths_ends_with_an_error_that_says_so() -> None:
 
     limits = lp.Limits(
         restarts=(3, 60.0), restarts_per_item=100
-    )  # or one worker could meet the same sample thrice
+    )  # otherwise one worker could get the same sample three times
     loader = lp.Loader(range(ITEMS), fn, batch_size=BATCH, workers=2, limits=limits)
     with (
         loader,
@@ -165,7 +164,8 @@ def test_no_limit_of_restarts(tmp_path: Path) -> None:
             die()
         return np.full((200, 200), item, np.float32)
 
-    # On a busy machine a worker may be so late that several of these meet one sample, which is not to blame.
+    # On a busy machine, a worker may be so late that several of these kills hit one sample, which
+    # is not the cause.
     limits = lp.Limits(restarts=None, restarts_per_item=100)
     with lp.Loader(range(2000), fn, batch_size=BATCH, workers=2, limits=limits) as loader:
         items = rows(loader)
@@ -174,7 +174,7 @@ def test_no_limit_of_restarts(tmp_path: Path) -> None:
 
 
 def test_kills_of_workers_that_wait_are_no_failure_to_start() -> None:
-    # The consumer is busy for long, all slots are full, and somebody ends one idle worker after the other.
+    # The consumer is busy, all slots are full, and something kills one idle worker after the other.
     with lp.Loader(
         range(ITEMS), batch_size=BATCH, workers=1, limits=lp.Limits(restarts=None)
     ) as loader:
@@ -184,13 +184,13 @@ def test_kills_of_workers_that_wait_are_no_failure_to_start() -> None:
             kill_worker(loader)
             wait_until(lambda restarts=restarts: loader.statistics().restarts == restarts)
             wait_until(lambda: has_begun(loader))
-            time.sleep(0.1)  # what it had to do, it has done
+            time.sleep(0.1)  # it has finished its work
         items += [item for batch in batches for item in batch.tolist()]
     assert items == list(range(ITEMS))
 
 
 def has_begun(loader: lp.Loader) -> bool:
-    """Whether its one worker waits for work: it does not run any more."""
+    """Return True if the loader's only worker waits for work, so that it does not run any more."""
     pids = [worker.pid or 0 for worker in loader.statistics().workers]
     before = list(map(cpu_ns, pids))
     time.sleep(0.1)
@@ -220,7 +220,7 @@ def test_workers_that_cannot_start_end_the_pool_though_restarts_are_not_limited(
     with loader:
         batches = iter(loader)
         next(batches)
-        time.sleep(0.5)  # all is made that may be
+        time.sleep(0.5)  # all batches that may be made are made
         flag.touch()
         kill_worker(loader)
         with pytest.raises(

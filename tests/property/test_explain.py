@@ -1,4 +1,6 @@
-"""Whatever a training is like: what a verdict expects comes true, and by enough to end advice in some rounds."""
+"""For any training: the predicted effect of advice comes true, and following it ends the advice in
+a few rounds.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ ADVISED = {Verdict.TOO_FEW_WORKERS, Verdict.SOURCE_WAITS}
 
 
 def told(found: Finding) -> int:
-    """The number that a change has."""
+    """Return the number in a change."""
     return int(re.search(r"(?:workers|threads)=(\d+)", found.change)[1])  # type: ignore[index]
 
 
@@ -35,7 +37,9 @@ trainings = st.builds(
 def test_what_is_expected_comes_true(
     training: Training, workers: int, are_generators: bool
 ) -> None:
-    """In whatever training, a change of workers or threads makes steps as long as was said, within 10 %."""
+    """For any training, a change of workers or threads makes steps as long as predicted, within 10
+    %.
+    """
     window = training.window(workers, lanes=are_generators * MAX_WORKERS)
     found = find_verdict(window)
     if found.verdict not in ADVISED:
@@ -46,7 +50,7 @@ def test_what_is_expected_comes_true(
     )
     assert found.expected_step_s == pytest.approx(length, rel=0.1)
     assert length < 0.97 * window.step_s
-    if not is_of_threads and told(found) > workers + 1:  # one worker less would not do
+    if not is_of_threads and told(found) > workers + 1:  # one worker less would not be enough
         assert training.length(told(found) - 1) > training.length(1 << 20)
 
 

@@ -1,4 +1,6 @@
-"""Extents of the arena: never overlapping, merged when they come back, used again, nothing lost."""
+"""Extents of the arena never overlap, are merged and reused when they are returned, and are never
+lost.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from loaderpool.memory.arena import PAGE_BYTES, Arena, Extent, ExtentMap, Extent
 START, PAGES = 3 * PAGE_BYTES, 64
 END = START + PAGES * PAGE_BYTES
 
-# Take so many bytes, or give back the one that is so far along among those taken.
+# Take this number of bytes, or return one of the taken extents.
 takes = st.tuples(st.just("take"), st.integers(0, 20 * PAGE_BYTES))
 gives = st.tuples(st.just("give"), st.integers(0, 99))
 
@@ -44,7 +46,7 @@ def test_extents_never_overlap_and_nothing_is_lost(steps: list[tuple[str, int]])
 
 
 def longest_hole(taken: list[Extent]) -> int:
-    """In pages, counted page by page."""
+    """Return the length of the longest hole in pages, counted page by page."""
     used = {
         page for each in taken for page in range(each.offset // PAGE_BYTES, each.end // PAGE_BYTES)
     }

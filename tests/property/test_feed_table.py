@@ -1,4 +1,6 @@
-"""FEED-1: who finds a batch's entry before and after a copy of its bytes has copied the right ones."""
+"""FEED-1: if a reader finds a batch's entry before and after a copy of its bytes, the copy is
+right.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from loaderpool.worker.bundles import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable
 
 _OFFSET = 4096
-_ROOMS = (
-    4  # where bundles' bytes lie; each room's bytes are the number of the batch that they are of
-)
+_ROOMS = 4  # rooms for bundles; the bytes of a room are the number of its batch
 
 
 class _Walk(RuleBasedStateMachine):
-    """A writer that goes step by step, and a reader that may look between any two of them."""
+    """A writer that acts step by step, and a reader that may look between any two steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class _Walk(RuleBasedStateMachine):
         self.free = list(range(_ROOMS))
         self.next = 0
         self.written: tuple[int, int] | None = (
-            None  # batch and room whose bytes are there, and no entry
+            None  # batch and room whose bytes are written, but not its entry
         )
         self.looking: tuple[int, Bundle, int] | None = None
 
@@ -35,7 +35,7 @@ class _Walk(RuleBasedStateMachine):
     @rule(skipped=st.sampled_from([0, 1, ENTRIES - 1, ENTRIES]))
     def write_bytes(self, skipped: int) -> None:
         if self.held:
-            skipped = 0  # no more than ENTRIES lie between two that are held
+            skipped = 0  # at most ENTRIES batches lie between two that are held
         self.next += skipped
         room = self.free.pop(0)
         self.rooms[room] = self.next

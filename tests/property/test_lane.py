@@ -1,4 +1,6 @@
-"""A lane gives the same items and the same random states however it is asked, and wherever it is run again."""
+"""A lane gives the same items and random states for any order of requests, and when it is run again
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,7 @@ def test_any_batch_in_any_order_is_that_of_one_straight_run(
         event = data.draw(
             st.sampled_from(["", "", "", "elsewhere", "forgotten", "another epoch", "twice"])
         )
-        if event == "elsewhere":  # the worker died, or the lane moved
+        if event == "elsewhere":  # the worker died, or another one has taken over
             there = items_of(make, lengths, lanes, window)
         elif event == "forgotten":
             there.forget(0)

@@ -1,4 +1,6 @@
-"""Batches of generators in any order of arrival: each once, a lane's in their order, ends wherever they are known."""
+"""Batches of generators arrive in any order. Each is delivered once, those of a lane in their
+order, and ends are found.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 
 
 def in_turn(lengths: list[int]) -> list[int]:
-    """The numbers of all batches that there are."""
+    """Return the numbers of all batches."""
     lanes = len(lengths)
     return sorted(
         batch * lanes + lane for lane, length in enumerate(lengths) for batch in range(length)
@@ -63,7 +65,8 @@ def test_each_batch_comes_once_and_a_lanes_in_their_order(
 
     slot = 0
     while not shelf.is_over:
-        # What may be on its way: of each lane whatever is not taken, and a little behind its end; some come twice.
+        # Messages that may arrive: batches of each lane that are not taken, and a few after its
+        # end. Some come twice.
         upcoming = [
             batch * lanes + lane
             for lane, length in enumerate(lengths)
@@ -72,7 +75,7 @@ def test_each_batch_comes_once_and_a_lanes_in_their_order(
         for number in data.draw(
             st.lists(st.sampled_from(upcoming), min_size=1, max_size=4, unique=True)
         ):
-            is_end = is_empty(number, lengths)  # which has no slot
+            is_end = is_empty(number, lengths)  # an end has no slot
             if shelf.put(Delivery(number, 1, 2, None if is_end else slot)):
                 slot += not is_end
             else:
@@ -90,9 +93,9 @@ def test_each_batch_comes_once_and_a_lanes_in_their_order(
     assert not shelf.put(Delivery(data.draw(st.integers(0, 99)), 1, 2, 0)), (
         "nothing is wanted any more"
     )
-    # Wherever a consumer stands that is behind: what it has not taken is the rest.
+    # At any later place, the rest is all that was not taken.
     for consumed, place in enumerate(places):
-        # When it was saved fewer ends may have been known, but never another count.
+        # When the place was saved, fewer ends may have been known, but the counts were the same.
         assert (place and place.taken) == ((later := log.position(consumed).lanes) and later.taken)
         assert place is None or place.over <= later.over
         rest = LaneBuffer(0, lanes, in_order, log.position(consumed).lanes)

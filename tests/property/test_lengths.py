@@ -58,7 +58,7 @@ def test_batches_keep_the_budget_and_the_window(
         part = order[start : start + window].tolist()
         inside = [batch for batch in batches if set(batch) & set(part)]
         assert sorted(chain.from_iterable(inside)) == sorted(part)
-        # All batches of a window but the last are full.
+        # All batches of a window are full, except the last.
         for batch in inside[:-1]:
             longest = max(lengths[item] for item in batch)
             assert len(batch) in (rows, len(part), most // max(1, longest))

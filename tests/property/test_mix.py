@@ -1,4 +1,6 @@
-"""For any mix: weights are hit, all records of a source come before any comes again, an item is always the same."""
+"""For any mix: weights are kept, all records of a source come before one is repeated, and an item
+never changes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ any_weights = st.lists(st.integers(0, 9) | st.floats(0.01, 9), min_size=1, max_s
 
 @st.composite
 def mixes(draw: st.DrawFn, stops: Any = ("first", "all", None)) -> Any:
-    """A mix of a few hundred items, and the arguments it was made of."""
+    """Return a mix of a few hundred items, and its arguments."""
     weights = draw(st.none() | any_weights)
     count = len(weights) if weights else draw(st.integers(1, 6))
     sizes = draw(st.lists(st.integers(1, 120), min_size=count, max_size=count))

@@ -1,4 +1,4 @@
-"""A state that was changed in any way is refused, and one that was only carried about is not."""
+"""A saved state that was changed in any way is refused. One that was only copied is accepted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ JUNK: list[Any] = [
 
 
 def places_in(part: Any) -> list[tuple[Any, Any]]:
-    """Each container in it with each of its keys."""
+    """Yield each container of a state, with each of its keys."""
     found: list[tuple[Any, Any]] = []
     if isinstance(part, (dict, list)):
         for key in part if isinstance(part, dict) else range(len(part)):

@@ -1,4 +1,6 @@
-"""For any plan, in one order or by buckets: shards agree on their batches, nothing is lost, a rest is the rest."""
+"""For any plan, in one order or by buckets: shards agree on batches, no item is lost, and a rest
+continues its epoch.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def batches_of(plan: Plan, epoch: int) -> list[list[int]]:
 
 
 def walked(plan: Any, epoch: int) -> list[list[int]]:
-    """The definition, item by item: the global batches of an epoch."""
+    """Return the global batches of an epoch, computed item by item from the definition."""
     numbers = plan.buckets.numbers if plan.rows_vary else np.zeros(plan.order.size, int)
     sizes = plan.batch_sizes if plan.rows_vary else (plan.batch_size or 1,)
     filling: list[list[int]] = [[] for _ in sizes]
@@ -137,7 +139,7 @@ def test_a_chunk_is_its_batches_and_a_place_is_where_an_item_is(
 def test_to_go_on_is_as_if_it_had_never_stopped(
     fields: dict[str, Any], epoch: int, data: st.DataObject
 ) -> None:
-    """Any number of stops, and every shard can go on from any shard's."""
+    """After any number of stops, every shard can continue from any shard's state."""
     shards = shards_of(fields)
     whole = [batches_of(plan, epoch) for plan in shards]
     count = shards[0].batches_per_epoch
@@ -160,7 +162,7 @@ def test_to_go_on_is_as_if_it_had_never_stopped(
 @given(all_fields(), EPOCHS, st.data())
 @EXAMPLES
 def test_shares_follow_the_cluster(fields: dict[str, Any], epoch: int, data: st.DataObject) -> None:
-    """The number of shards changes at some places of an epoch, and together they have each item once."""
+    """The number of shards changes during an epoch, and together they have each item once."""
     start: Any = 0
     seen: Counter[int] = Counter()
     repeated = 0

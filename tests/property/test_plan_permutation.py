@@ -1,4 +1,4 @@
-"""For any size and key: a bijection."""
+"""For any size and key, a permutation is a bijection."""
 
 from __future__ import annotations
 

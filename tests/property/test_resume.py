@@ -1,4 +1,6 @@
-"""For any loader, stopped anywhere and in any way: what comes in another one is exactly what had not been taken."""
+"""For any loader, stopped anywhere and in any way: another loader gets exactly the batches that
+were not taken.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,13 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> lp.TextLines:
 
 
 def drawn(item: Any, rng: np.random.Generator) -> Any:
-    """What the item is, and one number of each stream that a sample has."""
+    """Return the item, and one number of each stream of a sample."""
     named = zlib.crc32(repr(item).encode())
     return named, rng.integers(1 << 40), random.randrange(1 << 40), np.random.randint(1 << 30)
 
 
 def drawn_of_some(item: Any, rng: np.random.Generator) -> Any:
-    """The same with a shape that varies, and not from the global streams for every item."""
+    """Return the same in varied shapes, and draw from the global streams for some items only."""
     named = zlib.crc32(repr(item).encode())
     return {
         "named": named,
@@ -61,7 +63,7 @@ def fails_at_some(item: Any, rng: np.random.Generator) -> Any:
 
 @st.composite
 def sources(draw: st.DrawFn, lines: lp.TextLines) -> Any:
-    """A source of some ten items, of every kind that is read by index."""
+    """Return a source of some ten items, of any kind that is read by index."""
     size = draw(st.integers(1, LINES))
     kind = draw(st.sampled_from(["range", "list", "array", "lines", "mix", "zip"]))
     if kind == "range":
@@ -89,7 +91,7 @@ def sources(draw: st.DrawFn, lines: lp.TextLines) -> Any:
 
 @st.composite
 def streams(draw: st.DrawFn) -> Any:
-    """A source that is read from its beginning to its end, and how many items that are."""
+    """Return a source that is read from its beginning to its end, and its number of items."""
     if draw(st.booleans()):
         size = draw(st.integers(1, LINES))
         return Numbers(size), size
@@ -102,7 +104,7 @@ def streams(draw: st.DrawFn) -> Any:
 def loaders(
     draw: st.DrawFn, lines: lp.TextLines, deterministic: bool = True
 ) -> Callable[..., lp.Loader]:
-    """Makes the same loader again and again, wherever it runs."""
+    """Return a function that makes the same loader again and again, in any place."""
     shards = draw(st.integers(1, 3))
     how: dict[str, Any] = {
         "batch_size": draw(st.integers(1, 9)),
@@ -133,7 +135,7 @@ def loaders(
     needed = how["batch_size"] * shards
     how["drop_remainder"] = (
         how["drop_remainder"] and size >= needed
-    )  # else there is no batch, which is refused
+    )  # otherwise there is no batch, which is refused
     kinds = [
         "samples",
         "varied",
@@ -174,7 +176,9 @@ def take(batches: Iterator[Any], count: int) -> list[Any]:
 
 
 def epochs_of(make: Callable[..., lp.Loader], count: int) -> list[list[Any]]:
-    """What one loader gives that is never stopped. Of a loader that fails before it has a spec: nothing."""
+    """Return the batches of a loader that is never stopped; none if it fails before it has a
+    spec.
+    """
     with make(workers=0) as loader:
         return [[bits(batch) for batch in loader] for _ in range(count)]
 
@@ -186,7 +190,7 @@ few = settings(max_examples=45, suppress_health_check=[HealthCheck.function_scop
 
 
 def stopped(loader: lp.Loader, batches: Any, taken: int, way: str) -> dict[str, Any]:
-    """The state by one of the three ways to ask for it, over JSON."""
+    """Return the state by one of three ways, through JSON."""
     if way == "iterator":
         state = batches.state_dict()
     else:
@@ -205,7 +209,7 @@ def test_stopped_time_and_again_it_is_the_stream_that_was_never_stopped(
     make = data.draw(loaders(lines))
     try:
         epochs = epochs_of(make, 3)
-    except lp.SampleError:  # every sample of the first batch fails, and nothing stands in
+    except lp.SampleError:  # every sample of the first batch fails, so none can replace another
         return
     expected: list[Any] = [batch for epoch in epochs for batch in epoch]
     got: list[Any] = []
@@ -214,7 +218,7 @@ def test_stopped_time_and_again_it_is_the_stream_that_was_never_stopped(
         with make(**on(data.draw(wheres)), limits=lp.Limits(memory=data.draw(limits))) as loader:
             if state is not None:
                 loader.load_state_dict(state)
-            # The iterator may be stopped in its first epoch or, begun anew, in the one behind it.
+            # The iterator may be stopped in its first epoch or, if it began again, in the next one.
             for _ in range(data.draw(st.integers(0, 1), label="whole epochs")):
                 got += take(iter(loader), 10**6)
             count = data.draw(st.integers(0, len(epochs[0]) + 1), label="taken")
@@ -223,7 +227,7 @@ def test_stopped_time_and_again_it_is_the_stream_that_was_never_stopped(
             got += some
             way = (
                 data.draw(ways) if some else "loader"
-            )  # an iterator that was never asked has not begun
+            )  # an iterator without a call of `next` has not begun
             state = stopped(loader, batches, len(some), way)
             del batches
         assert got == expected[: len(got)]

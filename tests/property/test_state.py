@@ -1,9 +1,10 @@
-"""A random walk over the supervisor's state: no process, no clock.
+"""A random walk over the supervisor's state, without processes and clocks.
 
-A consumer that waits while no worker has anything to do is a deadlock.
+If a consumer waits while no worker has work, that is a deadlock.
 
-Workers finish, fail, die, cannot be started, say things twice. Runs begin, end and begin again, in order and out of
-it, of items and of generators. Loaders come and go. What is released may have been ended before.
+Workers finish, fail, die, cannot be started, and send messages twice. Runs of items and of
+generators begin, end and begin again, with and without an order. Loaders come and go. A released
+slot may belong to a run that has ended.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ class WalkedPlan:
         )
 
     def made(self, batch: int) -> int:
-        """The rows of a batch of a lane."""
+        """Return the rows of a lane's batch."""
         turn, lane = divmod(batch, self.lanes)
         return max(0, min(self.batch_size, self.lengths[lane] - turn * self.batch_size))
 
 
 class Consumer:
-    """A run as the main process has it: takes batches, keeps some slots, gives them back at random."""
+    """A run in the main process: takes batches, keeps some slots, and releases them at random."""
 
     def __init__(
         self, number: int, loader: int, first: int, plan: WalkedPlan, is_ordered: bool
@@ -73,9 +74,9 @@ class Consumer:
         self.is_ordered = is_ordered or plan.lanes > 0
         self.ready: dict[int, Filled] = {}
         self.lent: list[Filled] = []
-        self.over: dict[int, int] = {}  # batches of lanes that have no more
-        self.empty: list[int] = []  # slots that told so
-        self.had: set[int] = set()  # taken out of order, after `next`
+        self.over: dict[int, int] = {}  # number of batches of each lane that has ended
+        self.empty: list[int] = []  # slots that reported an end
+        self.had: set[int] = set()  # batches after `next`, taken out of order
         self.is_ended = False
 
     def hear(self, message: Filled) -> None:
@@ -88,13 +89,13 @@ class Consumer:
         if self.plan.lanes and (has_failed or message.is_last):
             turn, lane = divmod(message.batch, self.plan.lanes)
             batches = turn + (has_failed or message.rows > 0)
-            # The last batch may fail after the lane's end was told.
+            # The last batch may fail after the lane's end was reported.
             assert batches < self.over.get(lane, 1 << 62) + has_failed
             self.over[lane] = batches
             for number in [each for each in self.ready if each % self.plan.lanes == lane]:
                 if (
                     number // self.plan.lanes >= batches
-                ):  # an earlier batch of the lane has failed since
+                ):  # an earlier batch of the lane has failed meanwhile
                     self.empty.append(self.ready.pop(number).offset)
             if not has_failed and not message.rows:
                 self.empty.append(message.offset)
@@ -134,23 +135,21 @@ def batches_of(message: Filled) -> range:
 
 
 class Walk:
-    """The state, with pretended workers and a pretended main process around it."""
+    """The state, with simulated workers and a simulated main process."""
 
     def __init__(self, seed: int) -> None:
         self.random = chance = random.Random(seed)
         self.most_slots = chance.choice([12, 40, 160])
         memory = ExtentMap(4096, 4096 + chance.choice([150_000, 1_000_000, 100_000_000]))
         self.state = State(chance.randint(1, 4), memory, self.most_slots)
-        self.channels: dict[int, list[Message]] = {}  # of each worker: what it has not answered
+        self.channels: dict[int, list[Message]] = {}  # unanswered messages to each worker
         self.started: set[int] = set()
-        self.unanswered: dict[
-            int, tuple[int, int]
-        ] = {}  # run and slot of each ticket that a worker has
+        self.unanswered: dict[int, tuple[int, int]] = {}  # run and slot of each worker's tickets
         self.stopping: set[int] = set()
         self.consumers: dict[int, Consumer] = {}
         self.plans: dict[int, WalkedPlan] = {}
-        self.loaded: dict[int, tuple[WalkedPlan, Layout]] = {}  # those that are closed, too
-        self.dealt: dict[int, set[int]] = {}  # batches of each run
+        self.loaded: dict[int, tuple[WalkedPlan, Layout]] = {}  # all loaders, also closed ones
+        self.dealt: dict[int, set[int]] = {}  # batches of each run that were put into tickets
         self.takes, self.kills = chance.choice([2, 40]), chance.choice([0, 2, 8])
         self.failures, self.failing_starts = (
             chance.choice([0, 0.03, 0.3]),
@@ -160,7 +159,7 @@ class Walk:
         self.oversize = chance.choice([0, 0, 0.02])
         self.hand_over = chance.choice([0, 0.5, 0.9])
         self.files = itertools.count()
-        self.open_files: set[int] = set()  # with items that one worker has read for another
+        self.open_files: set[int] = set()  # files with items that one worker has read for another
         self.now, self.taken = 0.0, 0
 
     def run(self, steps: int) -> None:
@@ -182,7 +181,7 @@ class Walk:
         if has_waited is None:
             has_waited = self.random.random() < 0.5
         turn(self.state, self.obey, has_waited)
-        # While no worker has room, the wait for a slot goes on.
+        # While all workers have enough tickets, no slot is needed.
         assert not (has_waited and self.state.roomy and self.state.has_withheld_slot)
 
     def obey(self, instruction: Any) -> None:
@@ -196,7 +195,7 @@ class Walk:
                 assert (file in self.open_files) == has_items
                 if (
                     worker in self.channels
-                ):  # else it could not be started, and another one gets the same ticket
+                ):  # otherwise it could not be started, and another worker gets the same ticket
                     self.channels[worker].append(message)
                     if isinstance(message, Ticket) and message.run:
                         self.unanswered[message.number] = message.run, message.offset
@@ -244,7 +243,7 @@ class Walk:
                 )
             seen.add(message.batch)
 
-    # ---- what the main process does
+    # ---- steps of the main process
 
     def load(self) -> None:
         if len(self.plans) == 4:
@@ -286,7 +285,7 @@ class Walk:
             )
 
     def again(self) -> None:
-        """After an interrupt, say."""
+        """Begin a run again, for example after an interrupt."""
         if not (living := self.living()):
             return
         old = self.random.choice(living)
@@ -335,7 +334,7 @@ class Walk:
                 self.taken += 1
                 if not message.error and len(consumer.lent) < message.may_lend:
                     consumer.lent.append(message)
-                else:  # an error, or copied
+                else:  # an error, or a copied batch
                     release(self.state, consumer.number, message.offset)
 
     def give_back(self) -> None:
@@ -351,7 +350,9 @@ class Walk:
         self.state.pause(self.random.randint(1, 3))
 
     def stray(self) -> None:
-        """An answer to no ticket, one to another worker's, and releases that crossed an end."""
+        """Send an answer without a ticket, an answer to another worker's ticket, and late
+        releases.
+        """
         if self.channels:
             worker, other = (self.random.choice([*self.channels]) for _ in range(2))
             self.state.done(worker, Done(10**9, 1, 0.1))
@@ -366,7 +367,7 @@ class Walk:
         self.now += 1.0
         self.state.tick()
 
-    # ---- what workers do
+    # ---- steps of workers
 
     def answer(self) -> None:
         if not (busy := [worker for worker, messages in self.channels.items() if messages]):
@@ -398,7 +399,7 @@ class Walk:
             took = rows * self.random.choice(self.times)
             self.state.done(worker, Done(message.number, rows, took, oversize, failures))
         if self.random.random() < 0.02:
-            self.state.done(worker, Done(message.number, 1, 0.1))  # said twice
+            self.state.done(worker, Done(message.number, 1, 0.1))  # sent twice
 
     def kill(self) -> None:
         if self.channels:
@@ -421,7 +422,9 @@ class Walk:
     # ---- the end
 
     def drain(self) -> None:
-        """All consumers get batch after batch, though workers get ahead; each keeps all that it gets, or the last."""
+        """Give all consumers their batches, while workers work ahead. Each consumer keeps all
+        batches, or the last.
+        """
         keeps_all = self.random.random() < 0.5
         self.failing_starts = 0
         for _ in range(3):

@@ -1,4 +1,6 @@
-"""The supervisor's state where something is said that should not be, or twice, or not at all: no process, no clock."""
+"""The supervisor's state with wrong, repeated and missing messages, without processes and
+clocks.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,18 @@ from loaderpool.transport.messages import (
 )
 from tests.support.state import LOADER, RUN, Endless, Pool, begin, look, release
 
-# ---- instructions for the dead
+# ---- instructions for dead workers
 
 
 def test_a_worker_is_stopped_that_has_died_meanwhile() -> None:
-    """The supervisor ended by a KeyError, and all work under way with it."""
+    """Before a fix, a KeyError ended the supervisor, and all work in progress with it."""
     pool = Pool(1).with_a_run()
     (worker,) = pool.channels
-    pool.state.load(2, Endless())  # for which it is replaced
+    pool.state.load(2, Endless())  # which replaces the worker
     pool.turn()
     while len(pool.channels[worker]) > 1:
         pool.step()
-    pool.answer(worker)  # read of its channel when it is dead already, in the same round
+    pool.answer(worker)  # read from the channel of the dead worker, in the same round
     pool.die(worker)
     assert any(
         isinstance(each, Stop) and each.worker not in pool.state.workers
@@ -72,12 +74,12 @@ def test_slots_that_were_released_get_work_before_an_import() -> None:
     assert any(isinstance(each, ToWorker) for each in pool.state.instructions)
 
 
-# ---- a release that crossed an `End`
+# ---- a release after an `End`
 
 
 @pytest.fixture
 def lent() -> tuple[Pool, int]:
-    """A pool with a slot that the main process has, and that slot."""
+    """Return a pool with a slot that the main process has, and that slot."""
     pool = Pool(2).with_a_run()
     pool.step()
     return pool, pool.of(Filled)[0].offset
@@ -87,7 +89,9 @@ def lent() -> tuple[Pool, int]:
 def test_a_release_that_is_said_twice_or_crosses_an_end_is_said_once(
     lent: tuple[Pool, int], crosses: str
 ) -> None:
-    """A finalizer took it off the list, another thread's `End` said "not lent", then the release came: a KeyError."""
+    """A finalizer removed it from the list, another thread's `End` did not list it as lent, and
+    then the release came: a KeyError.
+    """
     pool, offset = lent
     ticket = pool.state.runs[RUN].filled[offset]
     if crosses != "nothing":
@@ -101,7 +105,9 @@ def test_a_release_that_is_said_twice_or_crosses_an_end_is_said_once(
 
 
 def test_release_may_overtake_the_end_of_its_run(lent: tuple[Pool, int]) -> None:
-    """Releases and ends travel on two channels. The slot was filled again: nobody would release it."""
+    """Releases and ends use two channels. The slot was filled again, and nothing would have
+    released it.
+    """
     pool, offset = lent
     run = pool.state.runs[RUN]
     ticket = run.filled[offset]
@@ -118,7 +124,9 @@ def test_release_may_overtake_the_end_of_its_run(lent: tuple[Pool, int]) -> None
 def test_a_release_that_comes_after_its_slot_was_filled_again_frees_no_batch(
     lent: tuple[Pool, int],
 ) -> None:
-    """Two threads settled one lease, and both said so: workers wrote the next batch over the one that had views."""
+    """Two threads settled one lease, and both sent a release. So workers wrote the next batch into
+    memory with views.
+    """
     pool, offset = lent
     ticket = pool.state.runs[RUN].filled[offset]
     pool.state.release(RUN, offset, ticket)
@@ -136,7 +144,9 @@ def test_a_release_that_comes_after_its_slot_was_filled_again_frees_no_batch(
 def test_where_some_workers_cannot_be_started_the_others_do_all_the_work(
     can_start: int, later: int
 ) -> None:
-    """It was an exception in the loop: five supervisors, and then the function was said to be at fault."""
+    """Before a fix, this was an exception in the loop. After five supervisors, an error blamed the
+    function.
+    """
     pool = Pool(4)
     pool.can_start = can_start
     pool.with_a_run()
@@ -152,7 +162,7 @@ def test_where_some_workers_cannot_be_started_the_others_do_all_the_work(
 def test_while_workers_that_leave_still_work_there_is_no_error_yet() -> None:
     pool = Pool(2).with_a_run()
     pool.can_start = 0
-    pool.state.load(2, Endless())  # for which both are replaced
+    pool.state.load(2, Endless())  # which replaces both
     pool.turn()
     assert not pool.of(Status)
     while pool.busy():
@@ -164,7 +174,7 @@ def test_while_workers_that_leave_still_work_there_is_no_error_yet() -> None:
     assert not pool.of(Status) and len(pool.busy()) == 2
 
 
-# ---- slots: who has the last ones
+# ---- slots: runs that get the last ones
 
 
 @pytest.mark.parametrize(
@@ -194,7 +204,7 @@ def test_runs_of_a_loader_share_its_limit_and_one_that_had_less_gets_more_when_o
     runs = pool.state.runs
     for run in range(1, 11):
         begin(pool.state, run, LOADER, 0)
-    assert [each.slots for each in runs.values()] == [18, 3, 1, 1, 1]  # and the others got an error
+    assert [each.slots for each in runs.values()] == [18, 3, 1, 1, 1]  # the others got an error
     pool.state.end(1, ())
     assert [each.slots for each in runs.values()] == [4, 4, 4, 4]
     for run in (2, 3, 4):
@@ -203,7 +213,7 @@ def test_runs_of_a_loader_share_its_limit_and_one_that_had_less_gets_more_when_o
 
 
 def test_a_run_that_waits_has_what_an_ended_one_gives_back_before_one_that_had_less() -> None:
-    """The one of the same loader grew first, and the other got an error."""
+    """Before a fix, the run of the same loader grew first, and the other one got an error."""
     pool = Pool(2).with_a_run()
     pool.state.end(RUN, ())
     while pool.busy():
@@ -216,7 +226,7 @@ def test_a_run_that_waits_has_what_an_ended_one_gives_back_before_one_that_had_l
         begin(pool.state, run, LOADER, 0)
     pool.turn()
     pool.state.end(1, ())
-    begin(pool.state, 3, 2, 0)  # it waits for the slots of the first that are still written to
+    begin(pool.state, 3, 2, 0)  # waits for slots of the first run that are still written to
     assert pool.state.runs[3].slots == 0
     pool.state.slots.kept_bytes, pool.state.slots.free_bytes = 0, 12 * 4096
     while pool.busy() and not pool.state.runs[3].slots:
@@ -237,7 +247,9 @@ def test_a_run_without_a_slot_waits_for_one_that_has_ended_and_is_still_written_
 
 
 def test_an_epochs_first_tickets_are_small() -> None:
-    """Between two epochs of tiny batches a consumer waited for a ticket of 8 ms, which was longer than the epoch."""
+    """Between two epochs of tiny batches, a consumer waited for a ticket of 8 ms, which was longer
+    than the epoch.
+    """
 
     class Epochs(Endless):
         def locate(self, number: int) -> tuple[int, int, int]:
@@ -264,14 +276,14 @@ def test_an_epochs_first_tickets_are_small() -> None:
     assert firsts == [1, 1, 2, 4, 8] and max(counts.values()) == 64
 
 
-# ---- a ticket that kills for ever
+# ---- a ticket that always ends its worker
 
 
 @given(st.lists(st.integers(0, 3), min_size=40, max_size=40), st.sampled_from([2, 3, 5]))
 def test_a_ticket_that_kills_at_changing_samples_is_given_up(
     indices: list[int], most_deaths: int
 ) -> None:
-    """It was still due after 10,000 deaths: only the same sample twice running was blamed."""
+    """After 10,000 deaths it was still due, because only a repeat of the same sample was blamed."""
     pool = Pool(1).with_a_run(most_deaths)
     deaths = 0
     while not pool.failed():
@@ -289,10 +301,10 @@ def test_a_ticket_that_kills_at_changing_samples_is_given_up(
         == f"{'ALONE' if is_same and deaths >= most_deaths else 'TOGETHER'} {deaths}".encode()
     )
     pool.step()
-    assert pool.of(Filled)[-1].batch == 1  # what comes behind it is made
+    assert pool.of(Filled)[-1].batch == 1  # the next batch is made
 
 
-# ---- a pool that is broken answers
+# ---- a broken pool answers
 
 
 @pytest.fixture(params=["deaths", "starts"])
@@ -316,7 +328,9 @@ def broken(request: pytest.FixtureRequest) -> Pool:
 def test_a_loader_of_a_broken_pool_and_one_that_comes_into_it_are_told(
     broken: Pool, number: int
 ) -> None:
-    """Its first sample was due for ever, and `next` waited for it; the third `next` of an old loader hung."""
+    """Its first sample was due forever, and `next` waited for it. The third `next` of an old loader
+    hung.
+    """
     if number != LOADER:
         broken.state.load(number, Endless())
     look(broken.state, number)
@@ -331,7 +345,9 @@ def test_a_run_in_a_broken_pool_is_told(broken: Pool) -> None:
 
 @pytest.mark.parametrize("was_there", [True, False])
 def test_a_run_of_an_unknown_loader_is_told(was_there: bool) -> None:
-    """It was ignored: a replacement between the loader's birth and its first run was a wait without an end."""
+    """It was ignored. If the supervisor was replaced between a loader's creation and its first run,
+    the loader waited forever.
+    """
     pool = Pool(1).with_a_run()
     if was_there:
         pool.state.end(RUN, ())
@@ -340,7 +356,7 @@ def test_a_run_of_an_unknown_loader_is_told(was_there: bool) -> None:
 
 
 def test_the_end_of_a_run_that_had_no_slot_is_answered() -> None:
-    """It was not: a stream kept the items of such a run."""
+    """Without an answer, a stream kept the items of such a run."""
     pool, supervisor = Pool(1), object.__new__(Supervisor)
     supervisor._state, supervisor._forms = pool.state, {}
     supervisor._main = SimpleNamespace(send=lambda message, *_: pool.told.append(message))  # type: ignore[assignment]

@@ -1,4 +1,6 @@
-"""The supervisor's state whose workers are nodes of a cluster: how many tickets each has, and what their ends cost."""
+"""The supervisor's state with nodes as workers: their numbers of tickets, and the effects of their
+ends.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ DEATHS = 3
 
 
 class Cluster(Pool):
-    """The state over nodes."""
+    """The state, with nodes as workers."""
 
     def __init__(self, nodes: int, limit_bytes: int = 1 << 30, last: int = 400) -> None:
         super().__init__(0, of_nodes=True)
@@ -53,7 +55,7 @@ class Cluster(Pool):
         return tickets
 
     def full(self) -> list[int]:
-        """All batches that have come."""
+        """Return all batches that have arrived."""
         filled = [message for message in self.of(Filled) if not message.error]
         return sorted(
             batch
@@ -140,7 +142,7 @@ def test_a_ticket_that_ends_nodes_is_dealt_alone_and_given_up_and_no_other_is() 
 
 
 def on_demand(lanes: int = 0) -> State:
-    """The state of a node, which has one worker and a run of the dispatcher's."""
+    """Return the state of a node with one worker, and a run of the dispatcher."""
     state = State(2, ExtentMap(4096, 1 << 30), 160)
     state.load(LOADER, Endless(lanes=lanes))
     state.lay_out(LOADER, Layout(4096, 64, True), 0.001)
@@ -149,7 +151,7 @@ def on_demand(lanes: int = 0) -> State:
 
 
 def dealt(state: State) -> list[tuple[int, Ticket]]:
-    """Deal, and return the new tickets with their workers."""
+    """Call `deal`, and return the new tickets with their workers."""
     state.instructions.clear()
     state.deal()
     told = [each for each in state.instructions if isinstance(each, ToWorker)]
@@ -165,10 +167,10 @@ def test_a_node_makes_only_the_batches_that_are_requested_each_request_in_one_sl
     state.done(worker, Done(ticket.number, error=b"error"))
     told = [each.message for each in state.instructions if isinstance(each, ToMain)]
     assert [isinstance(message, Filled) and message.error for message in told] == [b"error"]
-    assert not dealt(state)  # it is not made again in parts
+    assert not dealt(state)  # not repeated in parts
     state.extend(RUN, 103, 1, first=100)
     ((_, ticket),) = dealt(state)
-    assert (ticket.batch, ticket.batches, ticket.stop) == (100, 3, 9)  # the last one is shorter
+    assert (ticket.batch, ticket.batches, ticket.stop) == (100, 3, 9)  # the last batch is shorter
 
 
 def test_a_lane_of_a_node_stays_with_its_worker() -> None:
@@ -179,7 +181,8 @@ def test_a_lane_of_a_node_stays_with_its_worker() -> None:
         ((worker, ticket),) = dealt(state)
         assert (ticket.batch, ticket.batches) == (batch, 1)
         workers[batch % 2].add(worker)
-        # Batches after a short one are answered, too: the dispatcher decides that the lane is over.
+        # Batches after a short one are answered, too, because the dispatcher decides that the lane
+        # has ended.
         state.done(worker, Done(ticket.number, rows=3 if batch < 20 else 0))
         (told,) = [each.message for each in state.instructions if isinstance(each, ToMain)]
         assert isinstance(told, Filled) and not told.is_last and told.batch == batch

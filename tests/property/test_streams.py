@@ -1,4 +1,6 @@
-"""Reading a stream: the same batches as the plan has over a list, shuffled only within its window."""
+"""A stream gives the same batches as a list with the same plan, and is shuffled only within its
+window.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ SEEDS = st.integers(0, 2**70)
 
 
 class Counting:
-    """The numbers up to `size`; knows how many were read."""
+    """The numbers below `size`. Counts the numbers that were read."""
 
     def __init__(self, size: int) -> None:
         self.size, self.given = size, 0
@@ -77,7 +79,9 @@ def test_each_item_of_a_window_is_as_likely_to_come_first() -> None:
 
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[int, Plan, Plan]:
-    """A size, the plan of a stream (which does not know it), and that of a list of this size."""
+    """Return a size, the plan of a stream, which does not know its size, and the plan of a list of
+    this size.
+    """
     shards = draw(st.integers(1, 4))
     settings = {
         "batch_size": draw(st.none() | st.integers(1, 9)),

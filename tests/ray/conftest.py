@@ -1,4 +1,4 @@
-"""One Ray cluster for all tests of this directory, which need Ray: `pip install 'loaderpool[ray]'`."""
+"""A Ray cluster for all tests of this directory. They need Ray: `pip install 'loaderpool[ray]'`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.ray_cluster import RayCluster
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what is in this directory; pytest asks each conftest about the tests of all."""
+    """Mark the tests of this directory. pytest calls each conftest with all tests."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker("ray")
@@ -25,14 +25,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[RayCluster]:
-    """A head and three nodes of one CPU each; tests that remove one add another."""
+    """A head, and three nodes with one CPU each. A test that removes a node adds another one."""
     with RayCluster(nodes=3) as running:
         yield running
 
 
 @pytest.fixture(autouse=True)
 def _actors_of_earlier_tests_are_gone(request: pytest.FixtureRequest) -> None:
-    """A cluster ends the actors of a closed pool a moment later; a test that looks for actors finds its own alone."""
+    """Wait until the actors of earlier tests have ended, so that a test finds only its own."""
     if "cluster" in request.fixturenames:
         pid, until_s = request.getfixturevalue("cluster").pid, time.monotonic() + 20
         while left := [each for each in descendants(pid) if "ray::NodeActor" in command_of(each)]:

@@ -1,4 +1,4 @@
-"""Nodes of a cluster get changed objects as workers here do."""
+"""Nodes of a cluster get changed objects, as workers on this machine do."""
 
 from __future__ import annotations
 

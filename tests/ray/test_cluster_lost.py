@@ -1,6 +1,6 @@
-"""A cluster that loses what knows it, its head: for ten seconds, and for good. `pytest -m long tests/ray`.
+"""A cluster that loses its head, for ten seconds or forever. `pytest -m long tests/ray`.
 
-The same without Ray, and quickly: tests/property/test_state_nodes.py.
+tests/property/test_state_nodes.py has the same without Ray.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from tests.support.samples import noisy_image
 
 pytestmark = pytest.mark.long
 
-# Ray ends who has not reached the head for so long: a minute, but of the dispatchers here.
+# Ray ends processes that have not reached the head for this time: a minute, except for the
+# dispatchers here.
 RECONNECT_S = 5
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    """One that can lose its head, and get it back."""
+    """A cluster that can lose its head, and get it back."""
     with RayCluster(nodes=2, can_lose_head=True) as running:
         yield running
 
@@ -44,7 +45,7 @@ def loader_of(workers: int | lp.Pool, items: int = 1500) -> lp.Loader:
 
 @pytest.fixture(scope="module")
 def expected() -> list[Any]:
-    """Nothing of them hangs on how long a sample takes."""
+    """Return the expected batches. They do not depend on the duration of a sample."""
     with lp.Pool(8) as pool, loader_of(pool) as loader:
         return read(loader)
 

@@ -1,4 +1,4 @@
-"""An engine whose pool has workers on other nodes keeps the contract of engines."""
+"""An engine with workers on other nodes keeps the contract of engines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.ray_cluster import RayCluster
 
 @pytest.fixture(autouse=True)
 def _actors_of_earlier_tests_are_gone() -> None:
-    """The tests of this file share one pool, whose actors stay."""
+    """Replaces the fixture of this name, because the tests of this file share a pool."""
 
 
 @pytest.fixture(scope="module")

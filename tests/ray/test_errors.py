@@ -1,4 +1,6 @@
-"""What a user is told where a cluster cannot do what is asked of it: by name, with the node, and soon."""
+"""Errors for requests that a cluster cannot fulfil: they name the problem and the node, and come
+soon.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ from tests.support.batches import read, told_when
 from tests.support.processes import strike
 from tests.support.ray_cluster import RayCluster
 
-# Ten seconds is what is meant: that is met within four on a machine with nothing beside, and these share theirs.
+# The goal is ten seconds. On a free machine four are enough, but other tests run on this one.
 SOON_S = 40.0
 
 
 @contextmanager
 def soon() -> Iterator[None]:
-    """What is in it must not wait for one of Ray's own timeouts, which are of minutes."""
+    """Context that must not wait for one of Ray's own timeouts, which take minutes."""
     began_s = time.monotonic()
     yield
     assert time.monotonic() - began_s < SOON_S
@@ -53,7 +55,7 @@ def test_an_exception_is_the_users_own_with_index_traceback_and_node(cluster: Ra
 
 
 def as_if(tmp_path: Path, **versions: str) -> dict[str, Any]:
-    """An actor's options, with an environment in which processes take modules for having these versions."""
+    """Return options of an actor, in whose processes modules seem to have these versions."""
     lines = [
         f"import {name}; {name}.__version__ = {version!r}" for name, version in versions.items()
     ]
@@ -114,13 +116,13 @@ def test_a_lost_node_is_told(cluster: RayCluster, capfd: pytest.CaptureFixture[s
 def test_a_node_that_sees_no_files_is_an_error_under_skip(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
-    """It would leave out what other nodes make."""
+    """Otherwise it would leave out samples that other nodes could make."""
     files = [tmp_path / f"{number}.txt" for number in range(60)]
     for number, file in enumerate(files):
         file.write_text(str(number))
 
     def load(number: int) -> int:
-        place = tmp_path / "blind"  # the node that comes here second
+        place = tmp_path / "blind"  # the second node that comes here
         for each in (tmp_path / "sees", place):
             with suppress(FileExistsError):
                 each.symlink_to(os.environ["RAY_RAYLET_PID"])
@@ -136,7 +138,7 @@ def test_a_node_that_sees_no_files_is_an_error_under_skip(
     loader = lp.Loader(range(60), load, batch_size=4, workers=pool, on_error="skip")
     said = r"node .* cannot open /.*/\d+\.txt, but this machine can\. "
     with pool, loader, soon(), pytest.raises(lp.SourceError, match=said):
-        for _ in range(20):  # until all three nodes are there
+        for _ in range(20):  # until all three nodes have started
             got = [number for batch in loader for number in batch.tolist()]
             assert got == list(range(60))
 
@@ -165,7 +167,7 @@ def test_cpus_that_others_have_are_waited_for_with_a_warning(cluster: RayCluster
 
 
 def test_a_raylets_port_is_no_heads(cluster: RayCluster) -> None:
-    """Ray itself would ask it for minutes."""
+    """Ray itself would try to connect for minutes."""
     (raylet,) = cluster.pids(1)["raylet"]
     ports = [
         each.laddr.port
@@ -183,7 +185,7 @@ def test_a_raylets_port_is_no_heads(cluster: RayCluster) -> None:
 
 
 def in_own_folder(tmp_path: Path) -> dict[str, Any]:
-    """An actor's options, with an environment in which processes begin in a folder of the cluster's."""
+    """Return options of an actor, whose processes start in a folder of the cluster."""
     (tmp_path / "code").mkdir()
     environment = {
         "working_dir": str(tmp_path / "code"),

@@ -1,4 +1,4 @@
-"""What a pool on a cluster takes: of stores, disks and descriptors; and that it gives it back."""
+"""Memory, disk space and descriptors that a pool on a cluster takes, and returns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMMAND = {"dispatcher": "loaderpool-dispatcher", "node": "ray::NodeActor"}
 
 
 def processes(cluster: RayCluster, of: str) -> list[int]:
-    """Of the dispatcher, or of the nodes' actors."""
+    """Return the processes of the dispatcher, or of the nodes' actors."""
     root = os.getpid() if of == "dispatcher" else cluster.pid
     return [pid for pid in descendants(root) if _COMMAND[of] in command_of(pid)]
 
@@ -31,7 +31,7 @@ def large(item: int) -> Any:
 
 
 def own_bytes(pid: int) -> int:
-    """A process's own memory: not the arena, and not a store."""
+    """Return the memory of a process, without the arena and stores."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss_Anon:"):
             return int(line.split()[1]) * 1024
@@ -39,7 +39,7 @@ def own_bytes(pid: int) -> int:
 
 
 def arena_bytes(actor: int) -> int:
-    """The pages of a node's arena."""
+    """Return the bytes of a node's arena."""
     for file in Path(f"/proc/{actor}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             if "loaderpool-arena" in os.readlink(file):
@@ -48,7 +48,7 @@ def arena_bytes(actor: int) -> int:
 
 
 def settled(look: Callable[[], Any]) -> Any:
-    """What is there once it stays."""
+    """Return a value when it does not change any more."""
     before = None
     for _ in range(20):
         time.sleep(0.5)
@@ -74,7 +74,9 @@ def test_who_keeps_all_batches_keeps_them_here_and_not_on_a_disk(cluster: RayClu
 
 
 def test_a_large_captured_array_lies_once_on_each_node(cluster: RayCluster) -> None:
-    """Beside what the store of a node may keep until it needs the room: it is larger than that."""
+    """A node's store may also keep data until it needs the memory. The array is larger than
+    that.
+    """
     table = np.arange(256 << 17)  # 256 MiB
 
     def looked_up(item: int) -> Any:

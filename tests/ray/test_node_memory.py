@@ -1,4 +1,6 @@
-"""A node whose memory runs out, as Ray's memory monitor sees it: the reason is told. `pytest -m long tests/ray`."""
+"""A node that runs out of memory, as Ray's memory monitor sees it: an error has the reason. `pytest
+-m long tests/ray`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ pytestmark = pytest.mark.long
 
 
 def test_a_node_that_is_ended_for_memory_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a machine that is never so empty the monitor ends whatever it may."""
+    """The monitor is set to a limit that the machine always exceeds, so it ends any process that it
+    may end.
+    """
     monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "200")
     with RayCluster(nodes=1) as cluster:

@@ -17,7 +17,8 @@ from tests.support.processes import command_of, descendants, end_all, strike, wa
 from tests.support.ray_cluster import RayCluster, impatient_pool
 from tests.support.samples import noisy_image
 
-# Enough for any one end. Ray alone needs 15 s or more in each of these cases, or never ends the processes.
+# Long enough for any one end. Ray alone needs 15 s or more in each of these cases, or never ends
+# the processes.
 END_S = 10
 
 
@@ -30,7 +31,7 @@ def cluster() -> Iterator[RayCluster]:
 
 @pytest.fixture
 def without_head(cluster: RayCluster) -> Iterator[Callable[[], None]]:
-    """End the head when this is called; it is there again after the test."""
+    """Function that ends the head. It is started again after the test."""
     with contextlib.ExitStack() as undo:
 
         def end() -> None:
@@ -44,7 +45,7 @@ def without_head(cluster: RayCluster) -> Iterator[Callable[[], None]]:
 def in_mid_epoch(
     cluster: RayCluster, node_timeout_s: float = 15
 ) -> Iterator[tuple[Any, list[int], lp.RayPool]]:
-    """An iterator of a loader that both nodes have made batches of, the processes of each node, and the pool."""
+    """An iterator after batches of both nodes, the processes of each node, and the pool."""
     pool = impatient_pool(cluster.address, node_timeout_s)
     with (
         pool,
@@ -65,11 +66,11 @@ def in_mid_epoch(
         try:
             yield batches, mine, pool
         finally:
-            end_all(mine)  # whatever a test that failed has left
+            end_all(mine)  # processes that a failed test has left
 
 
 def of_node(actor: int) -> list[int]:
-    """A node's processes."""
+    """Return a node's processes."""
     return [actor, *descendants(actor)]
 
 
@@ -117,7 +118,7 @@ def test_close_ends_the_node_of_a_stopped_raylet(cluster: RayCluster) -> None:
 def test_nodes_end_after_their_dispatcher(
     cluster: RayCluster, without_head: Callable[[], None]
 ) -> None:
-    """It is killed while the head is away: nobody tells the nodes."""
+    """The dispatcher is killed while the head is away, so nothing notifies the nodes."""
     with in_mid_epoch(cluster, node_timeout_s=2) as (_, mine, pool):
         without_head()
         strike(

@@ -1,4 +1,6 @@
-"""Code that nodes do not have goes along with `RayPool(actor_options=...)`: what the main process imports."""
+"""Code that nodes lack is sent by `RayPool(actor_options=...)`: modules that the main process
+imports.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def where(item):
 
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A module of a folder that only this process looks in."""
+    """A module in a folder that only this process searches."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "only_here_module.py").write_text(TEXT)
     monkeypatch.syspath_prepend(str(tmp_path / "code"))
@@ -59,7 +61,7 @@ def test_a_module_that_nodes_lack_is_named_and_goes_along(
 def test_the_working_directory_goes_along(
     cluster: RayCluster, own_module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the one of this process, at the moment when the pool is made."""
+    """The directory of this process at the time when the pool is made."""
     monkeypatch.chdir(str(Path(str(own_module.__file__)).parent))
     with lp.RayPool(cluster.address, actor_options={"runtime_env": {"working_dir": "."}}) as pool:
         monkeypatch.chdir("/")

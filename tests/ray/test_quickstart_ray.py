@@ -1,4 +1,6 @@
-"""scripts/quickstart --ray in its small form: a cluster of its own, a node killed, and nothing left of it."""
+"""scripts/quickstart --ray in its small form: it starts a cluster, kills a node, and leaves nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def folders() -> set[Path]:
-    """What clusters of this machine have on the disk."""
+    """Return the folders of clusters on this machine's disk."""
     return set(Path("/tmp").glob("lp-ray-*"))
 
 

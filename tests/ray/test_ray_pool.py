@@ -1,4 +1,6 @@
-"""Loaders on a Ray cluster: the same bits as here, whichever part of the cluster ends in the middle."""
+"""Loaders on a Ray cluster: the same bits as without it, whichever part of the cluster ends
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -120,9 +122,7 @@ def test_a_node_that_is_stopped_is_replaced(cluster: RayCluster, expected: list[
 
     with impatient_pool(cluster.address, 2) as pool, loader_of(pool) as loader:
         assert_same(read_while(loader, {20: stop}) + read(loader), expected)
-        until = (
-            time.monotonic() + 15
-        )  # a node that does what it is told is not left alone for longer
+        until = time.monotonic() + 15  # a node that works is not silent for longer
         while len(there := {*cluster.actors()} - {*stopped}) < 3 and time.monotonic() < until:
             time.sleep(0.05)
         assert len(there) == 3
@@ -152,7 +152,7 @@ def test_nothing_is_left_when_the_trainer_ends(cluster: RayCluster, way: str) ->
         assert trainer.stdout is not None
         assert "running\n" in iter(
             trainer.stdout.readline, ""
-        )  # Ray may have a word of nodes of other tests first
+        )  # Ray may first print messages about nodes of other tests
         ours = set(cluster.actors()) - before
         mine = [
             *descendants(trainer.pid),
@@ -161,7 +161,7 @@ def test_nothing_is_left_when_the_trainer_ends(cluster: RayCluster, way: str) ->
         ]
         assert len(mine) >= 4
         if way == "exit":
-            trainer.stdin.close()  # it comes to its end with all of it open
+            trainer.stdin.close()  # it ends without closing anything
         else:
             trainer.send_signal(getattr(signal, way))
         trainer.wait(20)

@@ -1,4 +1,6 @@
-"""Several trainers over one cluster, each with a pool and a shard of its own: the bits of one loader for all."""
+"""Several trainers on one cluster, each with its own pool and shard: together they have the batches
+of one loader.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _BATCH, _TRAINERS = 4, 2
 
 
-# Trainers have it by name: they are other programs.
+# By name, because the trainers are other programs.
 
 
 def make_loader(workers: int | lp.Pool, trainers: int = 1, index: int = 0) -> lp.Loader:
@@ -33,12 +35,13 @@ def make_loader(workers: int | lp.Pool, trainers: int = 1, index: int = 0) -> lp
 
 
 def read_shard(address: str, folder: str, index: int) -> bytes:
-    """Two passes of a trainer, which has one node; in the first one it waits until all trainers have come so far.
+    """Return two passes of a trainer with one node. In the first pass, it waits until all trainers
+    have a batch.
 
     Args:
-        address: of the cluster.
-        folder: where each trainer leaves a file when it has its first batch.
-        index: of the shard.
+        address: address of the cluster.
+        folder: folder in which each trainer creates a file after its first batch.
+        index: index of the shard.
     """
 
     def meet() -> None:
@@ -54,13 +57,13 @@ def read_shard(address: str, folder: str, index: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def expected() -> list[Any]:
-    """Of one loader of twice the batch."""
+    """Batches of one loader with twice the batch size."""
     with make_loader(0) as loader:
         return read(loader, passes=2)
 
 
 def assert_are_shards_of(shards: list[list[Any]], expected: list[Any]) -> None:
-    """Batch k of all shards, one below the other, is batch k."""
+    """Check that the rows of all shards' batch k are those of batch k."""
     together = [{key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
                 for parts in zip(*shards, strict=True)]  # fmt: skip
     assert_same(together, expected)
@@ -85,7 +88,9 @@ def test_two_trainers_at_once(cluster: RayCluster, tmp_path: Path, expected: lis
 def test_trainers_that_are_actors_as_under_ray_train(
     cluster: RayCluster, tmp_path: Path, expected: list[Any]
 ) -> None:
-    """The user's program is a driver itself, and its trainers are actors on nodes of the cluster."""
+    """The user's program is itself a driver, and its trainers are actors on nodes of the
+    cluster.
+    """
     code = """
         import pickle, sys
         import ray

@@ -28,7 +28,7 @@ def prepare(item: int, rng: np.random.Generator) -> Any:
 
 
 def records(shard: int, rng: np.random.Generator) -> Iterator[Any]:
-    """As many items as the shard says, with random parts of both kinds."""
+    """Yield as many items as the shard states, with random parts of both kinds."""
     for number in range(40 + 3 * shard):
         time.sleep(0.001)
         yield np.array([shard, number, rng.integers(1 << 30), random.getrandbits(30)])
@@ -42,7 +42,9 @@ class Numbers:
 
 
 class Arrays:
-    """A stream of large items, which are sent beside the pickle, and of a class of the script."""
+    """A stream of large items, which are sent beside the pickle, and of a class that the script
+    defines.
+    """
 
     def __iter__(self) -> Iterator[Any]:
         for number in range(40):
@@ -72,7 +74,7 @@ def of_stream(workers: int | lp.Pool) -> lp.Loader:
 
 def of_arrays(workers: int | lp.Pool) -> lp.Loader:
     def change(item: Any, rng: np.random.Generator) -> Any:
-        item += rng.integers(1000, dtype=np.int32)  # the items are the function's own
+        item += rng.integers(1000, dtype=np.int32)  # the function may change its items
         return item
 
     return lp.Loader(Arrays(), change, batch_size=3, seed=3, workers=workers)

@@ -1,4 +1,5 @@
-"""Kills at random in a cluster: workers, supervisors and actors of nodes, whole nodes, dispatchers. The same bits come.
+"""Random kills in a cluster: workers, supervisors and actors of nodes, whole nodes, dispatchers.
+The bits stay the same.
 
 LOADERPOOL_RAY_KILLS=300 pytest -m long tests/ray/test_storm.py
 """
@@ -22,7 +23,7 @@ from tests.support.batches import assert_same, read
 from tests.support.processes import command_of, descendants, parents
 from tests.support.ray_cluster import RayCluster, impatient_pool
 
-MOST_S = 240.0  # for 15 kills
+MOST_S = 240.0  # limit for 15 kills
 KINDS = ("worker",) * 5 + ("supervisor",) * 3 + ("actor",) * 3 + ("node",) * 2 + ("dispatcher",) * 2
 
 
@@ -36,14 +37,14 @@ def sample(item: int, rng: np.random.Generator) -> Any:
 
 
 def loader_of(workers: int | lp.Pool) -> lp.Loader:
-    limits = lp.Limits(restarts_per_item=1000)  # kills at random may meet the same batch often
+    limits = lp.Limits(restarts_per_item=1000)  # random kills may hit the same batch often
     return lp.Loader(
         range(400), sample, batch_size=6, shuffle=True, seed=3, limits=limits, workers=workers
     )
 
 
 class Storm(threading.Thread):
-    """So many kills, a moment after each other."""
+    """Makes this number of kills, with short pauses."""
 
     def __init__(self, cluster: RayCluster, kills: int, seed: int) -> None:
         super().__init__(daemon=True)
@@ -59,7 +60,7 @@ class Storm(threading.Thread):
         for number in range(self._kills):
             kind = KINDS[number % 15] if self._kills <= 15 else self._random.choice(KINDS)
             time.sleep(self._random.uniform(0.2, 3.0))
-            while not self._kill(kind):  # the one after it has not come yet
+            while not self._kill(kind):  # the replacement has not started yet
                 time.sleep(0.1)
             self.killed[kind] += 1
 

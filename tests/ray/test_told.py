@@ -1,4 +1,4 @@
-"""What is told of nodes: statistics, the trace, the report, and why training waits."""
+"""Information about nodes: statistics, trace, report, and the reason why training waits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_statistics_say_what_each_node_has_done(cluster: RayCluster) -> None:
         told = told_when(loader, lambda told: sum(node.batches for node in told.nodes) >= 200)
         assert (
             told.batches == 200 and sum(worker.samples for worker in told.workers) >= 1200
-        )  # some are made ahead
+        )  # some samples are made ahead
         assert [(node.workers, node.state) for node in told.nodes] == [(1, "running")] * 2
         assert all(node.busy_s > 0.05 for node in told.nodes)
         assert told_when(loader, lambda told: sum(worker.wait_s for worker in told.workers) > 0)

@@ -1,4 +1,6 @@
-"""A short storm of kills, and proof that the storm would tell: wrong streams, hangs and leaks end with status 1."""
+"""A short storm of kills. Wrong streams, hangs and leaks, which these tests cause, end a storm with
+status 1.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ pytest.importorskip("psutil", reason="psutil is not installed: scripts/test inst
 SCRIPTS = str(Path(__file__).resolve().parents[2] / "scripts")
 
 
-# Some of the shapes of each kind: a turn over all of them takes minutes.
+# Some shapes of each kind, because all of them take minutes.
 MIXED = (
     "single batches",
     "oversize batches",
@@ -32,7 +34,7 @@ MIXED = (
 
 
 def storm(arguments: str, before: str = "", shapes: Sequence[str] = ()) -> ChildResult:
-    """`scripts/stress` with these arguments, after some code that may bend it."""
+    """Run `scripts/stress` with these arguments, after code that may change its modules."""
     given = ["--orders", "0", *arguments.split()] + [
         part for name in shapes for part in ("--shape", name)
     ]
@@ -49,7 +51,7 @@ def storm(arguments: str, before: str = "", shapes: Sequence[str] = ()) -> Child
 
 @pytest.fixture
 def streams(storm_module: Callable[[str], ModuleType]) -> ModuleType:
-    """Streams as storms compare them."""
+    """Return streams in the form that storms compare."""
     return storm_module("storm")
 
 
@@ -135,7 +137,9 @@ def bent(faults, item, rng):  # one batch hangs on who made it
 
 
 def only_single(bent: str) -> str:
-    """With the shape of single batches as the only one, and a function of our own, which travels by value."""
+    """Return code for a storm with only one shape, single batches, and a function that is pickled
+    by value.
+    """
     return bent + (
         'for name in set(shapes.SHAPES) - {"single batches"}:\n    del shapes.SHAPES[name]\n'
         'if "bent" in globals():\n'

@@ -1,1 +1,3 @@
-"""The tests' harness: children with a deadline, a guard against what is left behind, and looks into `/proc`."""
+"""The tests' harness: children with a deadline, a guard against leaks, and functions that read
+`/proc`.
+"""

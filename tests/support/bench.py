@@ -21,7 +21,7 @@ RUN = 5
 
 
 class Bench:
-    """A worker's `Work` for one loader; `prepare()` finds the form by a probe, as the trainer does."""
+    """A worker's `Work` for one loader. `prepare()` finds the form by a probe, as a pool does."""
 
     def __init__(
         self, fn: Any = None, size: int = 20, *, source: Any = None, chunk: int = 1, **settings: Any
@@ -58,7 +58,7 @@ class Bench:
         return self.work.fill(*self.place(batch, count, deaths))
 
     def make(self, batch: int, count: int = 1) -> list[Any]:
-        """The batches as they lie in the slot."""
+        """Return the batches as views of the slot."""
         filled, slot = self.fill(batch, count), self.slots[batch % 3]
         if filled.oversize is not None:
             slot = aligned_empty(filled.oversize.nbytes)
@@ -67,7 +67,7 @@ class Bench:
         return [copied(self.form.spec.structure.unflatten(parts)) for _, parts in read]
 
     def told_index(self) -> int:
-        """The source index of the sample that the board says is made."""
+        """Return the source index of the present sample, as the board has it."""
         return int(self.numbers[Board.base(0) + Field.INDEX]) - 1
 
     def abandon(self) -> None:
@@ -76,7 +76,7 @@ class Bench:
 
 @contextlib.contextmanager
 def bench_of_threads(fn: Any, **settings: Any) -> Iterator[Bench]:
-    """A bench whose threads end with the block."""
+    """Context with a bench whose threads end with the context."""
     made = Bench(fn, 24, **{"batch_size": 8, "threads": 4, **settings})
     try:
         yield made

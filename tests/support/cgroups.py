@@ -1,6 +1,7 @@
-"""Small cgroups for children of the tests: a machine with little memory, or few processes, that is real.
+"""Small cgroups for children of the tests: real limits of memory, or of the number of processes.
 
-Needs the right to make a cgroup below one's own (root in most virtual machines, hardly ever in a container).
+Needs the right to make a cgroup below one's own (root in most virtual machines, and rarely in a
+container).
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from pathlib import Path
 import pytest
 
 _ROOT = Path("/sys/fs/cgroup")
-# Where the limit is set: by controller, cgroup v1's file and v2's.
+# Files of the limit: by controller, those of cgroup v1 and v2.
 _FILES = {"memory": ("memory.limit_in_bytes", "memory.max"), "pids": ("pids.max", "pids.max")}
 
-# Put before a child's script, with the cgroup's directory in `LOADERPOOL_TEST_CGROUP`: so it joins first of all.
+# Start of a child's script, with the cgroup's directory in `LOADERPOOL_TEST_CGROUP`. The child
+# joins the cgroup first.
 JOIN = """
 import os
 with open(os.environ["LOADERPOOL_TEST_CGROUP"] + "/cgroup.procs", "w") as _file:
@@ -26,7 +28,9 @@ with open(os.environ["LOADERPOOL_TEST_CGROUP"] + "/cgroup.procs", "w") as _file:
 
 @contextlib.contextmanager
 def small_cgroup(controller: str, limit: int) -> Iterator[dict[str, str | None]]:
-    """A new cgroup with this limit, as `env` for `run_child`; skips the test where none can be made."""
+    """Context with a new cgroup with this limit, as `env` for `run_child`. Skips the test if none
+    can be made.
+    """
     version_1, version_2 = _FILES[controller]
     for parent, file in ((_own(controller), version_1), (_own(""), version_2)):
         if parent is None:
@@ -50,7 +54,7 @@ def small_cgroup(controller: str, limit: int) -> Iterator[dict[str, str | None]]
 
 
 def _own(controller: str) -> Path | None:
-    """Where this process is in a controller's hierarchy; "": in version 2's."""
+    """Return this process's path in a controller's hierarchy; "" stands for that of version 2."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -64,7 +68,7 @@ def _own(controller: str) -> Path | None:
 
 
 def _remove(directory: Path) -> None:
-    """Its processes were ended; the kernel needs a moment to see that."""
+    """Remove a cgroup. The kernel notices the end of its processes a moment later."""
     deadline_s = time.monotonic() + 5.0
     while True:
         try:

@@ -1,15 +1,16 @@
 """Runs code in a fresh interpreter with a deadline, and leaves nothing of it behind.
 
-The child and everything it starts carry a mark in their environment, so that orphans and processes in sessions of
-their own are found too. On the deadline each of them is made to print the Python stacks of all its threads (SIGABRT
-under PYTHONFAULTHANDLER, which works in C code and with the GIL held elsewhere), then all are ended, and the failure
-shows what they printed. Output goes to files, not pipes: a process left behind that holds a pipe's end would make the
-wait for end of file hang.
+The child and all its descendants have a mark in their environment, so orphans and processes in
+other sessions are found, too. At the deadline, each of them prints the Python stacks of all its
+threads (SIGABRT with PYTHONFAULTHANDLER, which also works in C code and if another thread has the
+GIL). Then all are killed, and the failure shows their output. Output goes to files, not to pipes,
+because a process that is left behind could hold a pipe open, and reading would wait for it.
 
-Where a script imports TensorFlow, the import costs more than all the rest. `imported="tensorflow"` runs it in a fork of
-a process that has imported it and has done nothing else (tests/support/fork_server.py says what differs then). Not
-for a script that is about the import or what comes before it, the start or the end of the interpreter, the signals that
-it inherits, or code without a file.
+If a script imports TensorFlow, the import takes longer than all the rest. `imported="tensorflow"`
+runs the script in a fork of a process that has imported it and done nothing else.
+(tests/support/fork_server.py has the differences.) It is not for a script about the import or
+anything before it, about the start or end of the interpreter, about inherited signals, or about
+code without a file.
 """
 
 from __future__ import annotations
@@ -36,36 +37,41 @@ from tests.support import forks
 from tests.support.processes import POLL_S, describe, end_all, is_alive, marked, wait_gone
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
-# A supervisor ends its workers within a second of the trainer's death; larger, because the machine may be busy.
+# A supervisor ends its workers within a second of the main process's death. This is longer, because
+# the machine may be busy.
 GRACE_S = 5.0
 _DUMP_S = 0.5  # time to print the stacks; faulthandler needs some ms
 
 
 class ChildHungError(AssertionError):
-    """The child ran past its deadline; the message has its output and the stacks of all its processes' threads."""
+    """The child ran past its deadline. The message has its output, and the stacks of all threads of
+    its processes.
+    """
 
 
 class ChildLeftProcessesError(AssertionError):
-    """The child ended, and a process that it had started lived on; the message names them."""
+    """The child ended, and one of its processes did not. The message names these processes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ChildResult:
-    """How a child ended."""
+    """Result of a child."""
 
     returncode: int
-    """Exit status; minus the signal's number where a signal ended it."""
+    """Exit status; negative: minus the number of the signal that ended it."""
     stdout: str
-    """All it printed, and what its own children printed."""
+    """Output of the child and its own children."""
     stderr: str
-    """The same for the error stream."""
+    """Their output on stderr."""
     elapsed_s: float
-    """From start to exit."""
+    """Time from its start to its exit."""
     tree_gone_s: float
-    """From its exit until the last process that it had started was gone."""
+    """Time from its exit to the end of its last process."""
 
     def check(self) -> ChildResult:
-        """This result, if the child ended with status 0; else an AssertionError that shows its output."""
+        """Return this result if the exit status is 0. Otherwise raise an AssertionError that shows
+        the output.
+        """
         if self.returncode != 0:
             raise AssertionError(
                 f"the child ended with status {self.returncode}\n{_show(self.stdout, self.stderr)}"
@@ -82,22 +88,24 @@ def run_child(
     cwd: str | os.PathLike[str] | None = None,
     imported: str | None = None,
 ) -> ChildResult:
-    """The code has run to its end in an interpreter of its own, and every process that it started is gone.
+    """Run code in an interpreter of its own, until it and all its processes have ended.
 
-    Blocks: until the child has ended and its processes are gone, at most `timeout_s` plus some seconds.
+    Blocks: until the child and its processes have ended, at most `timeout_s` plus some seconds.
 
     Args:
-        code: a script, indented as you like; or a function without arguments, whose source is sent and called, so
-            that it sees nothing of the module around it.
-        timeout_s: from start to exit.
-        stdin_code: read the script from standard input, so that no file has the source of `__main__`, as in a notebook.
-        env: changes to this process's environment; None takes a variable away.
-        cwd: working directory; an empty one of its own by default.
-        imported: a module that is slow to import; the script runs in a fork of a process that has imported it.
+        code: a script, with any indentation; or a function without arguments, whose source is sent and
+            called, so that it sees nothing of its module.
+        timeout_s: limit of the time from start to exit.
+        stdin_code: True to read the script from standard input, so that no file has the source of
+            `__main__`, as in a notebook.
+        env: changes to this process's environment; None removes a variable.
+        cwd: working directory. Default: an empty one.
+        imported: a module whose import is slow. The script runs in a fork of a process that has
+            imported it.
 
     Raises:
         ChildHungError: it ran past `timeout_s`.
-        ChildLeftProcessesError: a process that it started lived on for `GRACE_S` after it.
+        ChildLeftProcessesError: one of its processes was left `GRACE_S` after its exit.
     """
     if imported is not None and importlib.util.find_spec(imported) is None:
         pytest.skip(f"{imported} is not installed")
@@ -129,7 +137,7 @@ def run_child(
                     stderr=stderr,
                     env=environment,
                     cwd=folder,
-                    start_new_session=True,  # so that no signal meant for it reaches the tests
+                    start_new_session=True,  # so that signals for it do not reach the tests
                 )
         started_s = time.monotonic()
         trouble: AssertionError | None = None
@@ -158,13 +166,13 @@ def run_child(
 def run_command(
     *arguments: str, cwd: str | os.PathLike[str], before: str = "", **options: Any
 ) -> ChildResult:
-    """`loaderpool ARGUMENTS` has run in a folder, of which modules can be imported.
+    """Run `loaderpool ARGUMENTS` in a folder whose modules can be imported.
 
     Args:
-        arguments: of the command line.
+        arguments: arguments of the command line.
         cwd: the folder.
-        before: a script that the interpreter runs first; `os` and `sys` are there.
-        options: of `run_child`.
+        before: a script that the interpreter runs first; it can use `os` and `sys`.
+        options: arguments of `run_child`.
     """
     return run_child(
         f"import os, sys\nsys.path.pop(0)\n{before}\n"
@@ -189,7 +197,7 @@ def _environment(changes: Mapping[str, str | None] | None, mark: str) -> dict[st
         [str(_REPOSITORY), *([inherited] if inherited else [])]
     )
     environment["PYTHONFAULTHANDLER"] = "1"
-    environment["PYTHONUNBUFFERED"] = "1"  # what was printed before a hang or a kill shall be seen
+    environment["PYTHONUNBUFFERED"] = "1"  # so that output before a hang or a kill is visible
     for name, value in (changes or {}).items():
         if value is None:
             environment.pop(name, None)
@@ -200,7 +208,9 @@ def _environment(changes: Mapping[str, str | None] | None, mark: str) -> dict[st
 
 
 def _forbid_core_files(pid: int) -> None:
-    """SIGABRT and tests that segfault on purpose must not fill the disk; inherited by all that it starts."""
+    """Set a limit so that SIGABRT and intended segmentation faults do not fill the disk. All
+    descendants inherit it.
+    """
     try:
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
     except ProcessLookupError:
@@ -208,17 +218,17 @@ def _forbid_core_files(pid: int) -> None:
 
 
 def _tree(pid: int, mark: str) -> list[int]:
-    """The child and all it started, those first that started first."""
+    """Return the child and its descendants, in the order of their starts."""
     return sorted({*marked(forks.MARK, mark), *([pid] if is_alive(pid) else [])})
 
 
 def _dump_stacks(pid: int, mark: str) -> None:
-    # All at once, before one can react to another's death.
+    # All at once, before one of them can react to another's death.
     pids = _tree(pid, mark)
     for each in pids:
         try:
             os.kill(each, signal.SIGABRT)
-            os.kill(each, signal.SIGCONT)  # a stopped one would keep the signal for later
+            os.kill(each, signal.SIGCONT)  # otherwise a stopped process would get the signal later
         except ProcessLookupError:
             pass
     wait_gone([each for each in pids if each != pid], _DUMP_S)
@@ -233,7 +243,7 @@ def _wait_tree_gone(mark: str) -> list[int]:
 
 
 def _end_tree(process: Any, mark: str) -> None:
-    """Kill until there is nothing left to kill: a supervisor may have replaced a worker meanwhile."""
+    """Kill until no process is left, because a supervisor may replace a worker meanwhile."""
     while pids := _tree(process.pid, mark):
         end_all(pids)
         wait_gone(pids, 1.0)

@@ -7,18 +7,18 @@ import json
 from typing import Any, NamedTuple
 
 Event = dict[str, Any]
-# Times are in microseconds with three digits behind the point; their sums are off by a part of the last one.
+# Times are in microseconds with three decimals. Their sums are off by a part of the last one.
 _ROUNDED_US = 0.0015
 
 
 class Loaded(NamedTuple):
-    """A trace, as it is shown.
+    """A trace as a viewer shows it.
 
     Attributes:
-        head: what is told beside events.
+        head: all keys beside the events.
         processes: names by pid.
         tracks: names by pid and tid.
-        slices: of each track, by their beginnings.
+        slices: slices of each track, ordered by their starts.
     """
 
     head: dict[str, Any]
@@ -27,7 +27,7 @@ class Loaded(NamedTuple):
     slices: dict[tuple[int, int], list[Event]]
 
     def named(self, begin: str) -> list[Event]:
-        """Return slices whose name begins so, by their beginnings."""
+        """Return slices whose name starts with this text, ordered by their starts."""
         found = [
             each
             for track in self.slices.values()
@@ -37,13 +37,15 @@ class Loaded(NamedTuple):
         return sorted(found, key=lambda each: each["ts"])
 
     def one(self, name: str) -> Event:
-        """Return the slice of this name, of which there is one."""
+        """Return the only slice with this name."""
         (found,) = [each for each in self.named(name) if each["name"] == name]
         return found
 
 
 def load(text: str) -> Loaded:
-    """Return a trace as it is shown; fails where the rules are broken, so that a viewer would drop something."""
+    """Return a trace as a viewer shows it. Fail if it breaks a rule, because a viewer would then
+    drop something.
+    """
     head = json.loads(text)
     events: list[Event] = head.pop("traceEvents")
     processes: dict[int, str] = {}

@@ -36,13 +36,15 @@ def refused(text: str, **settings: Any) -> None:
 
 
 def by_rows() -> Any:
-    """Batches are split over all devices of all processes."""
+    """Return a distribution that splits batches over all devices of all processes."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("batch",))
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
 
 
 def distribution(kind: str, processes: int, process: int, mesh: tuple[int, int]) -> Any:
-    """A distribution over so many processes as one of them sees it, none of which is there."""
+    """Return a distribution over this number of processes, as one of them sees it. None of them
+    exists.
+    """
     if kind == "dp":
         made = keras.distribution.DataParallel(devices=["cpu:0"] * processes)
     else:
@@ -51,7 +53,7 @@ def distribution(kind: str, processes: int, process: int, mesh: tuple[int, int])
         )
         layout = keras.distribution.LayoutMap(devices)
         made = keras.distribution.ModelParallel(layout_map=layout, batch_dim_name="data")
-    made._num_processes, made._process_id = processes, process  # as Keras' own tests do
+    made._num_processes, made._process_id = processes, process  # like Keras' own tests
     return made
 
 
@@ -61,7 +63,9 @@ def distribution(kind: str, processes: int, process: int, mesh: tuple[int, int])
 def union(
     kind: str, processes: int, mesh: tuple[int, int], items: int, **settings: Any
 ) -> list[list[list[float]]]:
-    """The batches of each shard, which no other has; processes of one replica have the same ones."""
+    """Return the batches of each shard, once. Processes of one replica must have the same
+    batches.
+    """
     found: dict[int, list[list[float]]] = {}
     for process in range(processes):
         current = distribution(kind, processes, process, mesh)
@@ -86,7 +90,9 @@ def union(
 
 @case
 def alone_the_numbers_of_keras_own_test() -> None:
-    """`test_sharding` of its `py_dataset_adapter_test` (3.16): processes x a mesh, without any other process."""
+    """`test_sharding` of Keras' `py_dataset_adapter_test` (3.16): processes x a mesh, without other
+    processes.
+    """
     for kind, processes, mesh, width in (
         ("dp", 4, (4, 1), 32),
         ("mp", 8, (2, 4), 16),
@@ -131,7 +137,7 @@ def alone_devices_look_at_the_slots_and_give_them_back() -> None:
         for begin in (lambda: iter(made.as_jax(sharding=by_rows())), of_keras._get_iterator):
             kept = list(begin())
             assert len(kept) == 80
-            for number, (x, y) in enumerate(kept):  # later batches have not been written over them
+            for number, (x, y) in enumerate(kept):  # later batches have not overwritten them
                 parts = [np.asarray(shard.data)[:, 3, 3].tolist() for shard in x.addressable_shards]
                 assert parts == [[8 * number + row, 8 * number + row + 1] for row in (0, 2, 4, 6)]
                 assert np.asarray(y).tolist() == list(range(8 * number, 8 * number + 8))
@@ -147,7 +153,7 @@ def alone_devices_look_at_the_slots_and_give_them_back() -> None:
 
 @case
 def in_two_train_as_one_with_batches_of_twice_the_size() -> Any:
-    """Also of the tail, which is no full batch."""
+    """Also the last batch, which is not full."""
     path = Path(os.environ["SCRATCH"], str(jax.process_index()))
 
     def noting(index: int, rng: np.random.Generator) -> Any:
@@ -159,7 +165,7 @@ def in_two_train_as_one_with_batches_of_twice_the_size() -> Any:
     with lp.Loader(range(72), noting, batch_size=8, workers=2, shuffle=True, shard="auto") as made:
         trained.fit(made.for_keras(), epochs=2, verbose=0)
         shard = [made.config.shard.num_shards, made.config.shard.index, len(made)]
-    with cases.loader(72, batch_size=16) as whole:  # what one process would have trained on
+    with cases.loader(72, batch_size=16) as whole:  # the batches of a single process
         assert cases.seen(trained) == (10, cases.mixed(cases.inputs(whole, 2)))
     weights = [np.asarray(weight).tolist() for weight in trained.get_weights()]
     path.unlink()

@@ -10,7 +10,9 @@ import numpy as np
 
 
 def global_draws() -> tuple[float, ...]:
-    """What each kind of draw gives, a cached Gaussian first where there is one."""
+    """Draw numbers of each kind from the global generators, first a cached Gaussian if there is
+    one.
+    """
     return (
         float(np.random.normal()),
         random.gauss(0, 1),
@@ -23,7 +25,7 @@ def global_draws() -> tuple[float, ...]:
 
 @contextlib.contextmanager
 def generators_left_alone() -> Iterator[None]:
-    """Assert that the block draws nothing from the global generators."""
+    """Context that asserts that nothing draws from the global generators."""
     random.seed(5)
     np.random.seed(5)
     expected = global_draws()

@@ -28,7 +28,7 @@ Start = Callable[..., Engine]
 
 
 class Times:
-    """Multiplies by a factor that a test may change."""
+    """A function that multiplies by a factor, which a test may change."""
 
     def __init__(self, factor: int = 1) -> None:
         self.factor = factor
@@ -38,7 +38,7 @@ class Times:
 
 
 class Draws:
-    """Draws from a generator without a seed, which each loader seeds by its key."""
+    """A function that draws from a generator without a seed. Each loader seeds it by its key."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng()
@@ -84,7 +84,7 @@ def begin(engine: Engine, place: Position, limit: int) -> Run:
 
 
 def take(run: Run, batches: int) -> list[list[int]]:
-    """The next batches, of a run that delivers no more of them together."""
+    """Return the next batches of a run that delivers no larger deliveries."""
     got: list[list[int]] = []
     while len(got) < batches:
         got += rows_of(run.take())
@@ -92,7 +92,7 @@ def take(run: Run, batches: int) -> list[list[int]]:
 
 
 def take_all(run: Run) -> list[list[int]]:
-    """All batches of a run that shows its end."""
+    """Return all batches of a run that reports its end."""
     got: list[list[int]] = []
     with contextlib.suppress(StopIteration):
         while True:
@@ -101,7 +101,7 @@ def take_all(run: Run) -> list[list[int]]:
 
 
 def start_generators(start: Start, deterministic: bool = True) -> Engine:
-    """Three generators, with two, four and six batches."""
+    """Return three generators, with two, four and six batches."""
     make = lp.Loader.from_generator
     return start(counted, make=make, shards=[1, 2, 3], deterministic=deterministic)
 
@@ -285,7 +285,7 @@ class EngineContract:
         later = begin(engine, BEGINNING, BATCHES)
         assert later.is_current
         assert take(later, BATCHES) == changed
-        # A run that is called current must use the present object.
+        # A run whose `is_current` is True must use the present object.
         assert take(run, 1) == changed[1:2] if run.is_current else EPOCH[1:2]
 
     def test_refresh_keeps_runs_current_without_a_change(self, engine: Engine) -> None:

@@ -1,4 +1,6 @@
-"""Work for the fault matrix that passes fault points (`loaderpool.system.fault_points`), and the same without any."""
+"""Work for the fault matrix that reaches fault points (`loaderpool.system.fault_points`), and the
+same without them.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,16 @@ import loaderpool as lp
 from loaderpool.system import fault_points
 
 ITEMS, BATCH = 48, 4
-AT = 9  # the item at which code of the user's passes its fault point
-# Numbers in a row, where the first sample, from which slots are sized, has one: a batch is larger than a slot is that
-# was sized for a chunk of 64 such samples' batches.
+AT = 9  # item at which the user's code reaches its fault point
+# Numbers in a row. The first sample, which determines the size of slots, has one number. So a batch
+# is larger than a slot for a chunk of 64 such batches.
 _LARGE = 20_000
 
 
 def _pass(place: str) -> None:
-    """As code of the user's, pass a fault point: an error is raised there each time, an end is met once."""
+    """Reach a fault point of the user's code. An error is raised each time, and a death happens
+    once.
+    """
     laid = os.path.join(os.environ.get("LOADERPOOL_FAULTS", ""), place)
     with contextlib.suppress(OSError), open(f"{laid}.met") as met:
         if met.read() in ("raise", "sys.exit", "unpicklable", "MemoryError"):
@@ -92,10 +96,13 @@ def _of_stream(item: Any, rng: np.random.Generator) -> Any:
 
 
 class Reducing:
-    """A part of the payload that passes a fault point while it is pickled, and one while it is unpickled."""
+    """A part of the payload that reaches a fault point while it is pickled, and another one while
+    it is unpickled.
+    """
 
     def __reduce__(self) -> Any:
-        # What cannot be pickled cannot be pickled twice: with TensorFlow loaded, a first try looks for what needs it.
+        # The fault must come each time: with TensorFlow loaded, there is a first attempt to pickle,
+        # which finds the objects that need it.
         _pass("user.pickling")
         return _rebuild, ()
 
@@ -109,11 +116,11 @@ def _rebuild() -> Any:
 
 
 def make_loader(kind: str, **where: Any) -> lp.Loader:
-    """A loader of `ITEMS` items.
+    """Return a loader of `ITEMS` items.
 
     Args:
-        kind: plain, first, half, large, setup, source, large source, pickled, stream; or the name of a module
-            with a function `fn`.
+        kind: plain, first, half, large, setup, source, large source, pickled, stream; or the name
+            of a module with a function `fn`.
         **where: `workers` or `pool`.
     """
     settings: dict[str, Any] = {
@@ -124,7 +131,8 @@ def make_loader(kind: str, **where: Any) -> lp.Loader:
     settings["seed"] = 7
     if kind in ("large", "large source"):
         settings["pad"] = True
-        # With it one sample is looked at, the small first one, and all other batches outgrow their slots.
+        # With a given spec, only the first sample, which is small, is checked. All other batches
+        # outgrow their slots.
         settings["element_spec"] = {
             "item": lp.ArraySpec((None, None), "f4"),
             "noise": lp.ArraySpec((None, None), "f8"),
@@ -148,7 +156,7 @@ def make_loader(kind: str, **where: Any) -> lp.Loader:
 
 
 def read(loader: lp.Loader, into: list[Any] | None = None) -> list[Any]:
-    """All bits of one pass, batch by batch."""
+    """Return all bits of one pass, batch by batch."""
     batches = [] if into is None else into
     for batch in loader:
         batches.append(
@@ -161,7 +169,7 @@ _expected: dict[str, list[Any]] = {}
 
 
 def expected_of(kind: str) -> list[Any]:
-    """The same of two passes in this process."""
+    """Return the bits of two passes in this process."""
     if kind not in _expected:
         with make_loader(kind, workers=0) as loader:
             _expected[kind] = [*read(loader), *read(loader)]
@@ -169,7 +177,7 @@ def expected_of(kind: str) -> list[Any]:
 
 
 class Faults:
-    """The directory in which processes find the faults that are laid for them.
+    """A directory with faults, in which processes look for theirs.
 
     Args:
         path: an empty directory.
@@ -179,22 +187,22 @@ class Faults:
         self.path = path
 
     def lay(self, place: str, how: str) -> None:
-        """Whoever reaches the place next meets this."""
+        """Set a fault for the next process that reaches a place."""
         (self.path / "draft").write_text(how)
         os.rename(self.path / "draft", self.path / place)
 
     def met(self, place: str) -> bool:
-        """Whether somebody has."""
+        """Return True if a process has reached the fault."""
         return (self.path / f"{place}.met").exists()
 
     def take_away(self, place: str) -> None:
-        """Nobody meets it any more."""
+        """Remove a fault."""
         for name in (place, f"{place}.met"):
             (self.path / name).unlink(missing_ok=True)
 
     @contextmanager
     def fresh(self) -> Iterator[None]:
-        """Nothing of other faults is there, and nothing stays."""
+        """Context without faults of others, which removes its own at the end."""
         try:
             yield
         finally:

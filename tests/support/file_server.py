@@ -1,4 +1,4 @@
-"""An HTTP server of files in a thread, which fails now and then."""
+"""An HTTP server of files in a thread. It can be set to fail."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class FileServer:
     """Serves the files of a folder.
 
     Attributes:
-        url: of the folder, ending with a slash.
+        url: URL of the folder, ending with a slash.
         requests: method and `Range` header of each request.
-        fail_every: each n-th GET request fails: with status 503, or in the middle of its data; 0: none does.
-        status: of all answers, if it is not 0.
-        has_ranges: it sends parts of files.
+        fail_every: n: every n-th GET request fails, with status 503, or in the middle of its data; 0: none fails.
+        status: status of all responses, unless it is 0.
+        has_ranges: True if it sends parts of files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -79,14 +79,15 @@ class FileServer:
                     self.send_header(name, value)
                 self.end_headers()
                 if has_body:
-                    with contextlib.suppress(ConnectionError):  # a client that has enough
+                    # the client has closed the connection
+                    with contextlib.suppress(ConnectionError):
                         self.wfile.write(data[:stop_after])
                 if stop_after is not None:
                     self.close_connection = True
 
         class Server(http.server.ThreadingHTTPServer):
             def handle_error(self, request: object, client_address: object) -> None:
-                pass  # of a client that has gone
+                pass  # hides errors about closed connections
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
@@ -102,7 +103,7 @@ class FileServer:
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[FileServer]:
-    """Serve the files of a folder while the block runs."""
+    """Context in which the files of a folder are served."""
     server = FileServer(folder)
     try:
         yield server

@@ -2,16 +2,18 @@
 
     python tests/support/fork_server.py MODULE LISTENER
 
-`run_child(…, imported=MODULE)` asks it. A fork has a session, standard streams, environment, folder, `sys.argv` and
-`__main__` of its own, and ends as an interpreter does: threads are waited for, `atexit` runs, and the status is that of
-the script. What differs from a new interpreter: the import is over, hashes of str are those of the server, and a
-traceback begins with a frame of this file. A script that is about any of these, about the start or the end of the
-interpreter, or about the signals that it inherits, runs in a new one.
+`run_child(…, imported=MODULE)` sends requests to it. A fork has a session, standard streams,
+environment, folder, `sys.argv` and `__main__` of its own. It ends like an interpreter: it waits for
+threads, runs `atexit`, and has the script's status. Differences from a new interpreter: the module
+is already imported, hashes of str are those of the server, and a traceback begins with a frame of
+this file. A script about any of these, about the start or end of the interpreter, or about
+inherited signals, must run in a new interpreter.
 
-TensorFlow's import starts no thread of TensorFlow's: those that are there are OpenBLAS's and jemalloc's (of SciPy and
-PyArrow, where they are installed), which end them before a fork, and start them anew behind it.
+TensorFlow's import starts no threads of TensorFlow. OpenBLAS and jemalloc (of SciPy and PyArrow, if
+installed) have threads, which they end before a fork and start again afterwards.
 
-Only the standard library is imported here, so that a fork has in `sys.modules` what the module has brought, no more.
+This file imports only the standard library, so that `sys.modules` of a fork has only the modules
+that MODULE imports.
 """
 
 from __future__ import annotations
@@ -35,18 +37,19 @@ _REQUEST_BYTES = 1 << 20
 
 
 def _serve(listener: socket.socket, tests: int) -> dict[str, Any] | None:
-    """Fork for each request; returns it in the fork, and None in the server once the process of the tests is gone.
+    """Fork for each request, and return the request in the fork. In the server, return None when
+    the tests have ended.
 
     Args:
-        listener: where requests arrive.
-        tests: a descriptor of that process.
+        listener: socket on which requests arrive.
+        tests: a descriptor of the tests' process.
     """
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     poll.register(tests, select.POLLIN)
     asked: dict[
         int, tuple[int, socket.socket]
-    ] = {}  # by the descriptor of a fork: its pid, and who waits for its end
+    ] = {}  # by the descriptor of a fork: its pid, and the connection that waits for its end
     while True:
         for descriptor, _ in poll.poll():
             if descriptor == tests:
@@ -85,12 +88,14 @@ def _serve(listener: socket.socket, tests: int) -> dict[str, Any] | None:
 def _tell(client: socket.socket, number: int) -> None:
     try:
         client.send(b"%d" % number)
-    except OSError:  # it no longer wants to know
+    except OSError:  # it does not wait any more
         pass
 
 
 def _become(request: dict[str, Any]) -> tuple[types.CodeType, dict[str, Any]]:
-    """This fork has what the request says, as an interpreter of its own would; returns what it is to execute."""
+    """Give this fork the state that a request describes, like a new interpreter. Return the code to
+    execute.
+    """
     os.setsid()
     os.chdir(request["cwd"])
     _write_mark(request["mark"])
@@ -101,7 +106,7 @@ def _become(request: dict[str, Any]) -> tuple[types.CodeType, dict[str, Any]]:
     sys.orig_argv[:] = [sys.executable, path]
     sys.path.insert(0, os.path.dirname(path))
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # else each fork draws the same
+        sys.modules["numpy.random"].seed()  # otherwise all forks would draw the same numbers
     loader = importlib.machinery.SourceFileLoader("__main__", path)
     module = types.ModuleType("__main__")
     module.__dict__.update(
@@ -112,7 +117,9 @@ def _become(request: dict[str, Any]) -> tuple[types.CodeType, dict[str, Any]]:
 
 
 def _write_mark(mark: str) -> None:
-    """`/proc/PID/environ` of this process and its forks has the mark in the place of the server's, which is as long."""
+    """Write the mark into `/proc/PID/environ` of this process and its forks, in place of the
+    server's, which has the same length.
+    """
     with open("/proc/self/stat") as file:
         start, end = map(int, file.read().rpartition(")")[2].split()[47:49])
     nobodys = b"0" * len(mark)
@@ -123,16 +130,16 @@ def _write_mark(mark: str) -> None:
 if __name__ == "__main__":
     _tests = os.pidfd_open(os.getppid())
     if os.fork():
-        os._exit(
-            0
-        )  # the server is no child of the tests: they count theirs, and what memory those have
+        # The server is not a child of the tests, because they count their children and the memory of
+        # these.
+        os._exit(0)
     _listener = socket.socket(fileno=int(sys.argv[2]))
     del sys.path[0]  # this folder
     importlib.import_module(sys.argv[1])
     gc.collect()
-    gc.freeze()  # no collection in a fork looks at what the import made, which would copy all its pages
+    gc.freeze()  # garbage collection in a fork would copy all pages of the imported objects
     with warnings.catch_warnings():
-        # Python 3.12 warns of threads: they are those of libraries that end them at a fork.
+        # Python 3.12 warns about threads. They belong to libraries that end them at a fork.
         warnings.simplefilter("ignore", DeprecationWarning)
         _request = _serve(_listener, _tests)
     if _request is not None:

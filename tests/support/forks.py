@@ -1,8 +1,9 @@
-"""Forks of a process that has imported a slow module: where `run_child(…, imported=…)` has its children from.
+"""Forks of a process that has imported a slow module: the children of `run_child(…, imported=…)`.
 
-A server (tests/support/fork_server.py) for each module, and each environment that is read before the fork, is started
-when it is first asked for, lives as long as the process of the tests, and forks for each script. Neither it nor what it
-forks is a child of that process, so the guard against leaks sees none; `run_child` finds what stays of a script.
+A server (tests/support/fork_server.py) is started for each module, and for each environment that is
+read before the fork. It starts with the first request, lives as long as the tests' process, and
+forks for each script. Neither the server nor its forks are children of that process, so the guard
+against leaks does not see them. `run_child` finds the processes that a script leaves.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from pathlib import Path
 from typing import IO
 
 MARK = "LOADERPOOL_TEST_CHILD"
-"""The variable by whose value each child of `run_child` is found, with all it starts."""
+"""Variable whose value identifies each child of `run_child` and its descendants."""
 _NOBODY = "0" * len(uuid.uuid4().hex)
 _SERVER = Path(__file__).with_name("fork_server.py")
-# Variables that the interpreter, the allocator and the modules read as they begin.
+# Variables that the interpreter, the allocator and the modules read at their start.
 _READ_BEFORE = (
     "CUDA_",
     "GLIBC_",
@@ -34,11 +35,11 @@ _READ_BEFORE = (
     "TF_",
     "XLA_",
 )
-_addresses: dict[tuple[str, frozenset[tuple[str, str]]], str] = {}  # of the servers
+_addresses: dict[tuple[str, frozenset[tuple[str, str]]], str] = {}  # addresses of the servers
 
 
 class Fork:
-    """A child that runs a script; of a `subprocess.Popen` it has what `run_child` needs."""
+    """A child that runs a script, with the methods of `subprocess.Popen` that `run_child` uses."""
 
     def __init__(self, pid: int, server: socket.socket) -> None:
         self.pid = pid
@@ -46,7 +47,7 @@ class Fork:
         self._server = server
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Its exit status, minus the signal's number where one ended it.
+        """Return its exit status; negative: minus the number of the signal that ended it.
 
         Blocks: until it has ended, at most `timeout_s`.
 
@@ -71,7 +72,9 @@ def start(
     folder: Path,
     mark: str,
 ) -> Fork:
-    """A fork of an interpreter that has imported the module in this environment executes the script."""
+    """Start a script in a fork of an interpreter that has imported the module in this
+    environment.
+    """
     key = (
         module,
         frozenset(each for each in environment.items() if each[0].startswith(_READ_BEFORE)),
@@ -101,10 +104,10 @@ def _start_server(module: str, environment: Mapping[str, str]) -> str:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
         listener.listen()
-        subprocess.run(  # ends at once: what it forks is the server
+        subprocess.run(  # ends at once, because its fork is the server
             [sys.executable, str(_SERVER), module, str(listener.fileno())],
             stdin=subprocess.DEVNULL,
-            # A mark of nobody, as long as each that will be written in its place; and no mark of the guard's.
+            # An unused mark with the length of those that replace it, and no mark of the guard.
             env={
                 **{name: environment[name] for name in environment if "LOADERPOOL" not in name},
                 MARK: _NOBODY,

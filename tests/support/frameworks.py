@@ -1,4 +1,4 @@
-"""TensorFlow, PyTorch and JAX as tests of a loader's views use them: one way to say what each says in its own."""
+"""One interface to TensorFlow, PyTorch and JAX for tests of a loader's views."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tests.support import tensorflow_runtime
 
 @dataclasses.dataclass(frozen=True)
 class Framework:
-    """One framework, imported when it is asked for."""
+    """A framework, which is imported at its first use."""
 
     name: str
     load: Callable[[], Any]
-    method: str  # of a loader
+    method: str  # method of a loader
     to_numpy: Callable[[Any], Any]
     address: Callable[[Any], int]
     types: Callable[[], type]
 
     def view(self, loader: lp.Loader, **arguments: Any) -> Any:
-        """The loader's batches as tensors."""
+        """Return the loader's batches as tensors."""
         self.load()
         return getattr(loader, self.method)(**arguments)
 
     def arrays(self, batch: Any) -> Any:
-        """The batch with a NumPy array in place of each tensor."""
+        """Return the batch with a NumPy array in place of each tensor."""
         if isinstance(batch, dict):
             return {key: self.arrays(part) for key, part in batch.items()}
         if isinstance(batch, tuple):

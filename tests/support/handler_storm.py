@@ -1,8 +1,9 @@
-"""A storm of signals whose handlers raise, Ctrl-C among them, at random moments of passes and constructions.
+"""A storm of signals whose handlers raise, also Ctrl-C, at random moments of passes and
+constructions.
 
-Each shot: a signal after a random time, while a loader is made, iterated, left, dropped, resumed or closed. Its
-exception comes out of what was under way, or a moment later, once; then a pass is whole and right. At the end no slot
-is held by a pass that is over, and no process is left.
+Each shot is a signal after a random time, while a loader is made, iterated, abandoned, dropped,
+resumed or closed. Its exception interrupts the current code, or comes a moment later, once. Then a
+pass is whole and right. At the end, no finished pass holds a slot, and no process is left.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ WANTED = list(range(ITEMS))
 
 
 class RequeueError(Exception):
-    """What a scheduler's SIGUSR1 becomes."""
+    """The exception of a scheduler's SIGUSR1."""
 
 
 RAISED = {
@@ -39,7 +40,7 @@ RAISED = {
 
 
 class Countdown:
-    """A stream that a process of its own reads."""
+    """A stream that is read by a process of its own."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(ITEMS))
@@ -66,7 +67,7 @@ def local() -> lp.Loader:
 
 
 def rows(batches: Any) -> list[float]:
-    """The rows of the rest of these batches."""
+    """Return the rows of the remaining batches."""
     return [float(row) for batch in batches for row in batch]
 
 
@@ -105,12 +106,14 @@ def resized(loader: lp.Loader) -> None:
 
 
 def works_of(make: Callable[[], lp.Loader]) -> list[Callable[[lp.Loader], None]]:
-    """What is done with such a loader."""
+    """Return the kinds of work with such a loader."""
     return [whole_pass, left_early, dropped, resumed, *([resized] if make is indexed else [])]
 
 
 class Signals:
-    """Sends signals to this process; each has a handler that raises. Counts them, and what was caught."""
+    """Sends signals, whose handlers raise, to this process. Counts them, and the caught
+    exceptions.
+    """
 
     def __init__(self) -> None:
         self.came = self.caught = 0
@@ -124,13 +127,13 @@ class Signals:
         raise error(143)
 
     def check(self) -> None:
-        """All that was raised was caught."""
+        """Check that all raised exceptions were caught."""
         assert self.caught == self.came, (
             f"of {self.came} exceptions {self.caught} came; the last one was raised in\n{self.where}"
         )
 
     def shoot(self, work: Callable[[], object], number: int, after_s: float) -> None:
-        """Run it with a signal on the way; return when that has come."""
+        """Run a function, and send a signal meanwhile. Return when its exception has come."""
         before = self.came
         deadline_s = time.monotonic() + after_s + 10
         sender = threading.Timer(after_s, os.kill, (os.getpid(), number))
@@ -139,13 +142,15 @@ class Signals:
             work()
             while self.came == before and time.monotonic() < deadline_s:
                 time.sleep(0.0005)
-            time.sleep(0.02)  # what was raised in a finalizer comes in a moment
+            time.sleep(0.02)  # an exception in a finalizer comes a moment later
         except tuple(RAISED.values()):
             self.caught += 1
         sender.join()
 
     def rows_whatever_comes(self, loader: lp.Loader) -> list[float]:
-        """A whole pass, where an exception that a finalizer met may still come first."""
+        """Return the rows of a whole pass. An exception that came in a finalizer may be raised
+        first.
+        """
         try:
             return rows(loader)
         except tuple(RAISED.values()):
@@ -154,7 +159,7 @@ class Signals:
 
 
 def storm(make: Callable[[], lp.Loader], shots: int, constructions: int, seed: int) -> None:
-    """Shoot at one kind of loader."""
+    """Send signals during all kinds of work with one kind of loader."""
 
     def made() -> None:
         with make() as loader:
@@ -183,7 +188,7 @@ def storm(make: Callable[[], lp.Loader], shots: int, constructions: int, seed: i
         where = f"{make.__name__}, {work.__name__}"
         if (
             work is resumed
-        ):  # it may have been broken off, and then the rest of an epoch comes first
+        ):  # a pass may have been interrupted, and then the rest of its epoch comes first
             got = signals.rows_whatever_comes(loader)
             assert got == WANTED[ITEMS - len(got) :], where
         got = signals.rows_whatever_comes(loader)

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ROWS = 30
-_VALUES = 20_000  # of a row: its bytes take several reads, between which another process can move the position
+# values of a row: its bytes take several reads, between which another process can move the position
+_VALUES = 20_000
 
 
 class Kind(NamedTuple):
-    """A library's file of `ROWS` rows, in each of which all values are the row's number."""
+    """A library's file of `ROWS` rows. All values of a row are its number."""
 
-    library: str  # which reads it
+    library: str  # library that reads the file
     write: Callable[[str], object]
     open: Callable[[str], Any]
     read: Callable[[Any, int], Any]
@@ -49,7 +50,7 @@ def _open_plain(path: str) -> Any:
 
 def _read_plain(file: Any, number: int) -> Any:
     file.seek(number * _VALUES * 2)
-    time.sleep(0.001)  # in which other processes move a position that they share
+    time.sleep(0.001)  # meanwhile, other processes would move a shared position
     return np.frombuffer(file.read(_VALUES * 2), np.int16)
 
 
@@ -80,7 +81,7 @@ def _open_volume(path: str) -> Any:
     import nibabel
 
     volume = nibabel.load(path, keep_file_open=True)
-    np.asarray(volume.dataobj[..., 0])  # which opens the file
+    np.asarray(volume.dataobj[..., 0])  # opens the file
     return volume
 
 
@@ -171,16 +172,18 @@ KINDS = {
 
 
 def row_in(kind: str, handle: Any, number: int) -> int:
-    """The row's number where it was read right; -1 where it was not."""
+    """Return the row's number if it was read right, otherwise -1."""
     try:
         row = np.asarray(KINDS[kind].read(handle, number))
-    except Exception:  # a checksum, or the end of the file
+    except Exception:  # a wrong checksum, or the end of the file
         return -1
     return number if row.size == _VALUES and (row == number).all() else -1
 
 
 class Opened:
-    """A file that is open, and opened again where it is unpickled, as the documentation of pickle has it."""
+    """An open file, which is opened again when it is unpickled, as in the documentation of
+    pickle.
+    """
 
     def __init__(self, kind: str, path: str) -> None:
         self.kind, self.path = kind, path

@@ -14,22 +14,24 @@ When = Literal["import", "call", "types"]
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-    """One imported module."""
+    """An imported module."""
 
     target: str
-    """Its dotted name; of `from package import module`, the module."""
+    """Dotted name; for `from package import module`, that of the module."""
     line: int
-    """Where it is written."""
+    """Line of the import."""
     when: When
-    """Carried out when the importing module is imported, or when a function of it is called; or only for types."""
+    """Time of the import: when the module is imported, when one of its functions is called, or only
+    for types.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """One module's source, parsed."""
+    """Parsed source of a module."""
 
     name: str
-    """Dotted; a package's `__init__` has the package's name."""
+    """Dotted name; a package's `__init__` has the name of the package."""
     tree: ast.Module
     imports: tuple[Import, ...]
 
@@ -42,8 +44,11 @@ class Module:
         is_package: bool = False,
         known: frozenset[str] = frozenset(),
     ) -> Module:
-        """Args:
-        known: all modules of the package, to tell `from package import module` from `from package import name`.
+        """Parse a module.
+
+        Args:
+            known: all modules of the package, which distinguish `from package import module`
+                from `from package import name`.
         """
         tree = ast.parse(source)
         package = name if is_package else name.rpartition(".")[0]
@@ -52,7 +57,7 @@ class Module:
 
 @functools.cache
 def read_package(directory: Path) -> list[Module]:
-    """Every module below a package's directory, sorted by name."""
+    """Return every module below a package's directory, sorted by name."""
     paths = {}
     for path in directory.rglob("*.py"):
         parts = (directory.name, *path.relative_to(directory).with_suffix("").parts)
@@ -72,9 +77,11 @@ def read_package(directory: Path) -> list[Module]:
 def find_cycle(
     modules: list[Module], but: Mapping[str, Collection[str]] | None = None
 ) -> list[str]:
-    """Modules that import one another in a circle, the first one again at the end; empty if none do.
+    """Return modules that import each other in a circle, with the first one again at the end; empty
+    if there are none.
 
-    All imports count, those for types and those that wait for a call too, except from a module of `but` to its targets.
+    All imports count, also those for types and in functions, except from a module of `but` to its
+    targets.
     """
     but = but or {}
     graph = {

@@ -1,7 +1,8 @@
-"""Ctrl-C is heard wherever the tests run; and one at a chosen bytecode of loaderpool's code, again and again.
+"""Ctrl-C works wherever the tests run; and a Ctrl-C at a chosen bytecode of loaderpool's code.
 
-Python raises KeyboardInterrupt between bytecodes. So a trace function that sends SIGINT when the n-th bytecode of our
-modules is about to run, for each n, tries all places at which a real one can come, and some at which none can.
+Python raises KeyboardInterrupt between bytecodes. So a trace function sends SIGINT before the n-th
+bytecode of the package, for each n. These are all places at which a real one can come, and some at
+which none can.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ from typing import Any
 from loaderpool.system import interrupts
 
 _OURS = "/loaderpool/"
-# A Ctrl-C that came in a finalizer has been sent again by then, however busy the machine is.
+# Time after which a Ctrl-C that came in a finalizer has been sent again, also on a busy machine.
 _SENT_AGAIN_S = 0.5
 
 
 def hear_ctrl_c() -> None:
-    """SIGINT raises KeyboardInterrupt in this process and ends its children, as it does in a terminal.
+    """Make SIGINT raise KeyboardInterrupt in this process, and end its children, as in a terminal.
 
-    Under nohup, or with a shell's `&`, it is ignored from the start, and children inherit that. No child inherits a
-    handler: it begins with the default.
+    Under nohup, or with a shell's `&`, it is ignored at the start, and children inherit that.
+    Children do not inherit a handler, but start with the default.
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class CountBytecodes:
-    """Counts our bytecodes that the main thread runs, and sends SIGINT before one of them.
+    """Counts the package's bytecodes in the main thread, and sends SIGINT before one of them.
 
     Args:
-        at: which one; 0: only count.
+        at: number of that bytecode; 0: only count.
     """
 
     def __init__(self, at: int = 0) -> None:
@@ -55,8 +56,9 @@ class CountBytecodes:
         return self._step
 
     def _step(self, frame: FrameType, event: str, _: Any) -> Any:
-        # Without a line are the bytecodes with which a handler passes an exception on. No signal is ever looked for
-        # there, and what is raised there nevertheless leaves CPython 3.11 with one reference to the other one too many.
+        # Bytecodes without a line pass on an exception of a handler. Python never checks for
+        # signals there, and an exception there would leave CPython 3.11 with a wrong reference
+        # count.
         if event == "opcode" and frame.f_lineno is not None:
             self.count += 1
             if self.count == self.at:
@@ -68,7 +70,9 @@ class CountBytecodes:
 
 
 def interrupted_at(at: int, work: Callable[[], object]) -> tuple[bool, str]:
-    """Run it with a Ctrl-C before our n-th bytecode: whether that was raised, and where."""
+    """Run a function with a Ctrl-C before the n-th bytecode of the package. Return whether it was
+    raised, and where.
+    """
     raised, again = False, 0
     start_thread = _thread.start_new_thread
 

@@ -1,8 +1,8 @@
 """Cases of `fit` with `Loader.for_keras()`, on the backend of this process.
 
-`main` prints one line of JSON for each case: its name, and None or a traceback. The last cases repeat Keras' own tests
-of data adapters (`data_adapters/*_test.py` and `trainer_test.py` in `keras/src/trainers`) with a loader. Each names the
-tests that it repeats.
+`main` prints one line of JSON for each case: its name, and None or a traceback. The last cases
+repeat Keras' own tests of data adapters (`data_adapters/*_test.py` and `trainer_test.py` in
+`keras/src/trainers`) with a loader, and name these tests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def case(function: Callable[[], None]) -> Callable[[], None]:
 
 
 class Recorder(keras.layers.Layer):  # type: ignore[misc]
-    """Passes its input on, and mixes each batch of whole numbers into a number that tells orders apart."""
+    """Returns its input, and computes a number from batches of whole numbers that depends on their
+    order.
+    """
 
     def build(self, _shape: Any) -> None:
         make = {"shape": (), "dtype": "int32", "trainable": False}
@@ -50,7 +52,7 @@ class Recorder(keras.layers.Layer):  # type: ignore[misc]
 
 
 def mixed(batches: Any) -> int:
-    """What the recorder has mixed of these."""
+    """Return the number that the recorder computes from these batches."""
     total = 0
     for x in batches:
         total = (total * _MIX + int(np.asarray(x).astype(np.int64).sum())) % 2**32
@@ -58,7 +60,7 @@ def mixed(batches: Any) -> int:
 
 
 class Unbuilt(keras.Model):  # type: ignore[misc]
-    """Has no weights before it has seen a batch."""
+    """Has no weights before its first batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +101,7 @@ def loader(items: int = 70, workers: int = 1, **settings: Any) -> lp.Loader:
 
 
 def inputs(of: lp.Loader, epochs: int) -> list[Any]:
-    """What the loader gives in its first epochs, and it stands at their beginning again."""
+    """Return the batches of the loader's first epochs, and go back to the first epoch."""
     of.epoch = 0
     found = [x.copy() for _ in range(epochs) for x, *_ in of]
     of.epoch = 0
@@ -164,14 +166,14 @@ def evaluate_and_predict_go_through_one_pass_in_order() -> None:
 @case
 def several_steps_at_once() -> None:
     if BACKEND == "torch":
-        return  # Keras has no such thing there
+        return  # Keras does not support this
     for executions, settings in (
         (3, {}),
         (101, {}),
         (3, {"on_error": "skip"}),
         (9, {"on_error": "skip"}),
     ):
-        epochs = 1 if settings else 2  # of an unknown number Keras learns in the first one
+        epochs = 1 if settings else 2  # Keras learns an unknown number in the first epoch
         with loader(**settings) as made, warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*ran out of data")
             expected = inputs(made, epochs)
@@ -375,7 +377,7 @@ def classes_have_weights() -> None:
         with lp.Loader(range(6), labelled(form), batch_size=batch_size, workers=1) as made:
             found = weighed(made, class_weight=weights) / batch_size
             assert abs(found - mean) < 1e-5, (form, batch_size, weights, found)
-    if BACKEND == "tensorflow":  # as Keras' own argument, through tf.data
+    if BACKEND == "tensorflow":  # like Keras' own argument, through tf.data
         with lp.Loader(range(6), labelled("plain"), batch_size=6, workers=1) as made:
             trained = model(optimizer=keras.optimizers.SGD(0.0), loss=Weights())
             (loss,) = trained.fit(
@@ -396,7 +398,7 @@ def weights_of_labels_that_are_no_classes_are_refused() -> None:
         "no number": lambda i: np.float32("nan"),
         "text": lambda i: f"class {i}",
     }
-    if BACKEND != "tensorflow":  # the others take no text at all
+    if BACKEND != "tensorflow":  # the other backends accept no text
         del samples["text"]
     for name, make in samples.items():
 
@@ -409,7 +411,7 @@ def weights_of_labels_that_are_no_classes_are_refused() -> None:
                     model().fit(made.for_keras(class_weight={0: 0.3, 1: 1.0}), verbose=0)
                 assert "class_weight" in str(caught.value), name
                 assert name == "text" or "(x, y, weights[y])" in str(caught.value)
-    # What the message advises works.
+    # The message's advice works.
     weights = np.float32([0.3, 1.0, 2.0])
 
     def weighted(index: int) -> Any:
@@ -421,7 +423,7 @@ def weights_of_labels_that_are_no_classes_are_refused() -> None:
     )
     segmenting.compile("sgd", "sparse_categorical_crossentropy")
     with lp.Loader(range(8), weighted, batch_size=4, workers=0) as made:
-        # Not `fit`: of such labels torch has no gradient with Keras 3.15, of plain arrays either.
+        # Not `fit`: with Keras 3.15, torch has no gradient for such labels, even for plain arrays.
         assert np.isfinite(segmenting.evaluate(made.for_keras(), verbose=0))
 
 
@@ -473,13 +475,15 @@ def the_batch_size_is_the_loaders() -> None:
                 lp.ArgumentError, match=r"batch_size= .* Loader\(\.\.\., batch_size=8\)"
             ):
                 call()
-        # These are of the arrays beside it.
+        # Warnings about the arrays beside it.
         model().fit(*arrays, batch_size=3, validation_data=made.for_keras(), verbose=0)
         model().fit(made.for_keras(), validation_data=arrays, validation_batch_size=3, verbose=0)
 
 
 def only_warning(call: Callable[[], Any]) -> str:
-    """Return the text of our warning in a call, of which there must be one, in a line of this file."""
+    """Return the text of loaderpool's warning in a call. There must be one, in a line of this
+    file.
+    """
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         call()
@@ -499,7 +503,7 @@ def steps_that_have_no_batches_are_told_of_epochs_none() -> None:
         assert made.epoch == 0
         with warnings.catch_warnings():
             warnings.filterwarnings("error", ".*(ran out of data|epochs=None)")
-            for steps, epochs in ((4, 3), (2, 3), (3, 1)):  # it begins again, or has as many
+            for steps, epochs in ((4, 3), (2, 3), (3, 1)):  # it starts again, or has as many
                 model().fit(made.for_keras(), steps_per_epoch=steps, epochs=epochs, verbose=0)
             model().fit(made.for_keras(epochs=None), steps_per_epoch=5, epochs=2, verbose=0)
             model().fit(
@@ -513,7 +517,7 @@ def steps_that_have_no_batches_are_told_of_epochs_none() -> None:
             ),
         ):
             assert "steps=6) needs 6 batches" in only_warning(call)
-    # Of a stream the number is not known before its end.
+    # The number of a stream is unknown before its end.
     with lp.Loader(
         (sample(i, np.random.default_rng(i)) for i in range(32)), batch_size=8, workers=0
     ) as made:
@@ -527,7 +531,9 @@ def steps_that_have_no_batches_are_told_of_epochs_none() -> None:
 
 
 def looks_ahead() -> bool:
-    """Whether Keras itself takes a batch ahead of the one that it trains on: on JAX, in 3.10 and before."""
+    """Return True if Keras itself takes a batch ahead of the one in training: on JAX, up to
+    3.10.
+    """
     if BACKEND != "jax":
         return False
     from keras.src.backend.jax.trainer import JAXEpochIterator
@@ -566,7 +572,7 @@ def errors_come_as_they_are_behind_the_batches_before_them() -> None:
     with lp.Loader(range(64), bad, batch_size=8, workers=2) as made:
         with pytest.raises(lp.SampleError, match=re.escape("twenty-one")):
             model(is_built=False).fit(made.for_keras(), verbose=0, callbacks=[Noting()])
-        # Not by the weights of the model: Keras 3.7 leaves none behind an error on JAX.
+        # Not by the weights of the model, because Keras 3.7 keeps none after an error on JAX.
         assert trained == ([0] if looks_ahead() else [0, 1])
     with pytest.raises(lp.ClosedError, match=re.escape("closed")):
         model().fit(made.for_keras(), verbose=0)
@@ -687,7 +693,7 @@ def fit_warns_of_what_continues_the_model_alone() -> None:
 
 @case
 def an_iterator_may_be_asked_for_its_iterator() -> None:
-    """As Keras 3.7 does on JAX, for each batch that it fetches."""
+    """Keras 3.7 does this on JAX, for each batch."""
     with loader() as made:
         expected = inputs(made, 1)
         for batches in (made.for_keras().get_jax_iterator(), made.for_keras().get_numpy_iterator()):
@@ -722,7 +728,7 @@ def text_and_ragged_rows_are_given_or_refused_by_name() -> None:
 
 
 def batches_of(adapter: Any) -> Iterator[Any]:
-    """What Keras iterates over on this backend."""
+    """Return the object over which Keras iterates on this backend."""
     get = {
         "tensorflow": "get_tf_dataset",
         "jax": "get_jax_iterator",
@@ -778,7 +784,9 @@ def structures_are_kept() -> None:
 
 @case
 def sparse_results_are_refused_by_name_in_the_first_batch() -> None:
-    """test_sparse_tensors, test_fit_sparse, test_evaluate_sparse, test_predict_sparse: never made dense in silence."""
+    """test_sparse_tensors, test_fit_sparse, test_evaluate_sparse, test_predict_sparse: they are not
+    silently made dense.
+    """
     makers: list[Callable[[], Any]] = [
         lambda: sparse.random(2, 4, density=0.25, dtype="float32"),
         lambda: sparse.csr_array(np.eye(4, dtype=np.float32)),
@@ -833,7 +841,7 @@ def ragged_rows_are_given_where_the_backend_has_them() -> None:
 
 @case
 def a_model_that_predict_builds_predicts_of_the_same_pass() -> None:
-    """test_stop_loop, with a model that is not built: on JAX `predict` takes a batch to build it."""
+    """test_stop_loop, with an unbuilt model: on JAX, `predict` takes a batch to build it."""
     with lp.Loader(
         range(20), lambda i: np.full(4, i, np.float32), batch_size=8, workers=1, shuffle=True
     ) as made:

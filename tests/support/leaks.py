@@ -1,7 +1,9 @@
-"""Finds what a test left behind: processes, Python threads, descriptors, mappings of loaderpool's memory files.
+"""Finds leaks of a test: processes, Python threads, descriptors, and mappings of loaderpool's
+memory files.
 
-What TensorFlow keeps is no leak: its native threads are not seen (a `_DummyThread` is only a mark that one of them once
-ran Python code), and of descriptors only those count that loaderpool is made of: pipes, sockets, memory files, pidfds.
+TensorFlow's own resources are no leaks. Its native threads are not seen (a `_DummyThread` only
+shows that one of them once ran Python code). Only descriptors of loaderpool's kinds count: pipes,
+sockets, memory files, pidfds.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from contextlib import contextmanager
 from tests.support import tensorflow_runtime
 from tests.support.processes import POLL_S, descendants, describe, end_all, marked
 
-# A closed pool's supervisor ends by itself a moment later. Smaller fails tests on a busy machine, larger only makes a
-# test that really leaks slower.
+# A closed pool's supervisor ends a moment later. Smaller: tests fail on a busy machine. Larger: a
+# test with a leak takes longer.
 GRACE_S = 3.0
 _MARK = "LOADERPOOL_TEST_RUN"
 _RUN = uuid.uuid4().hex
@@ -31,19 +33,21 @@ _OUR_MAPPING = re.compile(r"\S+ \S+ \S+ \S+ (?P<inode>\d+)\s+(?P<name>/memfd:loa
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What this process held at one moment."""
+    """Resources of this process at one moment."""
 
     processes: frozenset[int]
-    """Descendants, zombies too, and orphans that a descendant left."""
+    """Descendants, also zombies, and orphans that a descendant left."""
     threads: frozenset[threading.Thread]
-    """Python's own, not those that a native library started."""
+    """Python's own threads, not those of native libraries."""
     descriptors: Counter[str]
-    """How many point at each pipe, socket, memory file or pidfd, named as the kernel names it, with its inode."""
+    """Number of descriptors for each pipe, socket, memory file or pidfd, named as in the kernel,
+    with its inode.
+    """
     mappings: frozenset[str]
-    """Memory files named loaderpool* that are mapped, with their inode."""
+    """Mapped memory files named loaderpool*, with their inodes."""
 
     def left_since(self, before: Snapshot) -> list[str]:
-        """One line for each thing that is here now and was not before."""
+        """Return one line for each resource that was not there before."""
         return [
             *(describe(pid) for pid in sorted(self.processes - before.processes)),
             *(f"thread {thread.name!r}" for thread in self.threads - before.threads),
@@ -56,14 +60,17 @@ class Snapshot:
 
 
 def mark_children() -> None:
-    """From now on the children of this process carry a mark by which orphans among their children are found."""
-    # /proc shows the environment as it was at exec: so a child has the mark and this process does not. Never inherited:
-    # a pytest that a test starts must not take its siblings for its own.
+    """Mark the environment of this process's future children, so that orphans among their children
+    are found.
+    """
+    # /proc shows the environment at exec, so a child has the mark and this process does not. A mark
+    # is never inherited, because a pytest that a test starts would take its siblings for its own
+    # children.
     os.environ[_MARK] = _RUN
 
 
 def take_snapshot() -> Snapshot:
-    """What this process holds now."""
+    """Return the present resources of this process."""
     return Snapshot(
         processes=frozenset({*descendants(os.getpid()), *marked(_MARK, _RUN)}),
         threads=frozenset(filter(_is_ours, threading.enumerate())),
@@ -74,10 +81,11 @@ def take_snapshot() -> Snapshot:
 
 @contextmanager
 def guard(grace_s: float | None = None) -> Iterator[None]:
-    """What the block started is gone when it ends, or within `grace_s`; else an AssertionError names what is not.
+    """Context for a test. If resources that it started are left `grace_s` after its end, raise an
+    AssertionError that names them.
 
-    Garbage is collected first, for what nobody can reach is no leak. Processes left behind are killed after they were
-    named, so that they do not disturb the tests that follow.
+    Garbage is collected first, because unreachable objects are no leak. Processes that are left
+    behind are killed afterwards, so that they do not disturb the next tests.
     """
     grace_s = GRACE_S if grace_s is None else grace_s
     before = take_snapshot()
@@ -88,7 +96,8 @@ def guard(grace_s: float | None = None) -> Iterator[None]:
         # The time is checked before the collection, so that at least one collection runs. On a busy machine the first
         # snapshot may take longer than `grace_s`, and a caught exception keeps batches until a collection.
         is_late = time.monotonic() >= deadline_s
-        # Only now: a collection with TensorFlow loaded takes as long as a small test, and most leave nothing.
+        # Only now, because a collection with TensorFlow loaded takes as long as a small test, and
+        # most tests leave nothing.
         gc.collect()
         tensorflow_runtime.let_go_of_arrays()
         time.sleep(POLL_S)
@@ -100,7 +109,8 @@ def guard(grace_s: float | None = None) -> Iterator[None]:
 
 
 def _is_ours(thread: threading.Thread) -> bool:
-    # pytest-timeout has a thread for each test: in a guard around several tests there is another one in the end.
+    # pytest-timeout has a thread for each test. A guard around several tests sees another one at
+    # its end.
     return not isinstance(thread, threading._DummyThread) and not thread.name.startswith(
         "pytest_timeout"
     )
@@ -112,14 +122,16 @@ def _descriptors() -> Iterator[str]:
             target = os.readlink(f"/proc/self/fd/{name}")
             if _OUR_DESCRIPTOR.match(target):
                 yield f"{target} inode {os.stat(f'/proc/self/fd/{name}').st_ino}"
-        except OSError:  # the one that listed the directory, or closed by a thread meanwhile
+        # the descriptor that listed the directory, or one that a thread has closed meanwhile
+        except OSError:
             continue
 
 
 def _mappings() -> Iterator[str]:
-    # By file, not by address: one mapping becomes several lines when a part of it is remapped or protected.
+    # By file, not by address, because a mapping becomes several lines if a part of it is remapped
+    # or protected.
     with open("/proc/self/maps", "rb") as file:
-        for line in file.read().splitlines():  # thousands with TensorFlow
+        for line in file.read().splitlines():  # thousands of lines with TensorFlow
             found = _OUR_MAPPING.match(line.decode()) if b"/memfd:loaderpool" in line else None
             if found:
                 yield f"{found['name']} inode {found['inode']}"

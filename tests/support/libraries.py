@@ -1,4 +1,4 @@
-"""A module that looks like one of an installed package."""
+"""Makes a module that looks like one of an installed package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 def make_library(
     directory: Path, monkeypatch: pytest.MonkeyPatch, source: str, folder: str = "site-packages"
 ) -> Any:
-    """Write and import a module, which is forgotten after the test."""
+    """Write and import a module, which is removed after the test."""
     place = directory / folder
     place.mkdir()
     (place / "made_library.py").write_text(textwrap.dedent(source))

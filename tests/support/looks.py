@@ -1,4 +1,4 @@
-"""Snapshots of a loader that are computed, not measured."""
+"""Snapshots of a loader, computed and not measured."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ def look(
     calls: CallTimes = CallTimes(),  # noqa: B008  # a tuple
     **more: Any,
 ) -> Snapshot:
-    """The look that was taken after so many times two seconds, the last of which `end_ns` is the time of.
+    """Return the snapshot after this number of intervals of two seconds, of which the last one ends
+    at `end_ns`.
 
-    Each second has ten steps of 32 samples, four of them with data ready. Workers are busy half of the time: they
-    compute for half of that, and wait for a CPU for a tenth; and each makes 100 samples a second.
+    Each second has ten steps of 32 samples, four of them with data ready. Workers are busy half of
+    the time: they compute for half of that, and wait for a CPU for a tenth. Each makes 100 samples
+    a second.
     """
     seconds = 2.0 * number
     workers = {
@@ -67,7 +69,7 @@ def look(
 
 
 def looks(count: int, *, last_ns: int = 100 * S, **more: Any) -> list[Snapshot]:
-    """So many, each two seconds after the one before, the last one at this time."""
+    """Return this number of snapshots, two seconds apart. The last one is taken at this time."""
     return [
         look(number, end_ns=last_ns - (count - 1 - number) * 2 * S, **more)
         for number in range(count)

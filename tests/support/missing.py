@@ -1,6 +1,6 @@
-"""Libraries that a test needs: without one the test is skipped, but in CI it fails.
+"""Libraries that a test needs. If one is missing, the test is skipped, but in CI it fails.
 
-CI installs what `scripts/test` installs. There a skip would hide that a library is no longer
+CI installs the same as `scripts/test`. There, a skip would hide that a library is no longer
 installed, and that its tests have not run for months.
 """
 
@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-# Tests use these libraries where they happen to be installed. `scripts/test` does not install them.
+# Libraries that tests use if they are installed. `scripts/test` does not install them.
 _NOT_IN_CI = {"dask", "h5netcdf", "numba", "rasterio", "rtree"}
 
-# Python versions for which `scripts/test` installs a library, from and before.
+# Python versions for which `scripts/test` installs a library: the first one, and the first one
+# without it.
 _FROM_PYTHON = {"zarr": (3, 11)}
 _BEFORE_PYTHON = {
     "isal": (3, 15),
@@ -43,7 +44,7 @@ def import_or_skip(modname: str, *arguments: Any, **options: Any) -> Any:
 
     `tests/conftest.py` replaces `pytest.importorskip` by this function.
     """
-    __tracebackhide__ = True  # pytest names the caller's line
+    __tracebackhide__ = True  # so that pytest shows the caller's line
     try:
         return _importorskip(modname, *arguments, **options)
     except pytest.skip.Exception as skipped:

@@ -1,4 +1,6 @@
-"""A real Jupyter kernel: cells are run, interrupted as the stop button does, and their errors read. Nothing hangs."""
+"""A real Jupyter kernel that runs cells, interrupts them like the stop button, and returns their
+errors. It never hangs.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,22 @@ import pytest
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _START_S = 60.0
-_CELL_S = 60.0  # for one cell; TensorFlow's import is in one
+_CELL_S = 60.0  # limit for one cell; TensorFlow's import is in one
 _POLL_S = 0.2
-_PATIENCE_S = 15.0  # before the stop button is pressed again
+_PATIENCE_S = 15.0  # time before the stop button is pressed again
 
 
 class Cell(NamedTuple):
-    """What a cell did."""
+    """Result of a cell."""
 
     printed: str
-    error: str  # the exception's name; empty: none
-    text: str  # of it
-    presses: int  # of the stop button
+    error: str  # name of the exception; empty: there was none
+    text: str  # text of the exception
+    presses: int  # number of times that the stop button was pressed
 
 
 class Notebook:
-    """A kernel that runs."""
+    """A running kernel."""
 
     def __init__(self, manager: Any, client: Any) -> None:
         self._manager, self._client = manager, client
@@ -40,9 +42,9 @@ class Notebook:
         """Run a cell.
 
         Args:
-            code: of the cell.
-            interrupt_after_s: press the stop button so long after the cell has printed GO, and again where nothing
-                follows; None: do not.
+            code: code of the cell.
+            interrupt_after_s: time from the output GO to the press of the stop button, which is repeated if
+                nothing happens; None: it is not pressed.
 
         Raises:
             AssertionError: it did not end within a minute.
@@ -78,7 +80,7 @@ class Notebook:
 
 @contextlib.contextmanager
 def notebook() -> Iterator[Notebook]:
-    """A kernel of this interpreter, ended afterwards; the test is skipped where there is none."""
+    """Context with a kernel of this interpreter. Skips the test if Jupyter is missing."""
     for name in ("ipykernel", "jupyter_client"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed: pip install 'loaderpool[test]'")

@@ -8,17 +8,17 @@ from loaderpool.trainer.statistics import Statistics
 
 
 def notes(statistics: Statistics, beginning: str) -> list[str]:
-    """What stands behind this beginning, in each note that has it."""
+    """Return the rest of each note that starts with this text."""
     return [note.removeprefix(beginning) for note in statistics.notes if note.startswith(beginning)]
 
 
 def bytes_shared(statistics: Statistics) -> int:
-    """Of arrays that stand in memory once."""
+    """Return the bytes of arrays that are in memory once."""
     return _bytes(r"([\d,]+) bytes of arrays are shared", statistics)
 
 
 def bytes_copied(statistics: Statistics) -> int:
-    """Of arrays that were copied into shared memory."""
+    """Return the bytes of arrays that were copied into shared memory."""
     return _bytes(r"copied into shared memory: ([\d,]+) bytes", statistics)
 
 

@@ -1,7 +1,8 @@
-"""A plugin for pytest, `-p tests.support.over_spawned`: Python has no `memfd_create`, so workers are spawned.
+"""Plugin for pytest, `-p tests.support.over_spawned`: it removes `os.memfd_create`, so workers are
+spawned.
 
-So any test shows whether spawned workers do what forked ones do. It holds for the processes that tests start, too. What
-is about something that such a pool does not have is left out, for one of the reasons in `LEFT_OUT`.
+So any test can check spawned workers. Processes that tests start are also affected. Tests of
+features that such a pool lacks are left out, with a reason in `LEFT_OUT`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _FOLDER = str(Path(__file__).with_name("without_memfd"))
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [_FOLDER, os.environ.get("PYTHONPATH", "")])
 )
-# One for the life of each process that makes shared memory: no test's, and so none leaves it behind.
+# One for each process that makes shared memory, for its whole life. So it is no leak of a test.
 resource_tracker.ensure_running()
 
-# By reason, tests or files as pytest names them, below tests/.
+# Tests or files by reason, as pytest names them, below tests/.
 LEFT_OUT = {
     "ends the supervisor's process, and there is none": [
         "e2e/test_generators.py::test_deaths_in_mid_pass_change_no_bit",
@@ -54,13 +55,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
-# Each worker is an interpreter that imports all it needs; a busy machine takes its time over them.
+# Each worker is an interpreter with imports of its own, which takes time on a busy machine.
 child.run_child.__kwdefaults__["timeout_s"] *= 3
 _kill = os.kill
 
 
 def _kill_no_trainer(pid: int, number: int) -> None:
-    """Tests end what they find as a worker's parent, which here is the process of the tests."""
+    """Skip the kill of a worker's parent, which is the tests' process here."""
     assert number != signal.SIGKILL or pid != os.getpid(), (
         "spawned workers have no supervisor's process"
     )

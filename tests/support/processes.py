@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 _PROC = Path("/proc")
-# Far below what a test would notice, far above what a look at /proc costs (some ms with hundreds of processes).
+# Interval of checks. Larger: tests take longer. Smaller: reading /proc, which takes some ms with
+# hundreds of processes, costs too much.
 POLL_S = 0.02
 
 
 def parents() -> dict[int, int]:
-    """Every process of the machine with its parent, zombies too."""
+    """Return the parent of every process of the machine, also of zombies."""
     found: dict[int, int] = {}
     for pid in _pids():
         fields = _stat(pid)
@@ -29,9 +30,10 @@ def parents() -> dict[int, int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, their children and so on, in whatever session; zombies too, `pid` itself not.
+    """Return the children of a process, their children and so on, in any session, also zombies,
+    without `pid` itself.
 
-    A process whose parent died is nobody's descendant any more: `marked` finds those.
+    A process whose parent has died is no descendant any more. `marked` finds it.
     """
     children: dict[int, list[int]] = {}
     for child, parent in parents().items():
@@ -46,17 +48,18 @@ def descendants(pid: int) -> list[int]:
 
 
 def marked(name: str, value: str) -> list[int]:
-    """Processes that were started with `name=value` in their environment, or forked by one that was.
+    """Return the processes that were started with `name=value` in their environment, and their
+    forks.
 
-    This is the environment at exec: it finds orphans and processes in sessions of their own, and never the process
-    that set the variable for its children. Zombies have no environment left.
+    The environment is that at exec. So orphans and processes in other sessions are found, and never
+    the process that set the variable for its children. Zombies have no environment.
     """
     wanted = f"{name}={value}".encode()
     found = []
     for pid in _pids():
         try:
             environment = _read(pid, "environ")
-        except OSError:  # gone, or another user's
+        except OSError:  # it has ended, or belongs to another user
             continue
         if wanted in environment and wanted in environment.split(b"\0"):
             found.append(pid)
@@ -64,7 +67,9 @@ def marked(name: str, value: str) -> list[int]:
 
 
 def in_session(session: int) -> list[int]:
-    """Processes of a session that still run, itself among them: those that started no session of their own."""
+    """Return the running processes of a session, with the one that started it, but without
+    processes in sessions of their own.
+    """
     stats = {pid: _stat(pid) for pid in _pids()}
     return sorted(
         pid
@@ -73,11 +78,11 @@ def in_session(session: int) -> list[int]:
     )
 
 
-_supervisors: set[int] = set()  # that were seen alive: a zombie has no command
+_supervisors: set[int] = set()  # supervisors that were seen alive, because a zombie has no command
 
 
 def supervisors() -> tuple[list[int], list[int]]:
-    """This process's supervisors: those that are alive, and those that are not reaped yet."""
+    """Return this process's supervisors that are alive or not yet reaped."""
     children = [pid for pid, parent in parents().items() if parent == os.getpid()]
     alive = [
         pid
@@ -85,21 +90,19 @@ def supervisors() -> tuple[list[int], list[int]]:
         if command_of(pid).endswith("loaderpool-supervisor") and is_alive(pid)
     ]
     dead = [pid for pid in children if pid in _supervisors and not is_alive(pid)]
-    _supervisors.intersection_update(
-        children
-    )  # another process may have the pid of one that is gone
+    _supervisors.intersection_update(children)  # another process may have the pid of an earlier one
     _supervisors.update(alive)
     return alive, dead
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process exists and still runs; a zombie does not."""
+    """Return True if the process exists and is not a zombie."""
     fields = _stat(pid)
     return bool(fields) and fields[0] not in "ZX"
 
 
 def wait_until(holds: Callable[[], object], timeout_s: float = 60.0) -> None:
-    """Blocks until it holds; an AssertionError where it does not within `timeout_s`."""
+    """Wait until a condition holds. Raise an AssertionError after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s"
@@ -107,7 +110,7 @@ def wait_until(holds: Callable[[], object], timeout_s: float = 60.0) -> None:
 
 
 def wait_gone(pids: Iterable[int], timeout_s: float) -> list[int]:
-    """Blocks until none of the processes is alive, or for `timeout_s`; returns those that still are."""
+    """Wait until none of the processes is alive, or for `timeout_s`. Return those that are."""
     deadline_s = time.monotonic() + timeout_s
     remaining = [pid for pid in pids if is_alive(pid)]
     while remaining and time.monotonic() < deadline_s:
@@ -117,7 +120,9 @@ def wait_gone(pids: Iterable[int], timeout_s: float) -> list[int]:
 
 
 def found(look: Callable[[], Iterable[int]], timeout_s: float = 20.0) -> int:
-    """The first process that a look finds; one that is just starting, or being replaced, is waited for."""
+    """Return the first process that `look` finds. Wait for one that is starting or being
+    replaced.
+    """
     deadline_s = time.monotonic() + timeout_s
     while (pid := next(iter(look()), None)) is None:
         assert time.monotonic() < deadline_s, "no such process"
@@ -126,7 +131,9 @@ def found(look: Callable[[], Iterable[int]], timeout_s: float = 20.0) -> int:
 
 
 def strike(look: Callable[[], Iterable[int]], number: int = signal.SIGKILL) -> int:
-    """Send a signal to the first process that a look finds; returns its pid. One that just ended is looked up again."""
+    """Send a signal to the first process that `look` finds, and return its pid. If it has just
+    ended, look again.
+    """
     while True:
         pid = found(look)
         try:
@@ -138,7 +145,7 @@ def strike(look: Callable[[], Iterable[int]], number: int = signal.SIGKILL) -> i
 
 
 def end_all(pids: Iterable[int]) -> None:
-    """Kill the processes, stopped ones too; those that are gone already are no error."""
+    """Kill the processes, also stopped ones. Ignore those that have ended."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -147,9 +154,11 @@ def end_all(pids: Iterable[int]) -> None:
 
 
 def read_pss(pid: int) -> int:
-    """Bytes of memory that are this process's share: pages shared by n processes count one n-th.
+    """Return this process's share of memory in bytes. Of pages that n processes share, an n-th
+    counts.
 
-    Without those of files on disk: a library's count more as soon as some other process that has loaded it, too, ends.
+    Files on disk do not count, because the share of a library grows when another process that has
+    loaded it ends.
     """
     kinds = [line.split() for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines()]
     shares = [int(kind[1]) * 1024 for kind in kinds if kind[0] in ("Pss_Anon:", "Pss_Shmem:")]
@@ -159,12 +168,14 @@ def read_pss(pid: int) -> int:
 
 
 def count_fds(pid: int) -> int:
-    """Descriptors that the process has open; asked of oneself, the one for the look is not counted."""
+    """Return the number of the process's open descriptors, without the one that this call opens."""
     return len(os.listdir(_PROC / str(pid) / "fd")) - (1 if pid == os.getpid() else 0)
 
 
 def lies_in_shared_memory(address: int) -> bool:
-    """Whether a memory file of ours, or a block of shared memory, is mapped there in this process."""
+    """Return True if an address of this process is in a memory file of loaderpool, or in a block of
+    shared memory.
+    """
     for line in _read(os.getpid(), "maps").decode(errors="replace").splitlines():
         if "/memfd:loaderpool" in line or "/dev/shm/" in line:
             start, _, end = line.split()[0].partition("-")
@@ -174,11 +185,12 @@ def lies_in_shared_memory(address: int) -> bool:
 
 
 def shared_bytes(*pids: int, but: str = " ") -> int:
-    """Bytes that the memory files take which processes of ours have open, each file once; holes take none.
+    """Return the bytes of the open memory files of loaderpool in these processes. Each file counts
+    once, and holes do not count.
 
     Args:
         *pids: the processes.
-        but: files with this in their name do not count.
+        but: text in the names of files that do not count.
     """
     sizes = {}
     folders = [_PROC / str(pid) / "fd" for pid in pids]
@@ -194,7 +206,7 @@ def shared_bytes(*pids: int, but: str = " ") -> int:
 
 
 def cpu_ns(pid: int) -> int:
-    """The time that all threads of a process have run so far; 0 where it has ended."""
+    """Return the CPU time of all threads of a process; 0 if it has ended."""
     try:
         tasks = [
             _read(pid, f"task/{task}/schedstat") for task in os.listdir(_PROC / str(pid) / "task")
@@ -205,7 +217,7 @@ def cpu_ns(pid: int) -> int:
 
 
 def command_of(pid: int) -> str:
-    """The command with its arguments, "" where the process has ended."""
+    """Return the command with its arguments; "" if the process has ended."""
     try:
         return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
@@ -213,7 +225,7 @@ def command_of(pid: int) -> str:
 
 
 def describe(pid: int) -> str:
-    """One line for a message: pid, parent, state, and the command with its arguments."""
+    """Return one line for a message: pid, parent, state, and the command with its arguments."""
     fields = _stat(pid)
     if not fields:
         return f"process {pid} (gone by now)"
@@ -221,9 +233,9 @@ def describe(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """State, parent, … of `/proc/PID/stat`; empty where the process is gone."""
+    """Return the state, parent, … of `/proc/PID/stat`; empty if the process has ended."""
     try:
-        # The name in parentheses may hold spaces and parentheses itself.
+        # The name in parentheses may contain spaces and parentheses.
         return _read(pid, "stat").decode(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
@@ -234,13 +246,15 @@ def _pids() -> list[int]:
 
 
 def _read(pid: int, name: str) -> bytes:
-    # All processes are looked at around each test: pathlib and buffers would take half of that time.
+    # All processes are read around each test. pathlib and buffers would double the time.
     with open(f"{_PROC}/{pid}/{name}", "rb", buffering=0) as file:
         return file.read()
 
 
 def status_of_fork(do: Callable[[], object]) -> int:
-    """How a fork of this process ended that did this: its exit status, minus the signal's number where one ended it."""
+    """Run a function in a fork of this process. Return its exit status; negative: minus the number
+    of the signal that ended it.
+    """
     sys.stdout.flush()
     pid = os.fork()
     if not pid:

@@ -1,11 +1,12 @@
-"""A Ray cluster of several raylets on this machine, in a process of its own: its user's process never imports Ray.
+"""A Ray cluster of several raylets on this machine, in a process of its own, so that the user's
+process never imports Ray.
 
     with RayCluster(nodes=2) as cluster: cluster.address; cluster.remove(1); cluster.add()
 
-Node 0 is the head, where the user's dispatchers are; it offers no CPUs. What it knows (GCS) is
-in its memory, and gone with it, or in a folder: then it can be ended and started again. Nothing is left of a cluster
-when it is closed, or when its user's process has ended: no process, and no file. What "auto" finds on this machine
-stays what it was.
+Node 0 is the head, with the user's dispatchers and no CPUs. Its state (GCS) is in memory, and lost
+with it, or in a folder, so that it can be ended and started again. When the cluster is closed, or
+its user's process has ended, no process and no file of it is left. Another cluster that "auto"
+would find on this machine is not changed.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def impatient_pool(address: str, node_timeout_s: float, **arguments: Any) -> lp.RayPool:
-    """A pool that gives a node up sooner than others."""
+    """Return a pool that gives up a node sooner than others."""
     pool = lp.RayPool(address, **arguments)
     pool._settings["node_timeout_s"] = node_timeout_s
     return pool
 
 
-# Ray's agents outlive a raylet that is killed. Some of them write over their environment, so their session tells.
+# Ray's agents outlive a raylet that is killed. Some overwrite their environment, so they are found
+# by their session.
 _SERVE = """
 import json, os, shutil, sys, time
 folder, nodes, cpus, store, root = json.loads(sys.argv[1])
@@ -85,7 +87,7 @@ finally:
 
 
 class Stores(NamedTuple):
-    """What stores hold, and have ever written to a disk."""
+    """Bytes in stores, and bytes that stores have written to a disk."""
 
     objects: int
     nbytes: int
@@ -93,17 +95,17 @@ class Stores(NamedTuple):
 
 
 class RayCluster:
-    """A cluster of a head and so many other nodes. What it is asked for may be asked on any thread.
+    """A cluster of a head and some other nodes. Its methods may be called on any thread.
 
     Attributes:
         address: "host:port".
-        pid: of a process from which all of the cluster descend.
+        pid: pid of a process from which all of the cluster descend.
 
     Args:
-        nodes: how many there are beside the head.
-        cpus: that each other node offers.
-        can_lose_head: the head keeps what it knows in a folder.
-        store_bytes: of each node's store.
+        nodes: number of nodes beside the head.
+        cpus: number of CPUs of each other node.
+        can_lose_head: True if the head keeps its state in a folder.
+        store_bytes: size of each node's store.
     """
 
     def __init__(
@@ -113,7 +115,8 @@ class RayCluster:
         can_lose_head: bool = False,
         store_bytes: int = STORE_BYTES,
     ) -> None:
-        # Sockets lie there, whose paths have room for some 50 characters of it: so not where TMPDIR may say.
+        # Not in TMPDIR, because the paths of sockets in this folder may only have about 50 more
+        # characters.
         self._folder = tempfile.mkdtemp(prefix="lp-ray-", dir="/tmp")
         arguments = json.dumps([self._folder, nodes, cpus, store_bytes, str(_ROOT)])
         keeping = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{self._folder}/gcs"}
@@ -124,52 +127,54 @@ class RayCluster:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            start_new_session=True,  # Ctrl-C in a terminal is its user's, who closes it
+            start_new_session=True,  # Ctrl-C in a terminal is for its user
             env={**os.environ, **(keeping if can_lose_head else {})},
         )
         self.pid = self._process.pid
         self.address: str = self._read()
 
     def remove(self, node: int) -> None:
-        """End a node: its raylet, and with that all that runs there."""
+        """End a node: its raylet, and with it all that runs there."""
         self._ask("remove", node)
 
     def cut_off(self, node: int) -> None:
-        """End all processes of a node at once, as a power cut does: none of them says a word of it."""
+        """Kill all processes of a node at once, like a power cut. None of them reports anything."""
         (raylet,) = self.pids(node)["raylet"]
         of_node = [raylet, *descendants(raylet)]
-        for pid in of_node:  # else those that end last say that the others have ended
+        for pid in of_node:  # otherwise the last ones would report that the others have ended
             os.kill(pid, signal.SIGSTOP)
         end_all(of_node)
 
     def add(self) -> int:
-        """Have another node join; returns its number."""
+        """Add a node, and return its number."""
         return int(self._ask("add"))
 
     def end_head(self) -> None:
-        """End what knows the cluster (GCS); the head's node goes on without."""
+        """End the process with the cluster's state (GCS). The head's node continues without it."""
         self._ask("end head")
 
     def start_head(self) -> None:
-        """Start again what was ended; it knows what it knew."""
+        """Start that process again, with its saved state."""
         self._ask("start head")
 
     def pids(self, node: int) -> dict[str, list[int]]:
-        """Pids of a node's own processes, by what they are: "raylet", "gcs_server"."""
+        """Return the pids of a node's own processes, by kind: "raylet", "gcs_server"."""
         found: dict[str, list[int]] = self._ask("pids", node)
         return found
 
     def actors(self) -> list[int]:
-        """Pids of loaderpool's actors on all nodes: the processes that have supervisors as children."""
+        """Return the pids of loaderpool's actors on all nodes. These have supervisors as
+        children.
+        """
         found = parents()
         supervisors = [
             pid for pid in descendants(self.pid) if "loaderpool-supervisor" in command_of(pid)
         ]
-        # Not of workers, which have its command.
+        # Workers have the same command, and are left out.
         return sorted({found[pid] for pid in supervisors if pid in found} - {*supervisors})
 
     def stores(self) -> Stores:
-        """What all nodes' stores hold together."""
+        """Return the contents of all nodes' stores together."""
         return Stores(*self._ask("stores"))
 
     def close(self) -> None:
@@ -179,7 +184,7 @@ class RayCluster:
         self._process.stdin.close()
         self._process.wait(60)
         self._process.stdout.close()
-        shutil.rmtree(self._folder, ignore_errors=True)  # where that process was killed
+        shutil.rmtree(self._folder, ignore_errors=True)  # in case that process was killed
 
     def __enter__(self) -> RayCluster:  # noqa: PYI034 - Self is in typing from 3.11 on
         return self

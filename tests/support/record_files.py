@@ -1,4 +1,4 @@
-"""TFRecord and tar files of numbered samples, written without TensorFlow, and compressed."""
+"""TFRecord and tar files of numbered samples, written without TensorFlow; and compression."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _masked(crc: int) -> int:
 
 
 def tfrecord_bytes(records: Iterable[bytes]) -> bytes:
-    """A TFRecord file, uncompressed."""
+    """Return the bytes of an uncompressed TFRecord file."""
     crc32c = pytest.importorskip("google_crc32c")
     pieces = []
     for record in records:
@@ -32,7 +32,7 @@ def tfrecord_bytes(records: Iterable[bytes]) -> bytes:
 
 
 def tar_bytes(members: Iterable[tuple[str, bytes]], form: int = tarfile.PAX_FORMAT) -> bytes:
-    """A tar file, uncompressed."""
+    """Return the bytes of an uncompressed tar file."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=form) as tar:
         for name, data in members:
@@ -43,7 +43,7 @@ def tar_bytes(members: Iterable[tuple[str, bytes]], form: int = tarfile.PAX_FORM
 
 
 def numbered_records(first: int, count: int) -> list[bytes]:
-    """Records of varied length that begin with their number."""
+    """Return records of varied length that begin with their number."""
     rng = np.random.default_rng(first)
     return [
         struct.pack("<q", first + number) + rng.bytes(int(rng.integers(0, 4000)))
@@ -52,7 +52,7 @@ def numbered_records(first: int, count: int) -> list[bytes]:
 
 
 def numbered_members(first: int, count: int) -> list[tuple[str, bytes]]:
-    """Members of samples of two fields: the number, and bytes of varied length."""
+    """Return members of samples with two fields: the number, and bytes of varied length."""
     members = []
     for number, record in enumerate(numbered_records(first, count), first):
         members += [(f"some/{number}.id", record[:8]), (f"some/{number}.data", record[8:])]
@@ -60,7 +60,7 @@ def numbered_members(first: int, count: int) -> list[tuple[str, bytes]]:
 
 
 def number_of(item: Any) -> int:
-    """The number of a record or of a sample."""
+    """Return the number of a record or of a sample."""
     return int(struct.unpack("<q", item["id"] if isinstance(item, dict) else item[:8])[0])
 
 
@@ -70,7 +70,7 @@ def numbered(item: Any, rng: np.random.Generator) -> tuple[int, float]:
 
 
 def zstd(data: bytes) -> bytes:
-    """Compressed with zstd; the test is skipped if no library is there."""
+    """Compress bytes with zstd. Skips the test if no library is installed."""
     for name in ("compression.zstd", "zstandard"):
         try:
             compressed: bytes = importlib.import_module(name).compress(data)

@@ -1,4 +1,4 @@
-"""Records of a training as the recorders write them, made by hand."""
+"""Records of a training in the recorders' format, made by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ARENA_BYTES = 64 << 20  # has rings for four workers
 
 
 class HandMadeRecording:
-    """A training of one loader with one pool, whose times are said in milliseconds."""
+    """A training of one loader with one pool. Times are in milliseconds."""
 
     def __init__(self, workers: int = 2) -> None:
         at = BOARD_BYTES + CALL_TIMES_BYTES
@@ -39,7 +39,7 @@ class HandMadeRecording:
             self.start_worker(cell, cell, 200 + cell)
 
     def start_worker(self, cell: int, number: int, pid: int) -> None:
-        """A worker begins, in a new cell or in one whose worker has ended."""
+        """Start a worker, in a new cell or in that of a worker that has ended."""
         self.board[Board.base(cell) + Field.PID] = pid
         self.board[Board.base(cell) + Field.NUMBER] = number + 1
         Board(self._arena).cells = len({*range(Board(self._arena).cells), cell})
@@ -88,7 +88,7 @@ class HandMadeRecording:
         )
 
     def tracing(self, now_ms: float = 1_000.0, **more: Any) -> Tracing:
-        """Return what is read of it at this time; `more` is told by the loader's page."""
+        """Return the trace at this time. `more` has the keys of the loader's page."""
         asked_s = (ns(now_ms) - self.asked_ns) / 1e9 if self.asked_ns else None
         told = {"loader": LOADER, "asked_s": asked_s, "looked_s": ns(now_ms) / 1e9, **more}
         found = Tracing(TRAINER, "python train.py", True, ns(now_ms), 1_700_000_000 * 10**9)
@@ -99,5 +99,5 @@ class HandMadeRecording:
 
 
 def ns(at_ms: float) -> int:
-    """Return a time of the monotonic clock, which is not near its beginning."""
+    """Return a time of the monotonic clock, far from 0."""
     return NOW_NS + round(at_ms * MS)

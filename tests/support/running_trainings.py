@@ -1,4 +1,4 @@
-"""Trainings in processes of their own, which are looked at from outside until they are told to end."""
+"""Trainings in processes of their own, which other processes observe until a file ends them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ DEADLINE_S = 40.0
 
 
 class RunningTraining:
-    """A script that goes on until there is a file `end` beside it, and may hold something up until there is `release`.
+    """A script that runs until the file `end` exists, and may wait for the file `release`.
 
     Args:
-        folder: made for it; its current directory.
-        script: what it runs.
-        kind: its one argument.
+        folder: new folder for its files; its current directory.
+        script: code that it runs.
+        kind: its only argument.
     """
 
     def __init__(self, folder: Path, script: str, kind: str) -> None:
@@ -42,7 +42,9 @@ class RunningTraining:
         read: Callable[[str], Any],
         is_wanted: Any,
     ) -> Any:
-        """What is read of the first look at it that is wanted; it may not have delivered a batch yet."""
+        """Read the training's page until it satisfies a condition, and return it. There may be no
+        batch yet.
+        """
         until_s = time.monotonic() + DEADLINE_S
         while time.monotonic() < until_s:
             result = look()
@@ -66,7 +68,9 @@ class RunningTraining:
 
 @contextlib.contextmanager
 def running_trainings(folder: Path, script: str) -> Iterator[Callable[[str], RunningTraining]]:
-    """Gives what starts one with an argument; they end with the block."""
+    """Context with a function that starts a training with an argument. All are ended with the
+    context.
+    """
     trainings: list[RunningTraining] = []
 
     def begin(argument: str) -> RunningTraining:

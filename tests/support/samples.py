@@ -67,7 +67,7 @@ class StartsThread:
 
 
 class Stream:
-    """A stream of 61 numbers. A prime, so the last batch is shorter."""
+    """A stream of 61 numbers, a prime, so the last batch is shorter."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(61))

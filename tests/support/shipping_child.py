@@ -1,4 +1,6 @@
-"""Loads a shipment in a clean interpreter, as the supervisor does, and brings back what an expression makes of it."""
+"""Loads a shipment in a clean interpreter, as the supervisor does, and returns the value of an
+expression.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,11 @@ with open(sys.argv[1] + ".out", "wb") as file:
 
 
 def in_child(shipment: Shipment, expression: str, *path: Path) -> tuple[Any, list[str]]:
-    """The expression's value, with the payload's keys as names, and which frameworks loading the payload imported.
+    """Return an expression's value, with the payload's keys as names, and the frameworks that
+    loading the payload imported.
 
-    Blocks: until the child has ended, some 0.3 s. `path` is put before the child's `sys.path`; nothing else of this
-    process reaches it, and its `__main__` is a script of its own.
+    Blocks: until the child has ended, some 0.3 s. `path` is put before the child's `sys.path`.
+    Nothing else of this process is passed to it, and its `__main__` is a script of its own.
     """
     with tempfile.TemporaryDirectory(prefix="loaderpool-shipping-") as scratch:
         file = Path(scratch, "shipment")

@@ -1,4 +1,6 @@
-"""Runs the processes of one distributed training side by side on this machine, each in an interpreter of its own."""
+"""Runs the processes of one distributed training on this machine, each in an interpreter of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ def run_side_by_side(
     *,
     imported: str | None = None,
 ) -> list[ChildResult]:
-    """How the two processes ended, which run the same code.
+    """Run the same code in two processes, and return their results.
 
     Args:
-        code: as `run_child` takes it.
-        env: of the process with that number, given an address of this machine for each process.
-        imported: as `run_child` takes it.
+        code: as in `run_child`.
+        env: returns the environment of a process, for its number and an address of this machine for each process.
+        imported: as in `run_child`.
     """
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]

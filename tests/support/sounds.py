@@ -1,4 +1,4 @@
-"""WAV files of varied length, written on the spot, and the functions that read them."""
+"""WAV files of varied length, which are written here, and functions that read them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 
 import loaderpool as lp
 
-SOUNDS = 150  # how many the fixture `sounds` has
-LENGTHS: list[int] = np.random.default_rng(0).integers(50, 1001, SOUNDS).tolist()  # in frames
+SOUNDS = 150  # number of files of the fixture `sounds`
+# lengths in frames
+LENGTHS: list[int] = np.random.default_rng(0).integers(50, 1001, SOUNDS).tolist()
 
 
 def write_sounds(folder: Path) -> list[str]:
-    """Write `SOUNDS` mono files of 50 to 1000 frames of noise; returns their paths."""
+    """Write `SOUNDS` mono files of 50 to 1000 frames of noise, and return their paths."""
     rng = np.random.default_rng(0)
     paths = []
     for number, frames in enumerate(LENGTHS):
@@ -30,12 +31,12 @@ def write_sounds(folder: Path) -> list[str]:
 
 
 def load_sound(path: str, rng: np.random.Generator) -> dict[str, Any]:
-    """The file's frames, louder or softer by chance, and how many they are."""
+    """Return the file's frames at a random volume, and their number."""
     with wave.open(path) as file:
         frames = np.frombuffer(file.readframes(file.getnframes()), np.int16)
     return {"sound": frames * np.float32(rng.uniform(0.5, 2.0)), "frames": len(frames)}
 
 
-# How a loader of the fixture `sounds` batches them: in four buckets.
+# Settings of a loader of the fixture `sounds`, with four buckets.
 BUCKETS = lp.Buckets(LENGTHS, [200, 400, 700], [8, 4, 3, 2])
 BY_LENGTH: dict[str, Any] = {"buckets": BUCKETS, "pad": True, "shuffle": True, "seed": 5}

@@ -16,7 +16,7 @@ LOADER, RUN = 1, 1001
 
 @dataclasses.dataclass
 class Endless:
-    """A plan of batches of four items by index."""
+    """A plan of indexed batches with four items."""
 
     batch_size: int = 4
     usual_rows: int = 4
@@ -34,7 +34,7 @@ class Endless:
 
 
 def turn(state: State, obey: Callable[[Any], None], has_waited: bool = True) -> None:
-    """Deal, and carry out instructions until there are none."""
+    """Call `deal`, and carry out instructions until none are left."""
     while True:
         state.deal(has_waited)
         check_state(state)
@@ -51,7 +51,9 @@ def turn(state: State, obey: Callable[[Any], None], has_waited: bool = True) -> 
 
 
 def check_state(state: State) -> None:
-    """No slot and no ticket is in two places, or in none, and who may have more tickets is known."""
+    """Check that each slot and each ticket is in exactly one place, and that the workers with
+    capacity are known.
+    """
     jobs = [*state.due, *(job for worker in state.workers.values() for job in worker.jobs.values())]
     assert len({job.ticket.number for job in jobs}) == len(jobs)
     assert sum(run.slots for run in state.runs.values()) <= state.slots.most
@@ -77,7 +79,7 @@ def check_state(state: State) -> None:
 
 
 def look(state: State, loader: int) -> None:
-    """Have a loader's first sample made."""
+    """Make a loader's first sample."""
     state.look(Look(loader, 0))
 
 
@@ -94,25 +96,27 @@ def release(state: State, number: int, offset: int) -> None:
 
 
 def death(index: int = -1) -> Death:
-    """A worker's death at this sample, whose error has the verdict."""
+    """Return a worker's death at this sample, whose error has the verdict."""
     return Death(lambda verdict, deaths, _: f"{verdict.name} {deaths}".encode(), index)
 
 
 class Pool:
-    """The state, and what it had others do."""
+    """The state, and the instructions that it has given."""
 
     def __init__(
         self, workers: int, restarts: tuple[int, float] | None = None, of_nodes: bool = False
     ) -> None:
         self.state = State(workers, ExtentMap(4096, 1 << 30), 160, restarts, of_nodes)
-        self.channels: dict[int, list[Ticket]] = {}  # of each worker that runs
+        self.channels: dict[int, list[Ticket]] = {}  # tickets of each running worker
         self.started: list[int] = []
-        self.told: list[Any] = []  # the main process
-        self.can_start = 1 << 30  # so many more workers
+        self.told: list[Any] = []  # messages to the main process
+        self.can_start = 1 << 30  # number of further workers that can be started
         self.now = 0.0
 
     def with_a_run(self, most_deaths: int = 3, slot_bytes: int = 4096, room: int = 2) -> Pool:
-        """A loader whose first sample was made, and a run of it: one batch a slot, made by one worker."""
+        """Add a loader whose first sample was made, and a run of it: one batch for each slot, made
+        by one worker.
+        """
         self.state.load(LOADER, Endless(), most_deaths=most_deaths)
         look(self.state, LOADER)
         self.turn()
@@ -125,7 +129,7 @@ class Pool:
         return self
 
     def turn(self, has_waited: bool = True) -> None:
-        """Deal, and carry out."""
+        """Call `deal`, and carry out the instructions."""
         turn(self.state, self.obey, has_waited)
 
     def obey(self, instruction: Any) -> None:
@@ -145,35 +149,35 @@ class Pool:
                 self.told.append(message)
 
     def answer(self, worker: int, place: int = 0, row_s: float = 0.00025) -> Ticket:
-        """A worker says `Done` to one of its tickets."""
+        """Let a worker answer one of its tickets with `Done`."""
         ticket = self.channels[worker].pop(place)
         rows = ticket.stop - ticket.start
         self.state.done(worker, Done(ticket.number, rows, rows * row_s))
         return ticket
 
     def step(self) -> None:
-        """The first worker that has something to do does it."""
+        """Let the first worker with work make a step."""
         self.answer(self.busy()[0])
         self.turn()
 
     def die(self, worker: int, index: int = -1) -> list[Ticket]:
-        """A worker dies over its first ticket, if it has one; returns all that it had."""
+        """Let a worker die during its first ticket, if it has one. Return all its tickets."""
         tickets = self.channels.pop(worker)
         self.state.died(worker, self.now, tickets[0].number if tickets else 0, death(index))
         return tickets
 
     def wait(self, can_start: int) -> None:
-        """A minute later so many workers can be started."""
+        """Let a minute pass, after which this number of workers can be started."""
         self.can_start, self.now = can_start, self.now + 60
         self.state.tick()
         self.turn()
 
     def busy(self) -> list[int]:
-        """Workers that have tickets."""
+        """Return the workers with tickets."""
         return [worker for worker, tickets in self.channels.items() if tickets]
 
     def of(self, *kinds: type) -> list[Any]:
-        """What the main process was told."""
+        """Return the messages of a kind to the main process."""
         return [message for message in self.told if isinstance(message, kinds)]
 
     def failed(self) -> list[Filled]:
@@ -181,7 +185,7 @@ class Pool:
         return [message for message in self.of(Filled) if message.error]
 
     def is_told_that_a_run_cannot_be(self, loader: int) -> None:
-        """Begin one."""
+        """Begin a run, and return True if the state reports that it cannot be made."""
         begin(self.state, RUN + 1, loader, 7)
         self.turn()
         assert [message.number for message in self.of(Status)] == [RUN + 1]

@@ -1,4 +1,6 @@
-"""Streams for tests, in a module that is quickly imported: the process that reads them does so at each start."""
+"""Streams for tests, in a module whose import is fast, because each process that reads them imports
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ import numpy as np
 
 
 class Numbers:
-    """Begins anew each time.
+    """Numbers that can be read again.
 
     Args:
-        items: how many there are.
+        items: number of items.
     """
 
     def __init__(self, items: int = 101) -> None:
@@ -27,15 +29,15 @@ class Numbers:
 
 
 def make(item: Any, rng: np.random.Generator) -> Any:
-    """A sample of one of the `Numbers`."""
+    """Return a sample of one of the `Numbers`."""
     return item["index"], item["row"] + rng.random(3, np.float32)
 
 
 class Telling:
-    """Gives the number of the process that reads it, and how many passes it has begun.
+    """Yields the pid of the process that reads it, and the number of its passes.
 
     Args:
-        items: how many there are.
+        items: number of items.
     """
 
     def __init__(self, items: int = 20) -> None:
@@ -48,10 +50,11 @@ class Telling:
 
 
 class Rewinding:
-    """Its own iterator, whose `__iter__` goes back to the start; items count these calls.
+    """An iterator whose `__iter__` goes back to the start. Its items have the number of these
+    calls.
 
     Args:
-        items: how many there are.
+        items: number of items.
     """
 
     def __init__(self, items: int = 20) -> None:
@@ -69,12 +72,12 @@ class Rewinding:
 
 
 def rewinding(shard: int) -> Rewinding:
-    """Return what a generator function may return, of some items."""
+    """Return a `Rewinding` with some items, as a generator function may."""
     return Rewinding(shard)
 
 
 class Large(Telling):
-    """The same with a megabyte beside each."""
+    """`Numbers` with a megabyte beside each."""
 
     def __iter__(self) -> Iterator[Any]:
         for item in super().__iter__():
@@ -82,12 +85,12 @@ class Large(Telling):
 
 
 class Ending(Telling):
-    """Ends the process that reads it before an item, as long as a file is there.
+    """Ends the process that reads it, before an item, while a file exists.
 
     Args:
-        items: how many there are.
-        at: which one.
-        how: see `end_process`.
+        items: number of items.
+        at: number of that item.
+        how: as in `end_process`.
         flag: the file.
     """
 
@@ -103,12 +106,12 @@ class Ending(Telling):
 
 
 class Failing(Numbers):
-    """Raises, as long as a file is there.
+    """Raises an exception while a file exists.
 
     Args:
-        make_error: makes what.
-        at: before which item.
-        flag: the file; none: always.
+        make_error: makes the exception.
+        at: number of the item before which it is raised.
+        flag: the file; None: it is always raised.
     """
 
     def __init__(self, make_error: Callable[[], BaseException], at: int, flag: str = "") -> None:
@@ -123,11 +126,11 @@ class Failing(Numbers):
 
 
 class Blocking(Telling):
-    """Waits for ever before an item.
+    """Waits forever before an item.
 
     Args:
-        at: which one.
-        holds_lock: of the interpreter's lock, so that no other thread of the process runs either.
+        at: number of the item.
+        holds_lock: True to hold the interpreter's lock, so that no other thread of the process runs.
     """
 
     def __init__(self, at: int, holds_lock: bool = False, notes: str = "") -> None:
@@ -147,7 +150,7 @@ class Blocking(Telling):
 
 
 def end_process(how: str) -> None:
-    """End this process: by a signal, or (a number) by that exit status."""
+    """End this process, by a signal, or (a number) with this exit status."""
     import resource
     import signal
 

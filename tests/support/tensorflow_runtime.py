@@ -1,4 +1,6 @@
-"""TensorFlow as the tests use it: three CPU devices, no GPU, and a way to make it drop arrays it no longer needs."""
+"""TensorFlow for tests: three CPU devices, no GPU, and a function that makes it drop unused
+arrays.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,25 @@ import numpy as np
 
 from loaderpool.system import ctrl_c
 
-LOGICAL_CPUS = 3  # the host's own, and two more to place things on
+LOGICAL_CPUS = 3  # the host's own CPU, and two more devices for tests
 _loaded: Any = None
 
 
 def quieten() -> None:
-    """TensorFlow logs nothing below an error, in this process and its children; to be called before its import."""
+    """Make TensorFlow log errors only, in this process and its children. Call it before the
+    import.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 
 def load() -> Any:
-    """The `tensorflow` module, set up with `LOGICAL_CPUS` CPU devices and without GPUs.
+    """Return the `tensorflow` module, set up with `LOGICAL_CPUS` CPU devices and without GPUs.
 
     Raises:
         ImportError: it is not installed.
-        RuntimeError: something used TensorFlow before and so fixed its devices; make that test use the `tf` fixture.
+        RuntimeError: something has used TensorFlow before, so its devices are fixed. That test must
+            use the fixture `tf`.
     """
     global _loaded
     if _loaded is None:
@@ -37,9 +42,11 @@ def load() -> Any:
             tf.config.list_physical_devices("CPU")[0],
             [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS,
         )
-        ctrl_c.watch()  # the first as_dataset of a process leaves two descriptors: now, not in a test
-        # Half a million objects that live as long as the process: each collection that a test asks for, and the guard
-        # against leaks, would look at them again, which takes longer than most tests.
+        # the first as_dataset of a process opens two descriptors, which must not count as leaks of
+        # a test
+        ctrl_c.watch()
+        # Half a million objects live as long as the process. Otherwise each garbage collection,
+        # also of the guard against leaks, would visit them, which takes longer than most tests.
         gc.collect()
         gc.freeze()
         _loaded = tf
@@ -47,23 +54,26 @@ def load() -> Any:
 
 
 def let_go_of_arrays() -> None:
-    """TensorFlow has dropped the NumPy arrays whose tensors are gone; nothing happens where it is not loaded.
+    """Make TensorFlow drop the NumPy arrays whose tensors are gone. Does nothing if TensorFlow is
+    not loaded.
 
-    It keeps a list of arrays to release and goes through it only when some later eager tensor dies.
+    TensorFlow keeps a list of arrays to release, and processes it only when a later eager tensor is
+    deleted.
     """
     if _loaded is not None:
-        _loaded.constant(0)  # made and dropped at once
+        _loaded.constant(0)  # created and deleted at once
 
 
 def address_of(tensor: Any) -> int:
-    """Where a CPU tensor's first element lies."""
+    """Return the address of a CPU tensor's first element."""
     return int(np.asarray(memoryview(tensor)).ctypes.data)
 
 
 def aliases_arrays() -> bool:
-    """Whether from_generator looks at a well aligned array's memory, with nothing of loaderpool in the way.
+    """Return True if from_generator uses an aligned array's memory without a copy, in this version.
 
-    All versions do but TensorFlow 2.18 under NumPy 2, whose `numpy_compat.np_asarray` calls `astype` without `copy=`.
+    All versions do, except TensorFlow 2.18 with NumPy 2, whose `numpy_compat.np_asarray` calls
+    `astype` without `copy=`.
     """
     buffer = np.zeros(4096 + 64, np.uint8)
     start = -buffer.ctypes.data % 64

@@ -15,25 +15,27 @@ STEPS = 500
 class Training:
     """A loader with workers that share batches evenly, a ring that is large enough, and a consumer.
 
-    A step is as long as the longest of what binds it: the consumer's own time, making by all workers, computing by all
-    CPUs.
+    A step takes as long as the slowest part: the consumer, all workers together, or the computation
+    on all CPUs.
     """
 
-    step_s: float = 75e-3  # the consumer's, with data ready
+    step_s: float = 75e-3  # time of the consumer if data is ready
     batch: int = 32
     sample_cpu_s: float = 0.0
     sample_blocked_s: float = 0.0
     cpus: float = 16.0
-    step_cpu_s: float = 5e-3  # of `step_s`: computing of the consumer's process
+    step_cpu_s: float = 5e-3  # part of `step_s` in which the consumer's process computes
     others: float = 0.0  # CPUs that other programs use
     sample_bytes: int = 150_528
 
     def length(self, workers: int, threads: int = 1) -> float:
-        """How long a step is."""
+        """Return the duration of a step."""
         return max(self.step_s, self._making_s(threads) / workers, self._cpu_bound_s())
 
     def window(self, workers: int, threads: int = 1, steps: int = STEPS, **changes: Any) -> Window:
-        """What is observed of it; some batches are ready at first, as the ring was full."""
+        """Return the measurements of the training. Some batches are ready at first, because the
+        ring was full.
+        """
         length = self.length(workers, threads)
         is_fed = length < 1.001 * self.step_s
         ready = steps if is_fed else 10
@@ -77,7 +79,7 @@ class Training:
         return dataclasses.replace(observed, **changes)
 
     def in_process(self, steps: int = STEPS, **changes: Any) -> Window:
-        """What is observed of workers=0."""
+        """Return the measurements of a training with workers=0."""
         making_s = self.batch * (self.sample_cpu_s + self.sample_blocked_s)
         seconds = steps * (self.step_s + making_s)
         own_s = steps * (self.step_cpu_s + self.batch * self.sample_cpu_s)
@@ -94,7 +96,9 @@ class Training:
         return dataclasses.replace(observed, **changes)
 
     def _making_s(self, threads: int) -> float:
-        """Of one worker: its threads wait at the same time, and compute in turns."""
+        """Return the time in which one worker makes a batch. Its threads wait at the same time, and
+        compute in turns.
+        """
         return self.batch * max(
             self.sample_cpu_s, (self.sample_cpu_s + self.sample_blocked_s) / threads
         )
@@ -109,7 +113,9 @@ MIXED = Training(sample_cpu_s=10e-3, sample_blocked_s=15e-3)
 
 
 def idle(**changes: Any) -> Window:
-    """Workers that would be fast enough are at tickets for half of the time, and a step waits for half of its."""
+    """Return a training whose workers would be fast enough, but have tickets for half of the time,
+    so that a step waits for half of its time.
+    """
     window = Training(sample_cpu_s=9e-3).window(4)
     halves = {
         "seconds": 2 * window.seconds,
@@ -123,12 +129,12 @@ def idle(**changes: Any) -> Window:
 
 
 def slowed(window: Window, seconds: float) -> Window:
-    """The same training, in which slow calls took so much longer than the median one."""
+    """Return the same training, with slow calls that take this much longer than the median one."""
     return dataclasses.replace(window, calls=window.calls._replace(slow_ns=int(seconds * 1e9)))
 
 
 def times(window: Window, factor: int) -> Window:
-    """The same training watched for longer: sums grow, and what is no sum stays."""
+    """Return the same training measured for longer: sums grow, and other values stay."""
     stay = {
         "workers",
         "threads",

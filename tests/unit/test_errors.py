@@ -1,4 +1,4 @@
-"""Values as messages show them."""
+"""Representation of values in messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loaderpool.errors import brief, counted
 
 Unrelated = type(
     "array", (), {"__repr__": lambda self: "mine"}
-)  # by this name reprlib takes it for Python's own
+)  # reprlib takes a class with this name for Python's own
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_value_is_shown_by_its_repr(value: Any, shown: str) -> None:
     ("value", "shown"), [(10**5000, "<int.*>"), (Unrelated(), "<array>|mine")], ids=["int", "class"]
 )
 def test_a_value_that_reprlib_refuses_is_shown_by_its_type(value: Any, shown: str) -> None:
-    assert re.fullmatch(shown, brief(value))  # Python 3.14 refuses neither
+    assert re.fullmatch(shown, brief(value))  # Python 3.14 accepts both
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""What is shipped: one version everywhere, types for the user's checker, and names that exist."""
+"""Content of the package: one version everywhere, types for the user's checker, and names that
+exist.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The harness itself: a leak is found, a hang is shown, and what is no leak passes."""
+"""The harness itself finds leaks, shows hangs, and accepts anything else."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_child_that_leaves_an_orphan_fails(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def leaked(block: Callable[[], object]) -> str:
-    """What the guard says about a block that leaves something behind."""
+    """Return the guard's message about code that leaves something behind."""
     with pytest.raises(AssertionError, match="left behind") as caught, leaks.guard(0.1):
         block()
     return str(caught.value)

@@ -1,9 +1,11 @@
-"""Run by each interpreter that is started with ELSEWHERE in its environment: loaderpool finds another system there.
+"""Imitates another system for loaderpool. Each interpreter runs it at its start if ELSEWHERE is in
+its environment.
 
-ELSEWHERE is "darwin" or "win32". Modules of loaderpool import `os`, `sys`, `signal` and others without what that system
-does not have; those that it does not have cannot be imported, and of /proc and /sys no file is there. On "win32" Python
-itself remains what it is here, so three things that only Windows has are made of what is here: shared memory with a
-name, handles that a child inherits, and a wait for another process.
+ELSEWHERE is "darwin" or "win32". Modules of loaderpool get `os`, `sys`, `signal` and others without
+the names that this system lacks. Modules that it lacks cannot be imported, and /proc and /sys have
+no files. Python itself remains unchanged. On "win32", three features that only Windows has are made
+with those of this system: shared memory with a name, handles that a child inherits, and a wait for
+another process.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _NO_MODULES = {
     "darwin": {"resource", "fcntl"},
     "win32": {"resource", "fcntl", "termios", "pwd", "grp", "pty", "tty"},
 }
-# Of "darwin" more than it lacks: it has a fork and polls, which are not used for all that.
+# Names that are removed on "darwin". It has a fork and polls, too, but loaderpool does not use them
+# there.
 _LINUX_ONLY = {
     "os": "memfd_create pidfd_open posix_fallocate posix_fadvise sched_getaffinity sched_setaffinity eventfd splice "
     "fork forkpty killpg waitid O_TMPFILE getrandom",
@@ -41,7 +44,7 @@ _POSIX_ONLY = {
 
 
 class _Elsewhere(types.ModuleType):
-    """A module as it is on another system."""
+    """A module with the names that it has on another system."""
 
     def __init__(
         self, real: types.ModuleType, gone: frozenset[str], others: dict[str, Any]
@@ -63,7 +66,7 @@ def _is_ours(names: dict[str, Any] | None) -> bool:
 
 
 def install(platform: str) -> None:
-    """Have loaderpool find another system from now on, in this process and those that it starts."""
+    """Make loaderpool see another system, in this process and those that it starts."""
     gone = {name: frozenset(names.split()) for name, names in _LINUX_ONLY.items()}
     if platform == "win32":
         for name, names in _POSIX_ONLY.items():
@@ -108,7 +111,7 @@ def install(platform: str) -> None:
 
 
 def _map_by_name(arena: Any) -> None:
-    """Stand in for what Windows does with `mmap.mmap(-1, nbytes, tagname=name)`."""
+    """Imitate `mmap.mmap(-1, nbytes, tagname=name)` of Windows."""
 
     def map_named(name: str, nbytes: int) -> Any:
         path = os.path.join(os.environ["ELSEWHERE_MEMORY"], name)

@@ -1,4 +1,6 @@
-"""Run by each interpreter that a test of `tests.support.over_spawned` starts: this Python has no `memfd_create`."""
+"""Removes `os.memfd_create` from each interpreter that a test of `tests.support.over_spawned`
+starts.
+"""
 
 import os
 

@@ -1,4 +1,6 @@
-"""When a Sequence's hooks run, and until when what they change is still to be compared; no process and no Keras."""
+"""Calls of a Sequence's hooks, and how long their changes have to be compared, without processes
+and Keras.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ def test_an_epochs_end_is_still_due_after_a_handler_that_raised_before_it() -> N
 
 def test_a_pass_compares_whole_until_that_went_well() -> None:
     class Engine:
-        """Fails to compare once."""
+        """An engine whose comparison fails once."""
 
         known_form = None
 

@@ -1,4 +1,6 @@
-"""What a store on disk is of: the same in another process, and another one where anything that counts differs."""
+"""Identity of a store on disk: equal in another process, and different if anything relevant
+differs.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +163,7 @@ CHANGES = {
 }
 
 
-# Each program in a process of its own, forked from one that has imported what they import.
+# Each program runs in a process of its own, forked from one that has imported its modules.
 EACH = """
 import json, os, sys
 import numpy
@@ -179,7 +181,7 @@ for program in json.loads({programs!r}):
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, dict[str, dict[str, str]]]:
-    """What each change's program shows, and that of none."""
+    """Return the output of each changed program, and of the unchanged one."""
     programs = {"none": PROGRAM} | {
         change: PROGRAM.replace(old, new) for change, (old, new, _) in CHANGES.items()
     }
@@ -392,13 +394,13 @@ def test_a_memmap_counts_by_its_file(tmp_path: Path) -> None:
 def test_a_data_frame() -> None:
     pandas = pytest.importorskip("pandas")
     frames = [pandas.DataFrame({"a": [1, 2, last], "b": ["x", "y", "z"]}) for last in (3, 3, 4)]
-    frames[0].describe()  # fills what it keeps for itself
+    frames[0].describe()  # this call fills an internal cache
     first, second, other = (describe(len, None, frame) for frame in frames)
     assert first == second != other
 
 
 def test_what_python_notes_on_a_class_does_not_count() -> None:
-    """A class is told by `pickle`, `copy` and `inspect` what they found out about it, and not only by its author."""
+    """`pickle`, `copy` and `inspect` store results on a class, not only its author."""
 
     class Scaler:
         def __init__(self, base: int) -> None:
@@ -409,7 +411,7 @@ def test_what_python_notes_on_a_class_does_not_count() -> None:
 
     first = describe(Scaler(2), None, range(3))
     copy.deepcopy(Scaler(2))
-    assert Scaler.__annotations__ == {}  # made by asking for it
+    assert Scaler.__annotations__ == {}  # created by this access
     assert describe(Scaler(2), None, range(3)) == first
     assert describe(Scaler(3), None, range(3)) != first
 
@@ -426,7 +428,7 @@ class Scaler:
 
 
 def scaler_of(hint: str, **names: Any) -> Any:
-    """An instance of a class whose annotations are text only if they are so here."""
+    """Return an instance of a class whose annotations are text only if this is True."""
     namespace = {"__name__": "the_script", **names}
     exec(compile(CLASS.format(hint=hint), "script.py", "exec", dont_inherit=True), namespace)
     return namespace["Scaler"]()

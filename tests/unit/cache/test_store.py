@@ -1,4 +1,6 @@
-"""The stores of a cache: what is read back is what was written, or nothing; bounds hold; strangers are refused."""
+"""Stores of a cache: a read returns the written bytes or nothing, limits hold, and files of other
+users are refused.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SharedCac
 
 
 def again(shared: SharedCache) -> SharedCache:
-    """The same as another process has it."""
+    """Return the same store as another process would open it."""
     return SharedCache(shared.plan, os.dup(shared.descriptor) if shared.descriptor >= 0 else -1)
 
 
@@ -67,7 +69,7 @@ def test_processes_share_entries(shared: SharedCache) -> None:
 
 
 def test_a_closed_cache_opens_no_store(shared: SharedCache) -> None:
-    """Its descriptor's number may be another file's by then."""
+    """The number of its descriptor may belong to another file."""
     shared.store()
     shared.close()
     with pytest.raises(ClosedError, match="this cache is closed"):
@@ -103,7 +105,7 @@ def test_all_that_count_in_one_arena_are_summed(tmp_path: Path) -> None:
 def test_bytes_past_the_bound_are_given_back_when_two_write_at_once(
     shared: SharedCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other process writes between the look at the size and the write."""
+    """The other process writes after this one has checked the size, and before it writes."""
     store, other = shared.store(), again(shared)
     end = 8 << 20
     size = os.fstat(store._log).st_size
@@ -159,7 +161,7 @@ def test_what_lies_where_an_entry_should_be_is_not_taken_for_it(shared: SharedCa
     store.put(2, b"two")
     os.pwrite(store._file, os.pread(store._file, 8, _place_at(store, 2)), _place_at(store, 3))
     with pytest.raises(ValueError, match="damaged"):
-        store.get(3)  # another item's
+        store.get(3)  # an entry of another item
     os.pwrite(store._file, bytes(8), store._entries_at)
     with pytest.raises(ValueError, match="damaged"):
         store.get(1)
@@ -181,7 +183,7 @@ class TestInMemory:
             shared.close(clears=True)
             assert os.fstat(file.fileno()).st_blocks * 512 <= 4096 < before
         assert all(store.get(item) is None for item in range(20))
-        assert shared.counts()[Count.BYTES] > 20 * 100_000  # as they were
+        assert shared.counts()[Count.BYTES] > 20 * 100_000  # unchanged
 
     def test_no_memory_is_taken_that_the_machine_does_not_have(
         self, shared: SharedCache, monkeypatch: pytest.MonkeyPatch
@@ -195,7 +197,7 @@ class TestInMemory:
 
 
 def _read_all(directory: Path) -> int:
-    """How many of 100 entries are not to be had; an AssertionError where one is wrong."""
+    """Return how many of 100 entries are missing. Raise an AssertionError if one is wrong."""
     try:
         store = Store(plan(directory))
     except ValueError:
@@ -215,14 +217,16 @@ def _read_all(directory: Path) -> int:
 class TestOnDisk:
     @pytest.fixture
     def file(self, shared: SharedCache) -> Path:
-        """A store's file, with 100 entries."""
+        """The file of a store with 100 entries."""
         for item in range(100):
             shared.store().put(item, value(item))
         shared.close()
         return Path(shared.plan.where) / FILE_NAME
 
     def test_a_flipped_byte_is_never_used(self, file: Path) -> None:
-        """Anywhere in the file, many times: what is read is what was written, nothing, or an error."""
+        """Anywhere in the file, many times: a read returns the written bytes or nothing, or
+        raises.
+        """
         whole = file.read_bytes()
         draws = random.Random(4)
         noticed = 0
@@ -242,7 +246,8 @@ class TestOnDisk:
             file.write_bytes(whole[:length])
             assert _read_all(file.parent) > 0
         file.write_bytes(whole)
-        with pytest.raises(ValueError, match="has been replaced"):  # by another function's
+        # by the store of another function
+        with pytest.raises(ValueError, match="has been replaced"):
             Store(plan(file.parent, {**FIELDS, "code of function": "11"}))
 
     def test_a_store_that_was_deleted_is_not_made_again_by_a_worker(
@@ -269,9 +274,7 @@ class TestPrepare:
 
         def link(*arguments: str) -> None:
             monkeypatch.setattr(os, "link", real)
-            _prepare(
-                tmp_path, {**FIELDS, "code of function": "11"}
-            )  # the other process, which is first
+            _prepare(tmp_path, {**FIELDS, "code of function": "11"})  # the other process is first
             real(*arguments)
 
         monkeypatch.setattr(os, "link", link)
@@ -312,7 +315,7 @@ class TestPrepare:
 
 
 class TestOwners:
-    """Entries are pickles: they are read only where this user alone can have written them."""
+    """Entries are pickles, so they are read only if no other user can have written them."""
 
     def test_a_new_directory_is_its_owners_alone(self, tmp_path: Path) -> None:
         before = os.umask(0)

@@ -1,4 +1,4 @@
-"""Which classes of dict, list and tuple a batch is rebuilt with, and which arrive as plain ones."""
+"""Classes of dict, list and tuple that batches keep, and those that are replaced by plain ones."""
 
 from __future__ import annotations
 

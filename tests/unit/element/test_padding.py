@@ -1,4 +1,4 @@
-"""`pad=`: what fills up which component, and what is refused; and what several samples tell of their axes."""
+"""`pad=`: fill values of components, refused values, and the axes that several samples show."""
 
 from __future__ import annotations
 

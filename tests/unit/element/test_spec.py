@@ -1,4 +1,4 @@
-"""Specs as they are made, read and shown; leaves as arrays; what is refused, and with which advice."""
+"""Specs that are made, read and shown; leaves as arrays; and refusals with their advice."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Opaque:
 
 
 class Device:
-    __module__ = "torch"  # as an object of PyTorch that has no dtype
+    __module__ = "torch"  # like an object of PyTorch without a dtype
 
 
 REFUSED = [
@@ -203,7 +203,7 @@ def test_the_spec_of_a_sample_names_the_bad_component() -> None:
     with pytest.raises(SpecMismatchError, match="fn returned None"):
         sample_spec(None)
     with pytest.raises(SpecMismatchError, match=r"component \[0\]: .*empty.*element_spec"):
-        sample_spec((np.array([], object),))  # it has no kind of text
+        sample_spec((np.array([], object),))  # an empty array shows no kind of text
 
 
 def test_a_spec_is_one_whatever_way_it_is_written() -> None:
@@ -283,7 +283,7 @@ def test_a_given_spec_is_read_in_its_structure() -> None:
     spec = read_spec(given)
     assert spec.paths == ("['x']", "['y'][0]")
     assert spec.pack() == given
-    # What only looks like a tensor's spec is read, too.
+    # Objects that only look like a tensor's spec are read, too.
     assert read_spec(SimpleNamespace(shape=(None, 2), dtype="float32")).components == (
         ArraySpec((None, 2), "f4"),
     )
@@ -407,7 +407,8 @@ NONES = ArraySpec((None, None), "f8")
 PASTED = "element_spec=lp.ArraySpec((None, None), 'float64')"
 
 
-# What the settings are, what the function returns, what helps then, and what does not, for it is set already.
+# Settings, the function's result, advice that helps, and advice that does not, because it is
+# already followed.
 @pytest.mark.parametrize(
     ("settings", "sizes", "helps", "does_not"),
     [
@@ -453,7 +454,7 @@ def test_what_is_set_already_is_no_advice(
     assert [part for part in does_not if part in text] == []
 
 
-# ---- ragged=True beside a given spec ----
+# ---- ragged=True with a given spec ----
 
 
 def test_ragged_makes_the_axes_ragged_of_which_the_given_spec_says_none() -> None:

@@ -1,4 +1,6 @@
-"""Elements apart into leaves and together again, and what is said where one is built otherwise."""
+"""Elements are flattened into leaves and rebuilt, and errors describe the difference of
+structures.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots that have views: whose last view has died is released, and said once."""
+"""Slots with views: a slot is released after its last view, once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_two_threads_that_settle_at_once_say_each_release(slots: SlotFile) -> No
 
     def send(message: Release) -> None:
         said.append(message)
-        if len(said) == 1:  # another thread settles in the middle of this
+        if len(said) == 1:  # another thread settles during this call
             other = threading.Thread(target=lender.settle)
             other.start()
             other.join()
@@ -38,7 +38,7 @@ def test_two_threads_that_settle_at_once_say_each_release(slots: SlotFile) -> No
     lender.settle()
     assert sorted(set(said)) == [
         Release(1, 4096 * ticket, ticket) for ticket in (1, 2, 3)
-    ]  # one perhaps twice
+    ]  # one of them may come twice
     assert not lent and not len(lender) and not lender.returned
 
 
@@ -52,7 +52,7 @@ def test_what_an_interrupt_has_broken_off_is_settled_again(slots: SlotFile) -> N
 
     lender, lent = Lender(slots, send), dict[int, None]()
     view = lender.lend(1, 5, 4096, 4096, lent)
-    lender.returned.append(lender._leases[4096][0])  # as its last view's death does
+    lender.returned.append(lender._leases[4096][0])  # as when its last view is deleted
     with pytest.raises(KeyboardInterrupt):
         lender.settle()
     lender.settle()

@@ -1,4 +1,6 @@
-"""Batches made in the caller's process: each when it is asked for, and cheap by itself, however tiny."""
+"""Batches made in the main process: each when it is requested, with little overhead even for tiny
+ones.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def test_tiny_batches_pay_for_the_order_and_for_the_global_generators_once_for_m
     calls.clear()
     for _ in range(500):
         next(batches)
-    assert calls == ["take"] * 3  # 4000 rows, 1024 at a time; those of the first batch were there
+    assert calls == ["take"] * 3  # 4000 rows, 1024 at a time; those of the first batch were known
 
 
 def test_the_function_is_called_for_no_batch_that_was_not_asked_for() -> None:

@@ -1,4 +1,6 @@
-"""Batches that arrive in any order: each is given once, also where some were taken before a new begin."""
+"""Batches that arrive in any order are delivered once, also if some were taken before a new
+begin.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Source lines that only the trainer has stand below the frames of a worker's traceback, and no others change."""
+"""Source lines that only the main process has are added below the frames of a worker's traceback,
+and to no others.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,13 @@ import pytest
 
 from loaderpool.engine.failures import with_source_lines
 
-CELL = "/tmp/ipykernel_4711/1234.py"  # as ipykernel names a cell: no such file
+CELL = "/tmp/ipykernel_4711/1234.py"  # name of a cell in ipykernel; this file does not exist
 SOURCE = "def load(item):\n    raise ValueError(\n        item)\n\ndef outer(item):\n    return load(item)\n"
 
 
 @pytest.fixture(autouse=True)
 def source_of_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is in `linecache`, as IPython puts it there."""
+    """Source in `linecache`, where IPython stores it."""
     monkeypatch.setitem(linecache.cache, CELL, (len(SOURCE), None, SOURCE.splitlines(True), CELL))
 
 
@@ -41,6 +43,6 @@ def test_what_nobody_knows_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
         f'  File "{name}", line 99, in f' for name in ("<string>", "<stdin>", "/nowhere.py", CELL)
     )
     assert with_source_lines(text) == text
-    monkeypatch.setattr(linecache, "getline", None)  # broken by somebody
+    monkeypatch.setattr(linecache, "getline", None)  # another library may break it
     text = f'  File "{CELL}", line 2, in load'
     assert with_source_lines(text) == text

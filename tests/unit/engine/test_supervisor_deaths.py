@@ -1,4 +1,4 @@
-"""When a supervisor that has died is not replaced any more."""
+"""Number of deaths after which a supervisor is not replaced."""
 
 from __future__ import annotations
 

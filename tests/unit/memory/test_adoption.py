@@ -1,4 +1,6 @@
-"""Arrays move into files under their owner's eyes: same address and contents, whoever looks, writes, frees or forks."""
+"""Arrays move into files while they are in use: addresses and contents stay, whatever reads,
+writes, frees or forks.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,15 @@ pytestmark = [
     pytest.mark.no_leaks,
 ]
 
-# Above glibc's largest dynamic threshold, so that malloc gives a mapping of its own, unless the heap has the room.
+# Above glibc's largest dynamic threshold, so that malloc makes a mapping, unless the heap has
+# enough free memory.
 LARGE = 40 << 20
-MAPPED_AT = 16  # where malloc's block begins in its mapping
+MAPPED_AT = 16  # offset of malloc's block in its mapping
 
 
 @pytest.fixture(autouse=True)
 def _no_room_in_the_heap() -> Iterator[None]:
-    """Take up the room that other tests' arrays have left in the heap."""
+    """Use up the memory that arrays of other tests have left free in the heap."""
     ctypes.CDLL(None).malloc_trim(0)
     taken: list[Any] = []
     while (block := np.empty(LARGE, np.uint8)).ctypes.data % mmap.PAGESIZE != MAPPED_AT:
@@ -114,7 +117,7 @@ def test_parts_of_an_array_find_themselves_in_the_whole() -> None:
     part, at = adopted(array[2])
     assert part is file and at == offset + 2 * LARGE
     assert adopted(array[1, 5000:9000])[0] is file
-    array = array_of(4 * LARGE)  # of which a small part moves alone
+    array = array_of(4 * LARGE)  # a small part of it moves by itself
     expected = array.copy()
     file, offset = adopted(array[LARGE + 77 : 2 * LARGE])
     assert file.nbytes < LARGE + 8192
@@ -137,7 +140,7 @@ def test_arrays_of_other_orders_and_types_are_adopted_too() -> None:
         assert np.array_equal(array, expected)
 
 
-# -- what cannot be adopted
+# -- arrays that cannot be adopted
 
 
 def test_what_is_not_numpy_s_own_is_copied_with_the_reason(tmp_path: Path) -> None:
@@ -173,16 +176,16 @@ def test_a_block_of_a_heap_is_not_adopted(is_learned: bool) -> None:
         ):
             place_of(flat(array))
 
-    assert status_of_fork(check) == 0  # in a fork: it leaves malloc's heaps in another state
+    assert status_of_fork(check) == 0  # in a fork, because it changes malloc's heaps
 
 
 class StandInMalloc:
-    """A malloc whose large blocks are mappings, with headers as some C library writes them.
+    """A malloc whose large blocks are mappings, with the headers of another C library.
 
     Args:
-        offset: of a block in its mapping.
-        header: the two words before a block, from the length of its mapping.
-        returns: what `free` does with a mapping.
+        offset: offset of a block in its mapping.
+        header: returns the two words before a block, for the length of its mapping.
+        returns: called with a mapping by `free`.
     """
 
     def __init__(
@@ -192,13 +195,13 @@ class StandInMalloc:
         self._mappings: dict[int, mmap.mmap] = {}
 
     def function(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """Take the place of `machine._c`."""
+        """Functions that replace `machine._c`."""
         return {"malloc": self.malloc, "free": self.free}.get(name) or REAL_C(
             name, *arguments, **options
         )
 
     def malloc(self, nbytes: int) -> int:
-        if nbytes < 100_000:  # in a page of the heap, in use as the one before it
+        if nbytes < 100_000:  # in a page of the heap that is in use, like the page before it
             content = (
                 (0).to_bytes(8, sys.byteorder) + (1009).to_bytes(8, sys.byteorder) + bytes(nbytes)
             )
@@ -305,11 +308,12 @@ def test_where_memory_ends_in_the_middle_the_array_is_whole_and_is_copied(
     assert placement.files == [] and "no memory" in placement.copied_because[0]
     assert np.array_equal(array, expected)
     monkeypatch.undo()
-    assert place(ship({"x": array})).shared_bytes == LARGE  # what has moved already is no obstacle
+    # an earlier move does not prevent another one
+    assert place(ship({"x": array})).shared_bytes == LARGE
     assert np.array_equal(array, expected)
 
 
-# -- what becomes of the memory
+# -- the memory of adopted arrays
 
 
 @pytest.mark.slow
@@ -333,7 +337,7 @@ def test_adopt_free_and_allocate_again_many_times_around_malloc_s_threshold(thre
                 place_of(flat(array))
                 moved += 1
             if rng.random() < 0.3:
-                array[::4096] = turn % 251  # private pages over the file's
+                array[::4096] = turn % 251  # makes private pages over those of the file
             kept.append((array, turn % 251))
             while len(kept) > 4:
                 old, value = kept.pop(rng.randrange(len(kept)))
@@ -345,7 +349,7 @@ def test_adopt_free_and_allocate_again_many_times_around_malloc_s_threshold(thre
         gc.collect()
         assert "memfd:loaderpool-data" not in Path("/proc/self/maps").read_text()
 
-    assert status_of_fork(check) == 0  # in a fork: it leaves malloc's heaps in another state
+    assert status_of_fork(check) == 0  # in a fork, because it changes malloc's heaps
 
 
 @pytest.mark.parametrize("change", [-5_000_000, 100, 30 << 20])
@@ -374,7 +378,7 @@ def test_the_file_outlives_the_array_and_the_array_the_file() -> None:
 
 def test_an_array_at_the_place_of_one_that_is_gone_is_not_taken_for_it() -> None:
     files = []
-    for value in range(8):  # malloc gives the same place again and again
+    for value in range(8):  # malloc returns the same address each time
         array = np.full(LARGE, value, np.uint8)
         file, offset = adopted(array)
         assert contents(file)[offset] == contents(file)[offset + LARGE - 1] == value
@@ -437,7 +441,7 @@ def test_a_shared_array_is_shipped_without_a_copy_whatever_its_size() -> None:
         1_200_000,
         1,
     )
-    shared[5] = -1  # after it was shipped: the trainer's own
+    shared[5] = -1  # after it was shipped, so workers do not see this
     assert np.frombuffer(contents(placement.files[0]), np.int64)[5] == 5
     again = place(ship({"x": shared}))
     assert again.copied_because[0].startswith("800,000 bytes: ")

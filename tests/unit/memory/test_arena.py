@@ -1,4 +1,4 @@
-"""The arena: made under the limits that shells set, and its bytes, which are zero when they are taken."""
+"""The arena: created under limits of the shell, with bytes that are zero when they are taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long calls take, as workers count it and other processes read it."""
+"""Durations of calls, as workers count them and other processes read them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def clock_of(numbers: memoryview, worker_cell: int, loader: int) -> CallClock:
 
 
 def call(clock: CallClock, lengths: dict[int, int], epoch: int = 0, ends: bool = True) -> None:
-    """A ticket whose samples, by their index, take so many ns: what `Progress` notes of it."""
+    """Note a ticket whose samples take these times in ns, by index, as `Progress` does."""
     board = memoryview(bytearray(BOARD_BYTES)).cast("Q")
     now_ns = [1_000]
     with pytest.MonkeyPatch.context() as patch:
@@ -60,7 +60,7 @@ def test_the_slowest_are_exact_over_workers_that_come_and_go_and_epochs(
     lengths = {index: 1_000 + (index * 7_919) % 10_007 for index in range(1_000)}
     for epoch in range(3):
         for worker in range(2):
-            clock = clock_of(numbers, worker, 1)  # another process has taken the place
+            clock = clock_of(numbers, worker, 1)  # another process uses the cell now
             for first in range(worker, 1_000, 20):
                 call(
                     clock,
@@ -80,7 +80,7 @@ def test_the_slowest_are_exact_over_workers_that_come_and_go_and_epochs(
 def test_what_was_abandoned_is_not_counted(numbers: memoryview) -> None:
     clock = clock_of(numbers, 0, 1)
     call(clock, {4: 9_999}, ends=False)
-    clock.begin_ticket(0, 0)  # its calls are counted no more
+    clock.begin_ticket(0, 0)  # its calls are not counted any more
     for _ in range(2):
         call(clock, {5: 8}, ends=False)
     call(clock, {8: 50})
@@ -108,7 +108,7 @@ def test_quantiles(numbers: memoryview, share: float, least: int, most: int) -> 
 
 def test_what_slow_calls_take_beyond_the_median_one_is_exact(numbers: memoryview) -> None:
     clock, slow_ns = clock_of(numbers, 0, 1), 0
-    clock.begin_ticket(0, 0)  # of several samples a call, so that none is counted
+    clock.begin_ticket(0, 0)  # calls for several samples are not counted
     for ticket in range(400):
         is_slow = (
             ticket > 80 and ticket % 13 == 0

@@ -1,4 +1,4 @@
-"""Which slots batches have: how many batches one holds, and whether workers may share one."""
+"""Slots of batches: the number of batches in one, and whether workers may share one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loaderpool.supervisor.forms import spec_of_batches
 
 
 def form_of(sample: Any, *, batch_size: int = 4, **more: Any) -> BatchForm:
-    """The form for samples like this one."""
+    """Return the form for samples like this one."""
     seen = sample_spec(sample)
     spec = spec_of_batches(seen, seen, padding=(), ragged=False, static_rows=None)
     settings = {

@@ -1,4 +1,4 @@
-"""Records in rings, as writers leave them, dead or alive, and readers find them."""
+"""Records in rings, as writers leave them, even if they die, and as readers find them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_records_come_back_in_their_order_and_the_oldest_make_way(memory: bytear
     assert values(memory) == list(range(7))
     for value in range(7, 29):
         ring.write(value, 1)
-    assert values(memory) == list(range(22, 29))  # the next one goes where the eighth last one is
+    assert values(memory) == list(range(22, 29))  # the next record replaces the eighth last one
 
 
 def test_who_takes_a_dead_writers_place_goes_on_behind_it(memory: bytearray) -> None:
@@ -56,7 +56,7 @@ def test_who_takes_a_dead_writers_place_goes_on_behind_it(memory: bytearray) -> 
 
 
 def test_a_record_whose_writer_died_at_any_byte_of_it_is_dropped(memory: bytearray) -> None:
-    """As the writer writes: bytes from the first to the last; then it is counted."""
+    """A writer writes bytes from the first to the last, and then counts the record."""
     ring = RecordRing(memory, 0, SMALL)
     for value in range(11):
         ring.write(value | 0xABCD_0000_0000, 0xFFFF_FFFF)
@@ -67,12 +67,12 @@ def test_a_record_whose_writer_died_at_any_byte_of_it_is_dropped(memory: bytearr
         torn = bytearray(before)
         torn[at : at + done] = memory[at : at + done]
         assert [value & 0xFFFF for value in values(torn)] == [4, 5, 6, 7, 8, 9, 10]
-        RecordRing(torn, 0, SMALL).write(55, 1)  # another writer makes it whole
+        RecordRing(torn, 0, SMALL).write(55, 1)  # another writer completes it
         assert [value & 0xFFFF for value in values(torn)] == [5, 6, 7, 8, 9, 10, 55]
 
 
 def test_what_is_written_over_while_it_is_read_is_dropped(memory: bytearray) -> None:
-    """Of the records that are written meanwhile, and those in whose places they go, nothing is taken."""
+    """Records that are written during the read, and those that they replace, are not returned."""
     ring = RecordRing(memory, 0, SMALL)
     for value in range(20):
         ring.write(value, 1)

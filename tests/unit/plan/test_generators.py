@@ -1,4 +1,4 @@
-"""Random generators of users' objects: states that follow from a sample's place alone."""
+"""Random generators of users' objects: their states depend only on the sample's place."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OwnBits(np.random.PCG64):
     """A bit generator that NumPy does not know."""
 
 
-# By name: what makes one from a seed, and what draws from it.
+# Functions by name: one makes a generator from a seed, and one draws from it.
 KINDS: dict[str, tuple[Callable[[int], Any], Callable[[Any], float]]] = {
     "random.Random": (random.Random, lambda it: it.random()),
     "RandomState": (np.random.RandomState, lambda it: it.random_sample()),
@@ -181,7 +181,7 @@ def test_other_generators_do_not(make: Any) -> None:
 
 WORDS = 16
 PAIRS = 4096
-# Of PAIRS * WORDS bits, half differ between unrelated streams; 6 standard deviations around that.
+# Of PAIRS * WORDS bits, half differ between unrelated streams, within 6 standard deviations.
 BOUND = 6 * np.sqrt(PAIRS * WORDS) / 2
 
 
@@ -228,5 +228,5 @@ def test_a_million_samples_do_not_collide(kind: str) -> None:
             draws[position] = torch.randint(0, 1 << 62, (1,), generator=generator).item()
         else:
             draws[position] = np.frombuffer(generator.bytes(8), np.uint64)
-    # Of 2**62 and more values, two in a million are equal once in 9 million runs.
+    # Among 2**62 values or more, two of a million are equal once in 9 million runs.
     assert len(np.unique(draws)) == len(draws)

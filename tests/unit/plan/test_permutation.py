@@ -1,4 +1,6 @@
-"""A permutation is a bijection, the same on every machine, well mixed at every size, and free of charge at any."""
+"""A permutation is a bijection, the same on every machine, and well mixed at every size. No size
+takes memory.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,13 @@ import pytest
 from loaderpool.plan.permutation import MAX_SIZE, TABLE_SIZE, Permutation
 
 NETWORK_SIZE = 3 * TABLE_SIZE + 1
-"""Above the table, and no power of two, so that the network walks."""
+"""Larger than the table, and not a power of two, so that the network has to walk."""
 
 
 def z_score(counts: list[int], expected: float) -> float:
-    """Chi-squared of equally likely outcomes, in standard deviations from what chance gives."""
+    """Return the chi-squared value of equally likely outcomes, as standard deviations from its
+    expectation.
+    """
     freedom = len(counts) - 1
     return float(
         (sum((count - expected) ** 2 for count in counts) / expected - freedom)
@@ -53,7 +57,9 @@ def test_two_items_land_anywhere_independently(size: int) -> None:
 @pytest.mark.parametrize("size", [TABLE_SIZE, NETWORK_SIZE, 10**6, 10**12])
 @pytest.mark.parametrize("stride", [1, 2, 64, 1024])
 def test_neighbours_are_not_correlated(size: int, stride: int) -> None:
-    """Over many keys, numbers `stride` apart neither follow each other nor lie near each other."""
+    """For many keys, numbers `stride` apart do not follow each other, and are not close to each
+    other.
+    """
     count = 1024
     values, partners = [], []
     starts = np.arange(count) % (size - stride)
@@ -68,7 +74,8 @@ def test_neighbours_are_not_correlated(size: int, stride: int) -> None:
     near = np.count_nonzero(gaps < size // 64)
     assert abs(near - pairs / 32) < 4 * math.sqrt(pairs / 32)
     for gap in (1, stride):
-        # By chance 2 in `size` pairs are just this far apart; 4 deviations and 3 for the rare-event tail above that.
+        # 2 in `size` pairs have this distance by chance. The bound is 4 deviations above that, and
+        # 3 for the tail of rare events.
         chance = 2 * pairs / size
         assert np.count_nonzero(gaps == gap) < chance + 4 * math.sqrt(chance) + 3
 
@@ -85,7 +92,9 @@ def test_nearby_keys_give_unrelated_orders(size: int) -> None:
 
 
 def test_the_same_numbers_for_ever() -> None:
-    """Recorded from the first version: a changed order would break every saved state without a word."""
+    """Recorded from the first version, because a changed order would silently break every saved
+    state.
+    """
     assert Permutation(8, 2024).take(np.arange(8)).tolist() == [5, 1, 2, 0, 4, 6, 3, 7]
     assert Permutation(10**6, 2024).take(np.arange(4)).tolist() == [24049, 344661, 324208, 269955]
     largest = Permutation(MAX_SIZE, (1 << 128) - 1)

@@ -35,7 +35,7 @@ def test_the_generator_is_the_documented_philox(kind: int) -> None:
         for dtype, size in (
             (np.uint32, 9),
             (np.uint64, 8),
-        ):  # 17 halves of words: one that is left over would show
+        ):  # 17 halves of words, so that one is left over
             drawn, expected = (
                 each.integers(1 << 32, size=size, dtype=dtype) for each in (ours, fresh)
             )

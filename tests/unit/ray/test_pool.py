@@ -1,4 +1,4 @@
-"""`RayPool` before there is a cluster: its arguments, what it refuses, and where it looks for one."""
+"""`RayPool` without a cluster: its arguments, refusals, and the search for a cluster."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ PAGE = HEADERS + frame(0, 1, b"<html>")
 
 @contextlib.contextmanager
 def answering(*parts: bytes, closes: bool = True) -> Iterator[str]:
-    """The address of a server that sends these bytes to whoever connects, part by part, then closes or stays."""
+    """Yield the address of a server that sends these bytes to each client, part by part, and then
+    closes or waits.
+    """
 
     def serve() -> None:
         with contextlib.suppress(OSError):
@@ -126,7 +128,7 @@ class TestFindCluster:
     def test_where_a_program_is_silent(
         self, spoken: list[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A head that is stopped is as silent."""
+        """A head that is stopped sends nothing, either."""
         monkeypatch.setattr(head, "_SPEAKS_S", 0.2)
         monkeypatch.setattr(head, "_ANSWERS_S", 0.4)
         found = "a program listens there, but does not answer for 0 s"
@@ -142,7 +144,9 @@ class TestFindCluster:
             assert cluster.find_cluster(address) == address
 
     def test_where_one_was(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """Ray leaves its note behind when it is killed, and looks for that cluster for minutes."""
+        """When Ray is killed, it leaves its file with the address, and later searches for that
+        cluster for minutes.
+        """
         note = tmp_path / "ray_current_cluster"
         note.write_text("127.0.0.1:1\n")
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -161,7 +165,7 @@ class TestFindCluster:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])
 def test_a_loader_on_no_cluster_says_so(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is named, and where it was: RAY_ADDRESS is of one that has gone."""
+    """For a named cluster, and for one in RAY_ADDRESS that has ended."""
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     pool = RayPool(address=address)
     told = pytest.raises(lp.ClusterError, match=r"no Ray cluster answers at 127\.0\.0\.1:1: ")
@@ -170,7 +174,7 @@ def test_a_loader_on_no_cluster_says_so(address: str, monkeypatch: pytest.Monkey
 
 
 def test_a_loader_on_another_program_says_what_it_is() -> None:
-    """Ray itself would ask it for minutes."""
+    """Ray itself would try to connect for minutes."""
     with answering(b"SSH-2.0-OpenSSH_9.2p1\r\n") as address, RayPool(address=address) as pool:
         told = pytest.raises(
             lp.ClusterError,

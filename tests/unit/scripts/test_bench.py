@@ -18,7 +18,7 @@ SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 
 
 class Modules:
-    """The modules of scripts/bench, by attribute."""
+    """Modules of scripts/bench, by attribute."""
 
     def __getattr__(self, name: str) -> Any:
         return importlib.import_module(f"bench.{name}")
@@ -32,13 +32,13 @@ def bench() -> Iterator[Any]:
 
 
 def result_of(bench: Any, key: str, **figures: float) -> Any:
-    """A row with one round of each side."""
+    """Return a row with one round of each contestant."""
     row = next(row for row in bench.rows.ROWS if row.key == key)
     return bench.harness.Result(row, {side: [value] for side, value in figures.items()})
 
 
 def test_each_row_is_measured_by_a_function_and_its_goals_are_against_its_sides(bench: Any) -> None:
-    others = {"loop", "shuffle", "three batches"}  # figures that loaderpool's own run gives
+    others = {"loop", "shuffle", "three batches"}  # figures from loaderpool's own run
     for row in bench.rows.ROWS:
         module, function = row.measure.split(":")
         assert f"\ndef {function}(row: Row, contestant: str, window: Window)" in (

@@ -1,4 +1,6 @@
-"""scripts/functions: it records what each process calls, and the counts stay within their budget."""
+"""scripts/functions records the functions that each process calls, and their numbers stay within a
+budget.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "functions"
 
-# Functions and files until the first batch, and for one batch. A number may rise where a user
-# gains. The counts differ by a few between runs, because clocks tick and messages arrive together.
+# Functions and files until the first batch, and for one batch. A number may rise if users gain
+# something. The counts differ by a few between runs, because clocks tick and messages arrive
+# together.
 MOST = {
     ("first", "all"): (742, 98),
     ("batch", "all"): (126, 35),

@@ -1,4 +1,6 @@
-"""scripts/libraries: its cases are the page's rows, and those of installed libraries hold."""
+"""scripts/libraries: its cases are the page's rows, and the cases of installed libraries
+succeed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 
-# Quick ones, one of each outcome that needs no library beside those of the tests; others are slow.
+# Quick cases, one of each outcome that needs no additional library. All other cases are slow.
 QUICK = {"pandas_frame": "pandas", "zipfile_captured": "zipfile", "scipy_distribution": "scipy"}
 SLOW = {
     "h5py_dataset": "h5py",
@@ -32,7 +34,7 @@ SLOW = {
 
 
 class Modules:
-    """The modules of scripts/libraries_cases, by attribute."""
+    """Modules of scripts/libraries_cases, by attribute."""
 
     def __getattr__(self, name: str) -> Any:
         return importlib.import_module(f"libraries_cases.{name}")

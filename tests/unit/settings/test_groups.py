@@ -1,4 +1,4 @@
-"""The groups of a loader's settings: values of their own, and their defaults."""
+"""The groups of a loader's settings: their values and defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Names of other libraries, and near misses of ours: the message says what to write, and that exists."""
+"""Names of other libraries, and misspelled names of loaderpool: the message has what to write, and
+that exists.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ import pytest
 import loaderpool as lp
 from loaderpool.hints import ARGUMENTS, ATTRIBUTES
 
-# The names that people have tried, from PyTorch, tf.data, Keras and joblib.
+# Names from PyTorch, tf.data, Keras and joblib that users have tried.
 TRIED = [
     "num_workers", "n_workers", "pin_memory", "collate_fn", "prefetch", "prefetch_factor", "persistent_workers",
     "batchsize", "sampler", "transform",
@@ -54,7 +56,7 @@ def refusal(call: Callable[..., Any], **named: Any) -> str:
     return str(caught.value)
 
 
-# ---- whether what a message says to write exists
+# ---- advice in messages exists
 
 
 NAMES = {
@@ -64,7 +66,9 @@ NAMES = {
 
 
 def check_advice(text: str, owner: Callable[..., Any]) -> None:
-    """Check that each call in a text names what exists, and each `name=` outside of calls an argument of the owner."""
+    """Check that each call in a text exists, and that each `name=` outside of calls is an argument
+    of the owner.
+    """
     calls = list(calls_in(text))
     for call in calls:
         for node in ast.walk(ast.parse(call, mode="eval")):
@@ -415,5 +419,5 @@ def test_nobody_takes_a_loader_for_a_sequence_or_an_iterator() -> None:
     for name in ("__getitem__", "__next__"):
         assert not hasattr(made, name) and not hasattr(lp.Loader, name)
     assert not isinstance(made, collections.abc.Sequence)
-    with lp.Loader(made, workers=0, batch_size=None) as outer:  # which begins again in each epoch
+    with lp.Loader(made, workers=0, batch_size=None) as outer:  # starts again in each epoch
         assert [[*map(len, outer)] for _ in range(2)] == [[3], [3]]

@@ -13,19 +13,19 @@ import pytest
 import loaderpool as lp
 from loaderpool.config import ORDERS, SETTINGS, LoaderConfig
 
-# Arguments of a loader that say what to load. The others, in the table, say how.
+# Arguments of a loader that name its data. The table has all others.
 WHAT = {"source", "fn", "batch_fn", "element_spec", "setup", "augment", "cache"}
 GROUPS: dict[str, Any] = {
     each.__name__: each for each in (lp.Buckets, lp.Shard, lp.Limits, *ORDERS)
 }
 GENERATORS = {"cycle_length", "copies"}
 BOUNDED = [name for name, check in SETTINGS.items() if "at_least" in getattr(check, "keywords", ())]
-# Values that a default of None stands for, or that are described by words.
+# Texts for a default of None, and for values that are described by words.
 _LITERAL = re.compile(r"Default:\s+(`[^`]+`|\d+)\s*[.,]")
 
 
 def owner_of(name: str) -> Any:
-    """Return what takes a setting: a class, or `Loader.from_generator`."""
+    """Return the owner of a setting: a class, or `Loader.from_generator`."""
     group = name.partition(".")[0]
     if group in GROUPS:
         return GROUPS[group]
@@ -86,7 +86,7 @@ def test_a_documented_default_is_that_of_the_signature(name: str) -> None:
     stated = _LITERAL.search(text)
     if stated is not None and default is not None:
         assert ast.literal_eval(stated[1].strip("`")) == default
-    # A flag that is off says what it does when it is set.
+    # The text of a flag that is off by default describes the effect of setting it.
     if default not in (None, False, inspect.Parameter.empty):
         assert stated is not None, f"{name} does not say its default, {default}"
 
@@ -105,7 +105,7 @@ def test_documented_bounds_are_those_of_the_check(name: str) -> None:
     for least in re.findall(r"at least (\d+)", text):
         assert int(least) == bounds["at_least"]
     for least, most in re.findall(r"\b(\d+) to (\d+)\b", text):
-        if name != "workers":  # whose text has the bounds of an example
+        if name != "workers":  # its text has the bounds of an example
             assert (int(least), int(most)) == (bounds["at_least"], bounds["at_most"])
 
 

@@ -1,4 +1,6 @@
-"""Arrays of other libraries as sources and as columns: what a row is, and what is said of those that have none."""
+"""Arrays of other libraries as sources and as columns: their rows, and messages for arrays without
+rows.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ class WithoutLength(OfShape):
 
 
 class Lazy(OfShape):
-    """Like tensorstore's: what an index gives is read when NumPy asks for it."""
+    """Like tensorstore's arrays: the result of an index is read when NumPy converts it."""
 
     def __getitem__(self, index: int) -> Any:
         return type(self)(self.data[index])
@@ -52,7 +54,7 @@ class Lazy(OfShape):
 
 
 class Computed(Lazy):
-    """Like dask's: `compute` reads."""
+    """Like dask's arrays: `compute` reads."""
 
     chunks = ((2, 2, 2), (4,))
     schedulers: list[str] = []
@@ -66,12 +68,12 @@ class Computed(Lazy):
 
 
 def of(library: str, kind: type, **attributes: Any) -> type:
-    """Return a class as if it came from a library."""
+    """Return a class that seems to come from a library."""
     return type(kind.__name__, (kind,), {"__module__": f"{library}.core", **attributes})
 
 
 class Columns(Mapping[Any, Any]):
-    """Counts how often it is asked for each column, as an .npz file reads it each time."""
+    """Counts the accesses to each column, because an .npz file reads a column at each access."""
 
     def __init__(self, columns: dict[Any, Any]) -> None:
         self.columns, self.asked = columns, collections.Counter[Any]()
@@ -245,7 +247,7 @@ def test_an_npz_file_is_the_source(tmp_path: Path, workers: int) -> None:
     assert np.array_equal(batch["x"], ROWS) and np.array_equal(batch["y"], LABELS)
 
 
-# ---- what has no rows ----
+# ---- values without rows ----
 
 
 @pytest.mark.parametrize(

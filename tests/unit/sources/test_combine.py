@@ -1,4 +1,6 @@
-"""Sources made of others: a mix hits its weights and has every record by size; a zip has items side by side."""
+"""Sources made of other sources: a mix keeps its weights, and has every record if they follow
+sizes; a zip pairs items.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def test_weights_are_hit_in_every_range_and_by_size_each_record_comes_once() -> 
     windows = np.lib.stride_tricks.sliding_window_view(which == 0, 64).sum(axis=1)
     assert (
         1 <= windows.min() <= windows.max() <= 16
-    )  # of 64 items about 64 / 11 are of the small one
+    )  # about 64 / 11 of 64 items come from the small one
     given = np.array(
         [
             lp.mix([range(9)] * 3, [0.1, 0.3, 0.6], seed, stop=512).origin(77)[0]
@@ -67,7 +69,7 @@ def test_weights_are_hit_in_every_range_and_by_size_each_record_comes_once() -> 
     assert np.abs(np.bincount(given, minlength=3) / 1500 - [0.1, 0.3, 0.6]).max() < 0.05
 
 
-# ---- any item at once ----
+# ---- access to any item ----
 
 
 def test_an_item_of_a_huge_mix_is_read_without_those_before_it() -> None:
@@ -92,7 +94,7 @@ def test_negative_indices_and_ends_are_those_of_a_list() -> None:
 
 
 def test_the_order_is_set_by_the_seed_and_never_changes() -> None:
-    """Written down: a change here gives every user another order of the same seed."""
+    """Recorded, because a change here gives every user another order for the same seed."""
     which = "".join(
         str(source) for source, _ in origins(lp.mix([range(10), range(20), range(30)], seed=1))
     )
@@ -111,7 +113,7 @@ def test_mixes_of_mixes_and_of_columns_are_sources() -> None:
     assert sorted(numbers) == list(range(40))
 
 
-# ---- side by side ----
+# ---- zip ----
 
 
 def test_an_item_is_the_tuple_of_the_items_of_sources_of_any_kind() -> None:

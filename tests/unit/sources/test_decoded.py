@@ -140,7 +140,7 @@ def test_lazy_arrays_have_chunks(tmp_path: Path) -> None:
             assert_equal(source[expected], NUMBERS[expected, 0], "lazy")
 
 
-# ---- decoding once ----
+# ---- each block is decoded once ----
 
 
 class CountedFile(io.FileIO):

@@ -1,4 +1,4 @@
-"""`FileSource`: what it does for every format, and what a format of one's own says in two methods."""
+"""`FileSource`: features of every format, and a user's own format with two methods."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.child import run_child
 
 
 class Blocks(files.FileSource):
-    """Ten bytes each, behind a head of four; the first one is the number."""
+    """Records of ten bytes after a head of four bytes. The first byte is the number."""
 
     kind, unit = "blocks", "block"
 
@@ -101,7 +101,8 @@ def write_parquet(path: Path, numbers: list[int]) -> None:
     pq.write_table(pa.table({"x": np.array(numbers, np.int64)}), path)
 
 
-# Of each format: a source of paths, what writes some numbers, and the number of an item.
+# For each format: a source of paths, a function that writes numbers, and a function that returns an
+# item's number.
 FORMATS: dict[
     str, tuple[Callable[[Any], Any], Callable[[Path, list[int]], Any], Callable[[Any], int]]
 ] = {
@@ -130,10 +131,10 @@ BYTES = [
 ]  # formats whose index is offsets
 KEPT_OPEN = [
     name for name in FORMATS if name != "ParquetRows"
-]  # which opens its file for each row group
+]  # ParquetRows opens its file for each row group
 
 
-# What the formats' sources import when they are made.
+# Modules that sources of these formats import when they are made.
 LIBRARIES = {"TFRecords": "google_crc32c", "HDF5": "h5py", "ParquetRows": "pyarrow.parquet"}
 
 
@@ -168,7 +169,7 @@ def touch(path: Path) -> None:
 
 
 def open_of(folder: Path) -> int:
-    """How many files of a folder this process has open or mapped."""
+    """Return the number of files of a folder that this process has open or mapped."""
     if not Path("/proc/self/fd").exists():
         pytest.skip("looks into /proc")
     gc.collect()
@@ -299,7 +300,7 @@ def test_a_fork_opens_files_of_its_own_and_leaves_the_others_alone() -> None:
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             assert source[1] == "b"
             return
-        # What a worker may do: it closes what it does not know, and another file gets the number.
+        # As in a worker, a descriptor is closed by other code, and another file gets its number.
         os.close(number)
         assert os.open("other", os.O_RDWR | os.O_CREAT) == number
         assert source[1] == "b"
@@ -327,7 +328,7 @@ def test_threads_read_at_the_same_time(
     assert results == [list(range(12))] * 120
 
 
-# ---- files that are not as they were ----
+# ---- files that have changed ----
 
 
 @pytest.mark.parametrize(
@@ -450,7 +451,7 @@ def test_a_pattern_that_is_a_files_name_is_that_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name", [name for name in FORMATS if name != "Blocks"]
-)  # which only asks for the size
+)  # only requests the size
 def test_a_directory_is_an_error_of_the_system_or_the_format(name: str, tmp_path: Path) -> None:
     with pytest.raises((OSError, lp.SourceError), match=r"(?i)is a directory"):
         FORMATS[name][0](tmp_path)

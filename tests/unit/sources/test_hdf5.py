@@ -1,4 +1,6 @@
-"""HDF5 by row: what h5py gives, files opened by each process for itself, and damage that is named."""
+"""HDF5 by row: the values of h5py, files that each process opens itself, and errors for damaged
+files.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_rows_are_those_of_h5py(tmp_path: Path) -> None:
 
 
 def test_a_fork_opens_files_of_its_own() -> None:
-    """Who opens a file gets from HDF5 what is open already, the inherited one too, whose place both would move."""
+    """HDF5 returns a file that is already open, also an inherited one. Both processes would then
+    move the same position.
+    """
     run_child("""
 import os, sys
 import h5py, numpy as np
@@ -86,7 +90,7 @@ os.lseek(descriptor(), place + 7, os.SEEK_SET)
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten chunks of one row each, with a checksum on each."""
+    """A file with ten chunks of one row, each with a checksum."""
     path = tmp_path_factory.mktemp("packed") / "packed.h5"
     with h5py.File(path, "w") as file:
         data = np.arange(10_000).reshape(10, 1000)

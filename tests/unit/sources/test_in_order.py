@@ -1,4 +1,6 @@
-"""Compressed TFRecord and tar files, which are read from front to back: the same items, and damage that is named."""
+"""Compressed TFRecord and tar files, which are read from beginning to end: the same items, and
+errors for damaged files.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,7 @@ def test_a_file_in_order_reads_what_it_holds(data: st.DataObject) -> None:
         if content[at:]:
             yield content[at:]
 
-    # A chunk without bytes is the end of a file.
+    # An empty chunk marks the end of a file.
     file = InOrder((chunk for chunk in chunks() if chunk), "x", lambda head: None)
     at = 0
     for _ in range(data.draw(st.integers(0, 8))):
@@ -169,7 +171,7 @@ def test_a_file_in_order_reads_what_it_holds(data: st.DataObject) -> None:
 
 
 def whole(source: Any) -> tuple[list[Any], str]:
-    """The items before an error, and its message."""
+    """Return the items before an error, and its message."""
     got: list[Any] = []
     try:
         got.extend(iter_into(got, source))
@@ -216,7 +218,7 @@ def test_any_bit_that_is_flipped_in_a_compressed_file_is_noticed(
 ) -> None:
     content = tar_bytes(MEMBERS) if is_tar else tfrecord_bytes(RECORDS)
     data = bytearray(gzip.compress(content, mtime=0))
-    place = 10 + place % (len(data) - 10)  # the header has a time and flags that nothing depends on
+    place = 10 + place % (len(data) - 10)  # no data depends on the time and flags in the header
     data[place] ^= 1 << bit
     path = tmp_path / "flipped"
     path.write_bytes(data)
@@ -292,7 +294,7 @@ def test_a_compressed_tar_without_samples_is_named(tmp_path: Path) -> None:
         list(lp.TarSamples(path))
 
 
-# ---- what such a source says
+# ---- messages of such a source
 
 
 def test_a_source_in_order_has_no_index_and_says_why(tmp_path: Path) -> None:
@@ -366,7 +368,7 @@ def test_wrong_stated_lengths_are_named(tmp_path: Path, lengths: Any, message: s
         lp.TFRecords([path, path], shard_lengths=lengths)
 
 
-# ---- a format of one's own
+# ---- a user's own format
 
 
 class Lines(files.FileSource):

@@ -1,4 +1,4 @@
-"""Files interleaved: the order of tf.data's, the files open at once, and files that cannot be read."""
+"""Interleaved files: tf.data's order, the number of open files, and files that cannot be read."""
 
 from __future__ import annotations
 

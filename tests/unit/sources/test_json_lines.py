@@ -1,4 +1,6 @@
-"""JSON lines by index: every value, whatever blank lines are between, and damage named by file and byte."""
+"""JSON lines by index: every value, with any blank lines between them, and errors that name file
+and byte.
+"""
 
 from __future__ import annotations
 

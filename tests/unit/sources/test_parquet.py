@@ -1,4 +1,6 @@
-"""Parquet by row: values of the columns' own types, row groups unpacked once, and damage that is named."""
+"""Parquet by row: values of the columns' own types, row groups that are decoded once, and errors
+for damaged files.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,7 @@ def test_lists_of_numbers_are_separate_arrays(kinds: Any) -> None:
     assert first["vector"].dtype == np.float32 and first["vector"].tolist() == [1, 2]
     assert third["vector"].shape == (0,)
     assert third["fixed"].dtype == np.int8 and third["fixed"].tolist() == [5, 6]
-    first["vector"][0] = 7  # its own memory
+    first["vector"][0] = 7  # the row has its own memory
 
 
 def test_other_nested_columns_are_lists_and_dicts(kinds: Any) -> None:
@@ -157,7 +159,7 @@ def test_any_row_in_any_order(
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four row groups, with a checksum on each page."""
+    """A file with four row groups, with a checksum on each page."""
     path = tmp_path_factory.mktemp("checked") / "checked.parquet"
     return write(
         path,

@@ -1,4 +1,4 @@
-"""What can be read by index, how, and what is said of what cannot."""
+"""Sources with an index, how they are read, and messages for objects without one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LABELS = np.array([3, 1, 2, 0])
 
 
 class Items:
-    """Counts what is asked of it."""
+    """Counts the calls of its methods."""
 
     def __init__(self, size: Any = 3) -> None:
         self.size = size
@@ -98,7 +98,7 @@ def test_columns_may_be_lists_beside_arrays_or_alone() -> None:
 
 
 def test_other_arrays_than_numpys_are_columns() -> None:
-    class Stored:  # as h5py's datasets and zarr's arrays are
+    class Stored:  # like h5py's datasets and zarr's arrays
         shape, dtype = (4, 3), ROWS.dtype
 
         def __len__(self) -> int:
@@ -184,7 +184,7 @@ def test_a_data_frame_with_repeated_column_names_is_refused(frame: Any) -> None:
         as_source(frame.set_axis(["a", "a", "b"], axis=1))
 
 
-# ---- what cannot be read ----
+# ---- objects that cannot be read ----
 
 
 class Endless:
@@ -242,7 +242,7 @@ def test_what_can_only_be_iterated_is_a_stream(source: Any) -> None:
 
 
 class OwnIterator(Items):
-    """Is its own iterator, beside its items by index."""
+    """Has items by index, and is its own iterator."""
 
     def __iter__(self) -> Iterator[str]:
         raise AssertionError

@@ -26,7 +26,8 @@ LONG = "ä text that is longer than twelve bytes"
 DAY = dt.date(2024, 2, 29)
 TIME = dt.datetime(1969, 12, 31, 23, 59, 58, 123456)
 
-# By Arrow's type: values, none of them null. Those of the first table become arrays; the others go as objects.
+# Values without null, by Arrow's type. Those of the first table become arrays. The others stay
+# objects.
 READ: dict[str, tuple[pa.DataType, list[Any]]] = {
     **{str(kind): (kind, [1, 2, 100, 3, 0, 7, 9, 4, 5, 6, 8]) for kind in (
         pa.int8(), pa.uint8(), pa.int16(), pa.uint16(), pa.int32(), pa.uint32(), pa.int64(), pa.uint64()
@@ -60,7 +61,9 @@ TYPES = READ | AS_OBJECTS
 
 
 def chunked(kind: pa.DataType, values: list[Any], shape: str) -> pa.ChunkedArray:
-    """The values in one chunk, in three (one empty, dictionaries of their own), or as a slice of more."""
+    """Return the values in one chunk, in three (one of them empty, with their own dictionaries), or
+    as a slice.
+    """
     if shape == "whole":
         return pa.chunked_array([pa.array(values, kind)])
     if shape == "chunks":
@@ -76,12 +79,12 @@ def chunked(kind: pa.DataType, values: list[Any], shape: str) -> pa.ChunkedArray
 def to_polars(column: pa.ChunkedArray) -> pl.Series | None:
     try:
         return pl.Series("c", pl.from_arrow(column))
-    except Exception:  # what polars has not, such as views of a type
+    except Exception:  # polars lacks some types, such as views
         return None
 
 
 def plain(value: Any) -> Any:
-    """A value as Python has it, to be compared with what `to_pylist` gives."""
+    """Return a value as a Python object, for comparison with `to_pylist`."""
     if isinstance(value, np.datetime64):
         return None if np.isnat(value) else value.item()
     if isinstance(value, np.timedelta64):

@@ -1,4 +1,4 @@
-"""Tar files by sample, as WebDataset groups them; damage that is named by file and byte."""
+"""Tar files by sample, grouped like WebDataset, and errors that name file and byte."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write(path: Path, members: Members, form: int = tarfile.PAX_FORMAT) -> Path:
 
 
 def grouped(members: Members) -> list[dict[str, Any]]:
-    """What WebDataset makes of members that belong to samples."""
+    """Return WebDataset's groups of members that belong to samples."""
     samples: list[dict[str, Any]] = []
     for name, data in members:
         folder, _, file = name.rpartition("/")
@@ -106,7 +106,8 @@ MEMBERS: Members = [
     ("b.cls", b""),
     ("c.jpg", b"z" * 512),
 ]
-# Where members begin, and the mark of the end: a header of 512 bytes each, and data in blocks of 512.
+# Starts of members, and of the mark at the end: a header of 512 bytes each, and data in blocks of
+# 512.
 BEGINS = [0, 1536, 2560, 3584, 4096, 5120]
 
 
@@ -139,7 +140,7 @@ def test_a_file_that_is_cut_anywhere_is_refused(small: Path, size: int) -> None:
 
 
 def read_or_refused(path: Path) -> list[dict[str, Any]] | None:
-    """All samples; None where an error of ours named the file."""
+    """Return all samples; None if a LoaderpoolError named the file."""
     try:
         return list(lp.TarSamples(path))
     except lp.LoaderpoolError as error:
@@ -158,7 +159,8 @@ def test_a_header_that_is_damaged_is_no_end_of_the_file(
     path = small.with_name("flipped.tar")
     path.write_bytes(data)
     samples = read_or_refused(path)
-    # Read: what is behind the last field of a header, or what a checksum's own blanks and zeros may be.
+    # Changes that do not matter: bytes after the last field of a header, and other blanks and zeros
+    # in a checksum.
     assert samples is None or samples == grouped(MEMBERS)
 
 
@@ -173,7 +175,7 @@ def test_headers_are_looked_at_again_when_a_sample_is_read(tmp_path: Path) -> No
         data = bytearray(path.read_bytes())
         data[BEGINS[member]] ^= 1
         path.write_bytes(data)
-        os.utime(path, ns=(stamp, stamp))  # as if the disk had done it
+        os.utime(path, ns=(stamp, stamp))  # as after an error of the disk
         with pytest.raises(lp.SourceError, match=message):
             source[number]
     assert source[2] == grouped(MEMBERS)[2]

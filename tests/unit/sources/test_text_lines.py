@@ -1,4 +1,4 @@
-"""Lines of text files by index: which they are, and what cannot be decoded."""
+"""Lines of text files by index: all line ends, and lines that cannot be decoded."""
 
 from __future__ import annotations
 

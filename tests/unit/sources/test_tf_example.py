@@ -1,4 +1,6 @@
-"""`parse_example` gives what TensorFlow's own parser gives, of anything that TensorFlow or Protocol Buffers write."""
+"""`parse_example` equals TensorFlow's own parser, for everything that TensorFlow or Protocol
+Buffers write.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ DTYPES: dict[str, Any] = {"int64": np.int64, "float": np.float32, "bytes": bytes
 def feature(tf: Any, kind: str, values: list[Any]) -> Any:
     made = tf.train.Feature()
     getattr(made, f"{kind}_list").value.extend(values)
-    getattr(made, f"{kind}_list").SetInParent()  # set, though it may be empty
+    getattr(made, f"{kind}_list").SetInParent()  # the list is set, and may be empty
     return made
 
 
@@ -42,7 +44,7 @@ def message(tf: Any, features: dict[str, tuple[str, list[Any]]]) -> bytes:
 
 
 def assert_same(value: Any, expected: Any) -> None:
-    """To the bit: NaN, signed zeros, dtype and shape."""
+    """Compare to the bit: NaN, signed zeros, dtype and shape."""
     if isinstance(expected, bytes):
         assert type(value) is bytes and value == expected
         return
@@ -59,7 +61,7 @@ def assert_same(value: Any, expected: Any) -> None:
 
 
 def by_tensorflow(tf: Any, record: bytes, features: dict[str, Any]) -> dict[str, Any]:
-    """What `tf.io.parse_single_example` makes of the same features."""
+    """Return the result of `tf.io.parse_single_example` for the same features."""
     dtypes: dict[Any, Any] = {np.int64: tf.int64, np.float32: tf.float32, bytes: tf.string}
     asked = {}
     for name, what in features.items():
@@ -72,14 +74,14 @@ def by_tensorflow(tf: Any, record: bytes, features: dict[str, Any]) -> dict[str,
             if default is not None and dtype is not bytes:
                 default = np.array(
                     default, dtype
-                )  # of Python's numbers TensorFlow keeps one tensor for 0.0 and -0.0
+                )  # TensorFlow keeps one tensor for Python's numbers 0.0 and -0.0
             asked[name] = tf.io.FixedLenFeature(shape, dtypes[dtype], default)
     return {
         name: tensor.numpy() for name, tensor in tf.io.parse_single_example(record, asked).items()
     }
 
 
-# ---- what TensorFlow writes ----
+# ---- records written by TensorFlow ----
 
 
 @hypothesis.given(MESSAGES)
@@ -102,7 +104,7 @@ def test_any_message_is_read_as_it_was_written(
 @hypothesis.given(st.data())
 @hypothesis.settings(max_examples=60, deadline=None)
 def test_shapes_and_defaults_are_those_of_tensorflow(tf: Any, data: st.DataObject) -> None:
-    """Fixed shapes, open ones, missing features and features that are there without a list."""
+    """Fixed shapes, open shapes, missing features, and features without a list."""
     written: dict[str, tuple[str, list[Any]]] = {}
     asked: dict[str, Any] = {}
     empty = []
@@ -264,7 +266,9 @@ def test_a_record_that_is_no_bytes() -> None:
 
 
 def test_a_record_that_is_cut_anywhere_is_refused_or_lacks_what_was_cut(tf: Any) -> None:
-    """As Protocol Buffers do: only between two fields of the outermost message a cut cannot be seen."""
+    """As with Protocol Buffers, only a cut between two fields of the outermost message cannot be
+    detected.
+    """
     record = example(
         tf, name=("bytes", [b"a name"]), i=("int64", list(range(-20, 300))), f=("float", [1.0, 2.0])
     )

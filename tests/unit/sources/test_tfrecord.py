@@ -1,4 +1,6 @@
-"""TFRecord files by index: the records that TensorFlow reads, and damage that is named by record and byte."""
+"""TFRecord files by index: the records that TensorFlow reads, and errors that name record and
+byte.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ import loaderpool as lp
 
 Write = Callable[..., Path]
 
-# Of all lengths that matter: none, a header's, and some beside the buffer in which headers are looked for.
+# Important lengths: none, that of a header, and some near the size of the buffer for headers.
 LENGTHS = [
     0,
     1,
@@ -50,7 +52,7 @@ def records_of(lengths: list[int], seed: int = 0) -> list[bytes]:
 
 @pytest.fixture
 def write(tf: Any, tmp_path: Path) -> Write:
-    """Writes records by TensorFlow's own writer."""
+    """Write records with TensorFlow's own writer."""
 
     def write(name: str, records: list[bytes], compression: str = "") -> Path:
         path = tmp_path / name
@@ -91,7 +93,7 @@ def test_records_are_those_of_tensorflow_in_its_order(tf: Any, write: Write) -> 
 
 @pytest.fixture(scope="module")
 def small(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Records of 5, 0 and 9 bytes."""
+    """A file with records of 5, 0 and 9 bytes."""
     path = tmp_path_factory.mktemp("small") / "small.tfrecord"
     with tf.io.TFRecordWriter(str(path)) as writer:
         for record in (b"first", b"", b"the third"):
@@ -109,7 +111,7 @@ def test_a_file_that_is_cut_anywhere_is_refused(small: Path, size: int, check_cr
     path = small.with_name("cut")
     path.write_bytes(small.read_bytes()[:size])
     whole = sum(end <= size for end in (*BEGINS[1:], SIZE))
-    if size in BEGINS[1:]:  # a whole file, as far as anybody can tell
+    if size in BEGINS[1:]:  # such a file looks whole
         assert list(lp.TFRecords(path, check_crc)) == RECORDS[:whole]
     elif size:
         with pytest.raises(
@@ -133,7 +135,8 @@ def test_any_bit_that_is_flipped_is_noticed_and_costs_no_more_than_it_must(
     path = small.with_name("flipped")
     path.write_bytes(data)
     record = max(number for number, begin in enumerate(BEGINS) if begin <= place)
-    if place - BEGINS[record] < 12:  # the length, or its checksum: no way to the records behind it
+    # the length or its checksum is damaged, so the next records cannot be found
+    if place - BEGINS[record] < 12:
         with pytest.raises(
             lp.SourceError,
             match=rf"record {record + 1} \(at byte {BEGINS[record]}\) is truncated or",
@@ -194,7 +197,7 @@ def test_compressed_records_are_those_of_tensorflow(
 
 
 def test_a_record_as_long_as_a_compressed_file_begins_is_none(write: Write) -> None:
-    """Its length is written as the bytes 1f 8b 08 00 ..., which is how a gzip file begins."""
+    """Its length is written as the bytes 1f 8b 08 00 ..., with which a gzip file starts."""
     path = write("x", [b"a" * 0x088B1F, b"b"])
     assert path.read_bytes()[:3] == b"\x1f\x8b\x08"
     assert [len(record) for record in lp.TFRecords(path)] == [0x088B1F, 1]

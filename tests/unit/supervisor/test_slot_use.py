@@ -1,4 +1,4 @@
-"""How many slots of a run get a batch, and which worker gets which slot."""
+"""Number of a run's slots that get a batch, and the worker that gets each slot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.state import LOADER, RUN, Endless, Pool, begin, look, release
 
 LARGE = 2 * slots._LARGE_BYTES
 TWO_WORKERS = slots.slots_of(LARGE, 1, 2, 2)
-SLOW_S = 0.00025  # of a row: batches that are long enough to have a slot each
+SLOW_S = 0.00025  # time for a row: batches take so long that each has its own slot
 
 
 class Consumer:
@@ -50,7 +50,7 @@ def used(pool: Pool) -> int:
 
 
 def each_answers(pool: Pool, has_waited: bool = True) -> None:
-    """Each worker finishes its oldest ticket; what comes of it arrives one by one."""
+    """Let each worker finish its oldest ticket. The answers arrive one by one."""
     for worker in pool.busy():
         pool.answer(worker, row_s=SLOW_S)
         pool.turn(has_waited)
@@ -70,7 +70,7 @@ def test_all_workers_get_a_first_ticket_if_one_had_the_first_sample() -> None:
     (probe_owner,) = pool.busy()
     pool.state.found(probe_owner, Found(pool.channels[probe_owner].pop().number, LOADER, b"", 0.0))
     pool.state.lay_out(LOADER, Layout(LARGE, 1, 0), 0.001)
-    pool.die(probe_owner + 1)  # the worker in its place comes after this one
+    pool.die(probe_owner + 1)  # its replacement gets tickets after this worker
     pool.turn()
     begin(pool.state, RUN, LOADER, 0)
     pool.state.deal()
@@ -141,7 +141,7 @@ def test_idle_worker_gets_every_slot() -> None:
 
 
 def beside_another_run() -> Pool:
-    """A run of small slots, whose tickets all workers have, and then one of large slots."""
+    """Return a run of small slots, with tickets at all workers, and a later one of large slots."""
     pool = Pool(2).with_a_run()
     pool.state.load(2, Endless())
     pool.state.lay_out(2, Layout(LARGE, 1, 0), 0.001)
@@ -150,7 +150,7 @@ def beside_another_run() -> Pool:
 
 
 def pass_time(pool: Pool, steps: int) -> list[Filled]:
-    """Workers answer. All small slots are released, and no large one is. Return the large ones."""
+    """Let workers answer, and release all small slots, but no large one. Return the large ones."""
     for _ in range(steps):
         for worker in pool.busy():
             pool.answer(worker, row_s=SLOW_S)

@@ -1,4 +1,4 @@
-"""What is taken for the stacks of a worker."""
+"""Recognition of a worker's stacks in its output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def stacks() -> Iterator[StackFile]:
 
 def test_what_others_have_asked_for_is_not_in_the_answer(stacks: StackFile) -> None:
     os.write(stacks.descriptor, b"Thread 1: others asked\n")
-    stacks.ask(1 << 30)  # no such process
+    stacks.ask(1 << 30)  # there is no such process
     os.write(stacks.descriptor, b"Thread 1: hangs\n")
     assert stacks.read() == "Thread 1: hangs\n"
 

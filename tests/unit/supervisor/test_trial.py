@@ -1,4 +1,6 @@
-"""Trials of fewer workers, on the supervisor's state with pretended workers and a pretended clock."""
+"""Trials of fewer workers, on the supervisor's state with simulated workers and a simulated
+clock.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +16,22 @@ from loaderpool.supervisor.trial import Trial
 from loaderpool.transport.messages import Done, Filled
 from tests.support.state import LOADER, RUN, Endless, Pool, begin, check_state, death, look, release
 
-ROWS = 4  # of a ticket
-Source = Callable[["Course"], float]  # returns when a ticket is done that begins now
+ROWS = 4  # rows of a ticket
+Source = Callable[["Course"], float]  # returns the end of a ticket that begins now
 
 
 class Course:
-    """A training that always waits, over a source."""
+    """A training that always waits, with a source."""
 
     def __init__(self, workers: int, source: Source, seed: int = 0) -> None:
         self.pool = Pool(workers).with_a_run()
         self.state, self.source, self.chance = self.pool.state, source, random.Random(seed)
         self.now_s, self.free_s = 0.0, 0.0
-        self.places: dict[int, float] = {}  # of connections: when each is free
-        self.done_s: dict[
-            int, tuple[int, float]
-        ] = {}  # by worker: the ticket that it makes, and until when
+        self.places: dict[int, float] = {}  # time at which each connection is free
+        self.done_s: dict[int, tuple[int, float]] = {}  # present ticket of each worker, and its end
         self.trial: Trial | None = None
         self.steps = 0
-        self.is_taking = True  # the main process does
+        self.is_taking = True  # True if the main process takes batches
         self.serve(2.0)
 
     @property
@@ -39,13 +39,13 @@ class Course:
         return len(self.done_s)
 
     def serve(self, seconds: float) -> None:
-        """Go on for so long, or until the trial is over."""
+        """Let this time pass, or the time until the trial is over."""
         until_s = self.now_s + seconds
         while self.now_s < until_s and (self.trial is None or not self.trial.is_over):
             self.step()
 
     def step(self) -> None:
-        """Go on to the next answer, or by 20 ms."""
+        """Let time pass until the next answer, at most 20 ms."""
         for worker, tickets in self.pool.channels.items():
             if tickets and worker not in self.done_s:
                 self.done_s[worker] = tickets[0].number, self.source(self)
@@ -97,7 +97,7 @@ class Course:
 
 
 def rate(course: Course, per_s: float = 30.0, alone_s: float = 0.01) -> float:
-    """A server that answers so many tickets a second."""
+    """Return a source with a server that answers this number of tickets a second."""
     course.free_s = max(course.now_s, course.free_s) + 1 / per_s
     return course.free_s + alone_s
 
@@ -112,7 +112,7 @@ def connections(number: int, seconds: float = 0.05) -> Source:
 
 
 def locked(held_s: float, beside_s: float) -> Source:
-    """A lock that is held for a part of each ticket."""
+    """Return a source with a lock that is held for a part of each ticket."""
 
     def source(course: Course) -> float:
         course.free_s = max(course.now_s + beside_s, course.free_s) + held_s
@@ -134,17 +134,18 @@ def stragglers(course: Course) -> float:
 
 
 def on_two_cpus(course: Course) -> float:
-    """Half computing: it takes longer where more do so at the same time."""
+    """Source that computes half of the time. It takes longer if more workers compute."""
     return course.now_s + 0.02 + 0.01 * max(1.0, course.busy / 6)
 
 
 def random_rate(course: Course) -> float:
-    """A server that takes turns of varied length."""
+    """Source with a server whose answers take varied time."""
     course.free_s = max(course.now_s, course.free_s) + course.chance.expovariate(120.0)
     return course.free_s
 
 
-LIMITED: dict[str, tuple[Source, int]] = {  # and how many workers suffice
+# sources with a limit, and the sufficient number of workers
+LIMITED: dict[str, tuple[Source, int]] = {
     "rate": (rate, 2),
     "three connections": (connections(3), 3),
     "lock": (locked(0.02, 0.03), 3),
@@ -184,7 +185,7 @@ def test_a_limit_just_below_the_number_of_workers_is_found() -> None:
 
 
 def test_a_number_that_is_slightly_slower_is_not_advised() -> None:
-    """One worker alone has 0.92 of the rate."""
+    """One worker alone reaches 0.92 of the rate."""
     found = Course(8, locked(0.023, 0.002)).try_fewer()
     assert (found.enough, found.too_few) == (2, 1)
 
@@ -211,7 +212,7 @@ def test_one_worker_is_not_tried() -> None:
 
 
 def test_workers_without_work_show_nothing() -> None:
-    """Training does not wait: the slots are full."""
+    """Training does not wait, because the slots are full."""
     course = Course(4, sleeping)
     course.state.extend(RUN, course.state.runs[RUN].next + 2, 0)
     assert course.try_fewer() == TrialResult(4, 4)

@@ -1,4 +1,4 @@
-"""What the kernel counts of a process, where it can be read; which CPUs are left to it."""
+"""Counts of the kernel for a process, if they can be read; and the CPUs that it may use."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def test_cpu_time_of_a_process_is_what_its_own_clock_says() -> None:
 @pytest.mark.parametrize(
     ("cpus", "own", "cpuset", "quota", "settings", "told"),
     [
-        (64, 1, None, None, {}, ""),  # bound on purpose
+        (64, 1, None, None, {}, ""),  # the user has bound it
         (64, 64, None, None, {"OMP_PROC_BIND": "true"}, ""),
         (64, 2, None, None, {"OMP_PROC_BIND": "true"}, ""),
         (1, 1, None, None, {"OMP_PROC_BIND": "true"}, ""),
-        (64, 1, "5\n", None, {"OMP_PROC_BIND": "true"}, ""),  # the container has no other
+        (64, 1, "5\n", None, {"OMP_PROC_BIND": "true"}, ""),  # the container has one CPU
         (64, 1, "0-3,8\n", None, {"OMP_PROC_BIND": "true"}, "OMP_PROC_BIND=true"),
         (64, 1, None, 1.0, {"OMP_PROC_BIND": "true"}, ""),
         (64, 1, None, 1.6, {"OMP_PROC_BIND": "true"}, "OMP_PROC_BIND=true"),
@@ -79,7 +79,7 @@ def test_openmp_is_named_if_it_left_one_cpu(
 
 
 class Kernel:
-    """A clock, and a count of kills for lack of memory, that a test sets."""
+    """A clock and a count of kills for lack of memory, which a test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.kills = 100.0, 7

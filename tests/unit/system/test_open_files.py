@@ -1,4 +1,6 @@
-"""Files of this process that have a position, and the same descriptors opened again."""
+"""Files of this process that have a position, and their descriptors after they were opened
+again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's own code is told from a library's, wherever that is installed."""
+"""The user's own code is distinguished from that of libraries, wherever these are installed."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_modules_of_python_of_packages_and_our_own_are_libraries(name: str) -> N
     ],
 )
 def test_a_package_of_another_environment_is_one(module: types.ModuleType, directory: str) -> None:
-    """As a .pth file brings it in."""
+    """For example, a .pth file adds it."""
     module.__file__ = f"{directory}/some_module.py"
     assert is_library("some_module")
 
 
 def test_the_user_s_own_is_none(module: types.ModuleType, tmp_path: Path) -> None:
-    assert not is_library("some_module")  # made at run time
+    assert not is_library("some_module")  # created at run time
     module.__file__ = str(tmp_path / "some_module.py")
     assert not is_library("some_module")
     assert not is_library(None) and not is_library("") and not is_library("not_imported")

@@ -1,4 +1,6 @@
-"""How many processes of a training share this machine, by what their launchers set, and which part each one has."""
+"""Number of a training's processes on this machine, by the variables of their launchers, and the
+share of each.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +137,7 @@ def test_tasks_of_tensorflow_and_processes_of_jax_have_one_name(
 def machine_of(
     monkeypatch: pytest.MonkeyPatch, cpus: int, own: int, launchers: int, quota: float | None = None
 ) -> None:
-    """Have this process be bound to some CPUs, and the process that launched it to others."""
+    """Bind this process to some CPUs, and the process that launched it to others."""
     masks = {os.getppid(): set(range(launchers)), 0: set(range(own))}
     monkeypatch.setattr(os, "cpu_count", lambda: cpus)
     monkeypatch.setattr(os, "sched_getaffinity", masks.__getitem__)
@@ -149,8 +151,8 @@ def machine_of(
         (64, 64, 64, None, "LOCAL_WORLD_SIZE=8", 8),
         (64, 64, 64, 16.0, "LOCAL_WORLD_SIZE=8", 2),
         (2, 2, 2, None, "LOCAL_WORLD_SIZE=8", 1),
-        (64, 8, 64, None, "LOCAL_WORLD_SIZE=8", 8),  # each is bound to its own
-        (64, 16, 16, None, "LOCAL_WORLD_SIZE=8", 2),  # all are bound to the same
+        (64, 8, 64, None, "LOCAL_WORLD_SIZE=8", 8),  # each is bound to its own CPUs
+        (64, 16, 16, None, "LOCAL_WORLD_SIZE=8", 2),  # all are bound to the same CPUs
         (64, 32, 64, None, "OMPI_COMM_WORLD_LOCAL_SIZE=8", 8),  # four are bound to each socket
         (64, 8, 64, None, "SLURM_STEP_TASKS_PER_NODE=8 SLURM_CPUS_ON_NODE=64", 8),
         (64, 16, 64, None, "SLURM_STEP_TASKS_PER_NODE=8 SLURM_CPUS_ON_NODE=16", 2),
@@ -196,7 +198,7 @@ def test_memory_is_divided_among_processes(monkeypatch: pytest.MonkeyPatch) -> N
         (Auto(), 1, 8, 1, (1, 4)),
         (Auto(), 1, 64, 1, (1, 4)),
         (Auto(), 2, 1, 2, (1, 32)),
-        (Auto(2, 8), 1, 8, 2, (2, 8)),  # of each process
+        (Auto(2, 8), 1, 8, 2, (2, 8)),  # for each process
         (Auto(6), 1, 8, 6, (6, 6)),
     ],
 )

@@ -1,4 +1,4 @@
-"""A stop is too long five seconds after the first look that finds it."""
+"""A stop is too long five seconds after the first check that finds it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_a_waiting_thread_has_the_files_of_its_code() -> None:
         assert begun.wait(10)
         assert thread.native_id in machine.thread_ids()
         names: list[str] = []
-        while not names:  # empty as long as it runs
+        while not names:  # empty while the thread runs
             names = [Path(file).name for file in machine.files_on_stack(thread.native_id)]
     finally:
         end.set()

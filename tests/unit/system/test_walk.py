@@ -1,4 +1,6 @@
-"""A walk comes to all that functions, classes and objects hold, by every way, and names it as code would."""
+"""A walk visits all that functions, classes and objects hold, by every path, and names it as code
+would.
+"""
 
 from __future__ import annotations
 

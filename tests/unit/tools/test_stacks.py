@@ -1,4 +1,4 @@
-"""Stacks of a profile: which frames are shown, in each of py-spy's forms."""
+"""Stacks of a profile: the frames that are shown, for each of py-spy's formats."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def test_speedscope_samples_begin_with_the_users_function(tmp_path: Path) -> Non
 
 
 def flame_graph(*levels: list[tuple[str, int, int]]) -> str:
-    """A file as py-spy writes it: levels of frames with their first sample and number of samples."""
+    """Return a file in py-spy's format: levels of frames with their first sample and number of
+    samples.
+    """
     height, whole = 122 + 16 * len(levels), levels[0][0][2]
     frames = "".join(
         f"<g><title>{name.replace('<', '&lt;').replace('>', '&gt;')} ({w} samples, {100 * w / whole:.2f}%)</title>"

@@ -1,4 +1,4 @@
-"""Which setting `tune` recommends, and how it measures: on loaders whose rates are known."""
+"""The setting that `tune` recommends, and its measurements, on loaders with known rates."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_fewest_workers_within_5_percent_are_recommended(
 
 
 def test_busy_other_programs_are_no_limit_of_the_source() -> None:
-    """Their CPU time may be missing in part, so that the CPUs do not seem full."""
+    """A part of their CPU time may not be counted, so that the CPUs do not seem full."""
     found = [
         dataclasses.replace(measurement(workers, rate, 0.1), other_cpus=1.6)
         for workers, rate in {0: 50, 1: 100, 2: 102}.items()
@@ -70,9 +70,9 @@ def with_spread(workers: int, rate: float, spread: float) -> Measurement:
     ("rates", "clear"),
     [
         ({0: (100, 0.1), 2: (190, 0.1)}, True),
-        ({0: (100, 0.25), 2: (190, 0.25)}, True),  # also by the slower round
+        ({0: (100, 0.25), 2: (190, 0.25)}, True),  # faster even in its slower round
         ({0: (100, 0.25), 2: (120, 0.25)}, False),
-        ({0: (100, 0.25), 2: (99, 0.1)}, False),  # no setting is smaller
+        ({0: (100, 0.25), 2: (99, 0.1)}, False),  # there is no smaller setting
         ({0: (100, 0.0), 2: (190, 0.0), 4: (195, 0.3)}, False),
     ],
 )

@@ -1,4 +1,4 @@
-"""The number of workers that is found for trainings as an analytic model makes them."""
+"""The number of workers that is chosen for trainings of a model."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tests.support.trainings import BLOCKING, COMPUTING, Training
 MOST = 64
 WINDOW_S = 6.0
 _STEPS = 500
-WindowOf = Callable[[int, int], Window]  # from workers and steps
+WindowOf = Callable[[int, int], Window]  # makes a window from the numbers of workers and steps
 
 
 @dataclasses.dataclass
 class Course:
-    """What became of it."""
+    """Result of a training."""
 
     seconds: float = 0.0
     changes: list[tuple[float, int]] = dataclasses.field(
         default_factory=list
-    )  # when, and to how many workers
+    )  # times of changes, and the new numbers of workers
 
     def after(self, seconds: float) -> list[int]:
-        """The numbers that were chosen from then on."""
+        """Return the numbers that were chosen after this time."""
         return [workers for at, workers in self.changes if at >= seconds]
 
 
@@ -43,7 +43,9 @@ def run(
     noise: float = 0.0,
     seed: int = 0,
 ) -> tuple[int, Course]:
-    """Have it train for so long; `noise` is of each window's times. Returns the last number, and the course."""
+    """Train for this time. `noise` changes each window's times. Return the last number, and the
+    course.
+    """
     course, chance = Course(), random.Random(seed)
     while course.seconds < seconds:
         whole = slowed(window_of(workers, _STEPS), math.exp(noise * chance.gauss(0, 1)))
@@ -66,12 +68,12 @@ _SUMS = (
 
 
 def slowed(seen: Window, factor: float) -> Window:
-    """The same window on a machine that was so much slower."""
+    """Return the same window on a machine that is slower by this factor."""
     return dataclasses.replace(seen, **{name: factor * getattr(seen, name) for name in _SUMS})
 
 
 def part_of(seen: Window, steps: int) -> Window:
-    """So many steps of it, each as all of them."""
+    """Return this number of steps of a window, each with the mean values."""
     counts = {
         name: round(getattr(seen, name) * steps / seen.steps)
         for name in ("ready_steps", "made", "samples")
@@ -103,7 +105,7 @@ trainings = st.builds(
 
 @given(
     trainings, st.integers(1, MOST - 2)
-)  # from MOST - 1 the last one makes steps shorter by less than is noise
+)  # beyond MOST - 1, another worker shortens steps by less than the noise
 @settings(max_examples=300)
 def test_whatever_it_begins_with_it_comes_to_rest_where_the_training_is_fed(
     training: Training, first: int
@@ -137,7 +139,7 @@ def test_a_function_that_becomes_dearer_has_more() -> None:
 
 
 def test_what_no_worker_more_makes_faster_ends_the_search() -> None:
-    """The source serves no more than four workers: each of more waits for longer."""
+    """The source serves at most four workers. With more, each waits longer."""
     limited = dataclasses.replace(BLOCKING, step_s=20e-3)
 
     def window(workers: int, steps: int) -> Window:
@@ -151,7 +153,7 @@ def test_what_no_worker_more_makes_faster_ends_the_search() -> None:
 
 
 def test_workers_that_slow_the_training_down_are_taken_back() -> None:
-    """Each worker beyond the fourth takes the consumer 4 % of its CPU."""
+    """Each worker after the fourth takes 4 % of the consumer's CPU."""
 
     def window(workers: int, steps: int) -> Window:
         slowed = dataclasses.replace(COMPUTING, step_s=0.190 * (1 + 0.04 * max(0, workers - 4)))
@@ -173,7 +175,7 @@ def test_bounds_hold() -> None:
 
 @pytest.mark.parametrize("others", [1.0, 1.5])
 def test_when_other_programs_give_cpus_back_there_are_more_workers_again(others: float) -> None:
-    """With half of the CPUs one worker is as fast as two, and no longer when all of them are there."""
+    """With half of the CPUs, one worker is as fast as two, but not with all of them."""
     quiet = Training(step_s=20e-3, batch=16, sample_cpu_s=3.4e-3, cpus=2, step_cpu_s=1e-3)
     tuner = Autotuner(1, MOST)
     workers, _ = run(tuner, 2, window_of(dataclasses.replace(quiet, others=others)), seconds=20)
@@ -184,7 +186,7 @@ def test_when_other_programs_give_cpus_back_there_are_more_workers_again(others:
 
 
 def test_a_ceiling_is_tried_again_within_a_minute_where_workers_compute_all_the_time() -> None:
-    """For some seconds one worker was as fast as two, and nothing that is counted tells why."""
+    """For some seconds, one worker was as fast as two, and no count shows the reason."""
     computing = Training(step_s=20e-3, batch=16, sample_cpu_s=3.4e-3, cpus=4, step_cpu_s=1e-3)
 
     def window(workers: int, steps: int) -> Window:

@@ -1,4 +1,4 @@
-"""The latest error is kept whole, but keeps nothing alive that its traceback knows."""
+"""The latest error is kept whole, but keeps no object of its traceback alive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.samples import Unspeakable
 
 
 class Demanding(Exception):
-    """Its class cannot be called with its `args`."""
+    """An error that cannot be created from its `args`."""
 
     def __init__(self, code: int, *, text: str) -> None:
         super().__init__(code)
@@ -29,7 +29,7 @@ class Demanding(Exception):
 
 class Silent(Exception):
     def __str__(self) -> str:
-        return f"number {id(self)}"  # no copy says the same
+        return f"number {id(self)}"  # a copy would have another text
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""A pool has its workers started once, on whichever thread asks first or closes it; they are stand-ins here."""
+"""A pool starts its workers once, on the first thread that uses or closes it. Here, workers are
+simulated.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ import loaderpool as lp
 import loaderpool.engine.pool
 from loaderpool.trainer.pool import Pool
 
-# How long a thread that must not come through is waited for; one that does come through is seen at once.
+# Time for which a blocked thread is watched. A thread that is not blocked is noticed at once.
 GRACE_S = 0.1
 
 
 class StandIn:
-    """Takes the place of `WorkerPool`; each that is made first does what `on_start` says."""
+    """Replaces `WorkerPool`. Each new one first calls `on_start`."""
 
     made: list[StandIn]
     on_start: Callable[[], object]
@@ -89,7 +91,7 @@ def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have(
     pool = Pool(1)
     thread = threading.Thread(target=pool._lock.acquire)
     thread.start()
-    thread.join()  # it has not released it
+    thread.join()  # the thread has not released the lock
     monkeypatch.setattr(os, "getpid", lambda: 1)
     closing = threading.Thread(target=pool.close)
     closing.start()

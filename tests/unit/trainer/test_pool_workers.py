@@ -1,4 +1,4 @@
-"""Several loaders of one pool, and what memory allows."""
+"""Workers for several loaders of one pool, within the limits of memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ S = 1_000_000_000
 
 
 class Loader:
-    """Its steps are 50 ms long; a batch takes a worker so many ms, and hardly any CPU."""
+    """A loader with steps of 50 ms. A batch takes a worker this number of ms, and hardly any
+    CPU.
+    """
 
     def __init__(self, making_ms: int) -> None:
         self.making_s = making_ms / 1e3
@@ -73,7 +75,7 @@ class Loader:
 
 
 def train(pool: PoolWorkers, loader: Loader, seconds: int, workers: int, begin_s: int = 0) -> int:
-    """Have one loader consumed for so long. Returns how many workers there are in the end."""
+    """Take batches of one loader for this time. Return the last number of workers."""
     for now_s in range(begin_s, begin_s + seconds, 2):
         decided = pool.look(loader, loader.look(now_s, workers), workers)
         if decided is not None:
@@ -92,7 +94,9 @@ def test_it_finds_the_number_and_says_so(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_the_loader_that_needs_most_decides() -> None:
-    """A validation's turn has the training lose no worker, and gives it more than it needs."""
+    """During a validation, the training loses no workers, and the validation has more than it
+    needs.
+    """
     pool = PoolWorkers(1, 32)
     training, validation = Loader(making_ms=390), Loader(making_ms=190)
     workers = train(pool, training, 60, workers=2)
@@ -107,7 +111,7 @@ def test_what_another_training_tried_in_vain_does_not_bind_this_one() -> None:
 
 
 def test_memory_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each worker takes 1 GiB of its own, and 6 GiB are free."""
+    """Each worker needs 1 GiB, and 6 GiB are free."""
     monkeypatch.setattr(capacity, "private_bytes", lambda pid: 1 << 30)
     monkeypatch.setattr(capacity, "available_memory_bytes", lambda: 6 << 30)
     pool, loader = PoolWorkers(1, 32), Loader(making_ms=2000)

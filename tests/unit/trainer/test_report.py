@@ -1,4 +1,6 @@
-"""A report as a file: what is in it is shown as it is, and it is written as a whole or not at all."""
+"""A report as a file: its content is shown unchanged, and it is written as a whole or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ HOSTILE = 'a<b>&"</script><script>alert(1)</script>'
 
 
 class Page(HTMLParser):
-    """What is in a page: its elements, which must be closed in their order, its texts and its JSON."""
+    """Content of a page: its elements, which must be closed in their order, its texts and its
+    JSON.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is summed up from one hand-over to the next."""
+"""Times that are counted from one delivery to the next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MS = 1_000_000
 
 
 class Consumer:
-    """Takes batches at times that a test says."""
+    """Takes batches at times that a test sets."""
 
     def __init__(self, makes_here: bool = False) -> None:
         self.counters, self.now_ns = Counters(makes_here), 1
@@ -48,7 +48,8 @@ def hand_over(
         counters.note(delivery, times)
 
 
-# What is taken: after so many ms of work a wait, batches, and whether a pass begins. Then what is counted.
+# Events: ms of work before a wait, number of batches, and whether a pass begins. Then the expected
+# counts.
 COUNTED: dict[str, tuple[list[tuple[int, int, int, bool]], dict[str, Any]]] = {
     "steps, waits, and steps that found data ready": (
         [(0, 500, 1, True), (100, 50, 1, False), (100, 1, 1, False), (100, 0, 1, False)],
@@ -82,13 +83,15 @@ def test_a_wait_that_lasts_counts_so_far() -> None:
     consumer.counters.steps.start_wait(consumer.times, consumer.now_ns)
     consumer.now_ns += 3_000 * MS
     assert consumer.counts.wait_s == 3.0
-    consumer.times.asked_ns = 0  # it was in vain
+    consumer.times.asked_ns = 0  # the request got no batch
     assert consumer.counts.wait_s == 0
 
 
 @pytest.mark.parametrize("name", ["recorder", "on_mark"])
 def test_a_close_on_another_thread_ends_no_step(name: str) -> None:
-    """It takes down what is told of a hand-over, also between the look whether that is there and its use."""
+    """It removes the times of a delivery, perhaps between the check that they exist and their
+    use.
+    """
 
     class Listener:
         write = __call__ = staticmethod(lambda *args: None)
@@ -112,7 +115,7 @@ def test_passes_side_by_side_have_times_of_their_own() -> None:
     other = Consumer()
     other.counters = one.counters
     one.take(0, 10, is_first=True)
-    other.counters.steps.start_wait(other.times, 5 * MS)  # it begins while the first one works
+    other.counters.steps.start_wait(other.times, 5 * MS)  # it starts while the first one works
     one.take(20, 5)
     other.now_ns = one.now_ns
     other.counters.begin_pass(other.times)

@@ -1,4 +1,4 @@
-"""The pictures of a report: known records in, positions, shares and words out."""
+"""Pictures of a report: positions, shares and words for known records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ BUFFERS = 8
 
 
 class Bar(NamedTuple):
-    """A rectangle of a row: its state, from where to where of the time (0 to 1), and its share of the height."""
+    """A rectangle in a row: its state, its start and end (0 to 1 of the time), and its share of the
+    height.
+    """
 
     state: str
     begin: float
@@ -29,7 +31,7 @@ class Bar(NamedTuple):
 
 
 class Picture:
-    """What is drawn: bars by the rows' labels, and what a screen reader gets."""
+    """A drawn picture: bars by the labels of rows, and the text for screen readers."""
 
     def __init__(self, figure: str) -> None:
         svg = next(iter(ET.fromstring(figure)))
@@ -41,7 +43,7 @@ class Picture:
         }
 
     def of(self, label: str, state: str) -> list[tuple[float, float]]:
-        """Return where a row has bars of a state over its whole height."""
+        """Return the places at which a row has bars of a state with its whole height."""
         return [
             (each.begin, each.end)
             for each in self.rows[label]
@@ -50,7 +52,7 @@ class Picture:
 
 
 def place(x: str | None) -> float:
-    """Return a position of the picture as one of the time."""
+    """Convert a position in the picture into a position in the time."""
     return (float(str(x).rstrip("%")) - 18) / 82
 
 
@@ -72,7 +74,9 @@ def near(*places: tuple[float, float]) -> list[tuple[object, object]]:
 
 
 def two_batches() -> HandMadeRecording:
-    """A second, asked for at its beginning: batch 0 is there after 0.4 s, batch 1 after 0.7 s."""
+    """Record a second, at whose start batches are requested: batch 0 arrives after 0.4 s, batch 1
+    after 0.7 s.
+    """
     made = HandMadeRecording()
     made.ticket(0, 100, 300, 0, ticket=1)
     made.ticket(1, 100, 600, 1, ticket=2)

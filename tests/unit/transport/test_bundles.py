@@ -1,4 +1,6 @@
-"""Items of a stream as they travel: arrays in memory of their own, and none that cannot travel is unnamed."""
+"""Items of a stream in bundles: arrays get their own memory, and an error names an item that cannot
+be pickled.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The channel alone: no message is lost without a word, none is too many, none is a fork's to send or to take."""
+"""The channel by itself: no message is silently lost, the number of messages has a bound, and forks
+neither send nor receive.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 
 @contextlib.contextmanager
 def descriptors_left(number: int) -> Iterator[None]:
-    """This process may open so many more files."""
+    """Lower the number of files that this process may open to this number of further ones."""
     lowest = os.dup(0)
     os.close(lowest)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -46,13 +48,13 @@ def descriptors_left(number: int) -> Iterator[None]:
 
 
 def become_somebody() -> None:
-    """Lose the rights of root, for whom some limits are none."""
+    """Drop the rights of root, for whom some limits do not hold."""
     if not os.getuid():
         os.setuid(65534)
 
 
 def all_of(channel: Channel) -> list[Any]:
-    """The messages that are there; ends at the end, too."""
+    """Return all messages that have arrived. Also ends at the end of the channel."""
     got = []
     with contextlib.suppress(ChannelClosed):
         while (received := channel.receive()) is not None:
@@ -60,7 +62,7 @@ def all_of(channel: Channel) -> list[Any]:
     return got
 
 
-# ---- what cannot be sent or received is an error, by errno
+# ---- errors of sends and receives, by errno
 
 
 @pytest.mark.parametrize("message", [Resize(2), LONG], ids=["short", "long"])
@@ -83,7 +85,9 @@ def test_a_send_says_what_the_kernel_says(
 def test_a_receive_says_what_the_kernel_says(
     ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was taken for the end: a supervisor without memory for a moment counted as dead."""
+    """Before a fix, any error counted as the end: a supervisor that lacked memory for a moment
+    seemed dead.
+    """
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
@@ -97,7 +101,7 @@ def test_a_receive_says_what_the_kernel_says(
 
 @pytest.fixture
 def time_limit() -> Iterator[None]:
-    """SIGALRM raises TimeoutError, which is an OSError without a number."""
+    """Let SIGALRM raise a TimeoutError, which is an OSError without a number."""
 
     def raise_it(*_: object) -> None:
         raise TimeoutError("it takes too long")
@@ -108,7 +112,7 @@ def time_limit() -> Iterator[None]:
 
 
 def alarmed(call: Callable[..., Any], *, is_before: bool) -> Callable[..., Any]:
-    """The call, with a SIGALRM right before or after it."""
+    """Return a function that makes the call, with a SIGALRM just before or after it."""
 
     def with_alarm(*arguments: Any) -> Any:
         if is_before:
@@ -125,7 +129,9 @@ def alarmed(call: Callable[..., Any], *, is_before: bool) -> Callable[..., Any]:
 def test_a_handlers_exception_comes_out_of_a_send_and_of_a_receive_and_loses_nothing(
     ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, message: Any
 ) -> None:
-    """Of 1,102 that a SIGALRM handler raised 69 vanished; in a receive it was taken for the end."""
+    """Before a fix, 69 of 1,102 exceptions of a SIGALRM handler were lost, and in a receive one
+    counted as the end.
+    """
     with monkeypatch.context() as patch, pytest.raises(TimeoutError, match="too long"):
         for name in ("send", "sendmsg"):
             patch.setattr(
@@ -138,11 +144,13 @@ def test_a_handlers_exception_comes_out_of_a_send_and_of_a_receive_and_loses_not
     assert all_of(ends[1]) == [message]
 
 
-# ---- as many messages as there may be
+# ---- the largest number of messages
 
 
 def test_a_long_message_passes_the_smallest_send_buffer(ends: tuple[Channel, Channel]) -> None:
-    """Longer than the buffer, it vanished (EMSGSIZE), and its batch was delivered with another one's rows."""
+    """Before a fix, a message longer than the buffer was dropped (EMSGSIZE), and its batch was
+    delivered with another batch's rows.
+    """
     with socket.socket(fileno=os.dup(ends[0].fileno())) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     ends[0].send(LONG)
@@ -150,7 +158,7 @@ def test_a_long_message_passes_the_smallest_send_buffer(ends: tuple[Channel, Cha
 
 
 def largest(kind: type) -> Any:
-    """A message of a kind, with the largest fields that it can have."""
+    """Return a message of a kind with the largest possible fields."""
     values: dict[Any, Any] = {int: 1 << 62, bool: True, float: 0.1, bytes: bytes(20_000)}
     fields = []
     for name, hint in typing.get_type_hints(kind).items():
@@ -164,7 +172,7 @@ def largest(kind: type) -> Any:
 
 
 def fill(message: Any) -> int:
-    """How many such messages a channel takes, each of which arrives."""
+    """Return the number of such messages that a channel holds. Each must arrive."""
     first, second = map(Channel, Channel.pair())
     sent = 0
     with contextlib.suppress(AssertionError):
@@ -181,7 +189,7 @@ def fill(message: Any) -> int:
 def test_a_channel_takes_as_many_of_any_kind_as_its_capacity_says(
     monkeypatch: pytest.MonkeyPatch, kind: type
 ) -> None:
-    """It held 278 `Release`s, but 93 errors of 1 KB, and 7 of 32 KB."""
+    """Before a fix, it held 278 `Release`s, but only 93 errors of 1 KB, and 7 of 32 KB."""
     for buffer_bytes, least in (
         (32_768, 80),
         (106_496, 250),
@@ -191,7 +199,7 @@ def test_a_channel_takes_as_many_of_any_kind_as_its_capacity_says(
 
 
 def test_no_more_long_messages_are_counted_on_than_files_may_be_on_their_way() -> None:
-    """The table's slots may all have failed, each with an error in a file of its own."""
+    """All slots of the table may fail, each with an error in a file of its own."""
 
     def send_them() -> None:
         become_somebody()
@@ -203,7 +211,7 @@ def test_no_more_long_messages_are_counted_on_than_files_may_be_on_their_way() -
     assert status_of_fork(send_them) == 0
 
 
-# ---- descriptors that are lost on their way
+# ---- descriptors that are lost
 
 
 @pytest.mark.parametrize(
@@ -212,7 +220,9 @@ def test_no_more_long_messages_are_counted_on_than_files_may_be_on_their_way() -
 def test_a_message_that_loses_one_of_its_files_is_lost_and_closes_the_others(
     ends: tuple[Channel, Channel], message: Any, left: int
 ) -> None:
-    """It was a ValueError; whose packet it is, that process is replaced or redone."""
+    """Before a fix, this was a ValueError. The sender of the packet is replaced, or its work is
+    repeated.
+    """
     with open(os.devnull, "rb") as file:
         ends[0].send(message, [file.fileno()] * 3)
         ends[0].send(Resize(2))
@@ -245,8 +255,8 @@ def receive_nothing(channel: Channel) -> None:
 def test_what_a_fork_of_the_owner_does_is_not_the_owners(
     ends: tuple[Channel, Channel], what: Callable[[Channel], object]
 ) -> None:
-    """A child that let go of its copy of a batch gave the main process' batch away."""
-    ends[1].send(Resize(2))  # waits for the owner
+    """Before a fix, a child that dropped its copy of a batch released the main process's batch."""
+    ends[1].send(Resize(2))  # a message for the owner
     assert status_of_fork(lambda: what(ends[0])) == 0
     assert all_of(ends[0]) == [Resize(2)]
     ends[0].send(Resize(3))

@@ -1,4 +1,6 @@
-"""The store of modules: the first version counts, whoever appends, and whatever a process leaves half written."""
+"""The store of modules: the first version is kept, whichever process appends, even if one dies
+while it writes.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def test_half_written_frame_hides_no_other(store: ModuleStore) -> None:
 
 
 def test_full_store_keeps_no_more(store: ModuleStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries may be installed where the user's modules are."""
+    """Libraries may be installed in the folder of the user's modules."""
     monkeypatch.setattr(modules, "_MOST_BYTES", 500)
     store.add(module("helpers", b"x" * 300))
     assert store.add(module("library", b"y" * 300)) == module("library", b"y" * 300)

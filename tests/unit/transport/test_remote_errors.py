@@ -1,4 +1,4 @@
-"""What a lost host's error says."""
+"""Errors about lost nodes and workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The channel of spawned workers: whole messages or none, whatever arrives of a stream."""
+"""The channel of spawned workers: it delivers whole messages or none, for any part of a stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Submodules that code uses as attributes of their package travel with it, as cloudpickle has it."""
+"""Submodules that code uses as attributes of their package are pickled with it, as cloudpickle
+does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of the user's function: what is done again, and what ends them."""
+"""Calls of the user's function: repeated calls, and exceptions that end them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rows(calls: Calls, indices: Any) -> Opened:
 
 
 def stopping(times: int) -> Callable[[int], int]:
-    """Raises StopIteration at index 2, the first so many times."""
+    """Return a function that raises StopIteration at index 2, the first n times."""
     stops = [StopIteration] * times
 
     def fn(index: int) -> int:
@@ -47,7 +47,7 @@ def test_stop_iteration_is_an_error_of_its_own_sample(
     calls = calls_of(stopping(times))
     with pytest.raises(error):
         calls.block(rows(calls, range(last + 1)), 0, last + 1, results, None)
-    assert results == [0, 1]  # their number tells which sample it was
+    assert results == [0, 1]  # their number shows which sample failed
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])

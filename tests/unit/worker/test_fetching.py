@@ -12,7 +12,7 @@ from loaderpool.worker.fetching import Fetched
 
 
 class Reader:
-    """Reads indices as items, and notes its calls."""
+    """Reads indices as items, and records its calls."""
 
     stops_at_errors = False
     through_cache = None
@@ -27,7 +27,7 @@ class Reader:
         return [*indices]
 
     def begin_rows(self, epoch: int, position: int) -> None:
-        """Nothing is random."""
+        """Do nothing, because nothing is random."""
 
     def noted(self, index: int, rows: int) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

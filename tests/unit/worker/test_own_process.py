@@ -1,4 +1,4 @@
-"""The watch sees every draw from the global generators; the trainer's own state is kept."""
+"""The watch notices every draw from the global generators, and the program's own state is kept."""
 
 from __future__ import annotations
 
@@ -92,14 +92,15 @@ def test_the_watch_does_not_fire_for(watch: GlobalsWatch, code: Callable[[], obj
 def test_a_gaussian_that_was_kept_before_is_gone(
     watch: GlobalsWatch, normal: Callable[[], object]
 ) -> None:
-    """It would be returned without a draw."""
+    """Otherwise it would be returned without a draw."""
     normal()
     before = watch.look()
     normal()
     assert watch.look() != before
 
 
-# What code that is the first to import numpy.random does with it, and whether that counts as a draw the second time.
+# Uses of numpy.random by code that imports it first, and whether each counts as a draw the second
+# time.
 LATE = {
     "np.random": False,
     "np.random.get_state()": False,
@@ -138,7 +139,7 @@ def test_the_watch_imports_nothing_and_counts_the_first_import_as_a_draw() -> No
     assert result.check().stdout == ""
 
 
-# --- the trainer's own state
+# --- the program's own state
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -161,7 +162,7 @@ def test_blocks_leave_the_generators_as_they_were_however_they_end_and_whoever_d
 ):
     kept = KeptGlobals()
     for draws, fails, looks in itertools.product([False, True], repeat=3):
-        random.random(), np.random.normal()  # between two blocks: the program's own
+        random.random(), np.random.normal()  # draws of the program between two blocks
         before = global_states()
         with contextlib.suppress(ZeroDivisionError), kept:
             assert kept.seen == kept.look()

@@ -1,4 +1,6 @@
-"""Results that wait together for their block: whatever may be changed under us is told, and nothing else is."""
+"""Results that are collected for a block: memory that the function may change is detected, and no
+other memory.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ ROWS = 4
 
 
 def write(make: Callable[[int], Any]) -> list[Any] | None:
-    """The rows that one call of `write_block` leaves; None: it says that they must be made one by one."""
+    """Return the rows that one call of `write_block` writes. None: they must be made one by one."""
     spec = sample_spec(make(0), None)
     components = tuple(ArraySpec((ROWS, *c.shape), c.dtype) for c in spec.components)
     form = BatchForm(ElementSpec(spec.structure, components), "sample", ROWS, None, 1, False, 0)

@@ -1,4 +1,6 @@
-"""A worker's threads: same rows, same order, streams of their own; what ends them, and what is refused."""
+"""A worker's threads: the same rows in the same order with their own streams; their end; and
+refused functions.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,7 @@ def test_an_abandoned_ticket_begins_hardly_a_call_and_is_answered_when_none_runs
             one.fill(2)
         assert (
             len(begun) <= 8 + 2 + 2
-        )  # all of the first in the queue, what ran, and one more for each thread
+        )  # all queued calls of the first ticket, the running ones, and one more for each thread
         assert sorted(over) == sorted(begun)
 
 
@@ -138,7 +140,7 @@ def test_a_ticket_that_is_dropped_before_its_turn_has_no_call_left() -> None:
         assert sorted(begun) == sorted(over)
 
 
-# ---- what threads must not share ----
+# ---- objects that threads must not share ----
 
 
 def test_a_draw_that_does_not_come_again_costs_a_second_run_only() -> None:

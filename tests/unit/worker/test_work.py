@@ -1,4 +1,4 @@
-"""From (epoch, batch, rows) to the bytes of a slot, without any process."""
+"""From (epoch, batch, rows) to the bytes of a slot, without a process."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_small_rows_are_made_one_by_one_once_they_have_brought_down_a_worker() -
 def test_the_board_says_whether_its_sample_is_the_first_of_a_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where rows take microseconds; and a ticket whose rows are made one by one says so again."""
+    """If rows take microseconds. A ticket whose rows are made one by one resets it."""
     seen: list[tuple[int, int]] = []
     bench = Bench(
         lambda index: seen.append((bench.told_index(), bench.numbers[Field.BLOCK])) or index
@@ -135,7 +135,7 @@ def test_a_ticket_that_is_seen_to_draw_is_done_again_with_seeds_and_from_then_on
     with SavedGlobals():
         bench = Bench(draw, chunk=2).prepare()
         first = bench.make(1)
-        assert calls == [0] + [4, 5, 6, 7] * 3  # the second time for what draws on import
+        assert calls == [0] + [4, 5, 6, 7] * 3  # a second time, because imports may draw
         random.seed(99)
         assert_same(bench.make(1), first)
         assert len(calls) == 17

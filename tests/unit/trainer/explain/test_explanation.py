@@ -1,4 +1,4 @@
-"""What a user is told: as text, in a notebook, and as numbers."""
+"""Explanations for users: as text, in a notebook, and as numbers."""
 
 from __future__ import annotations
 

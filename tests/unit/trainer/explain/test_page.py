@@ -1,4 +1,4 @@
-"""The page that a training leaves for `loaderpool top`, and what it says of a loader."""
+"""The page that a training writes for `loaderpool top`, and its values for a loader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.looks import look, looks
 
 
 def path() -> str | None:
-    """Where this process's page can be opened."""
+    """Path of this process's page."""
     links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
     return next(
         (
@@ -105,7 +105,8 @@ def test_the_page_has_rates_and_waits(busy: list[Snapshot]) -> None:
     assert (told["steps_per_s"], told["samples_per_s"], told["bytes_per_s"]) == (10, 320, 320_000)
     assert told["wait_shares"] == [0.5] * 15
     of_two_epochs = [busy[0], *(dataclasses.replace(each, epochs=each.number) for each in busy[1:])]
-    assert told_of(of_two_epochs)["steps_per_s"] == pytest.approx(10.5)  # a last batch in every 2 s
+    # the last batch of an epoch comes every 2 s
+    assert told_of(of_two_epochs)["steps_per_s"] == pytest.approx(10.5)
 
 
 def test_the_page_has_the_buffers(busy: list[Snapshot]) -> None:

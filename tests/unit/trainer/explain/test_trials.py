@@ -1,4 +1,4 @@
-"""When a trial of fewer workers is due, what it may cost, and what is known afterwards."""
+"""Trials of fewer workers: when one is due, what it may cost, and its result."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def tried(window: Window = WAITS, of: Tried | None = LIMIT, **changes: Any) -> W
 
 
 def log_after(found: TrialResult, at_s: float = 100.0, seen: Window = WAITS) -> TrialLog:
-    """One trial was requested then, and has this result."""
+    """Return the log after one trial, which was requested at this time, and has this result."""
     log = TrialLog()
     log.note_request("first", at_s)
     log.note_result("first", found, seen)
     return log
 
 
-# -- when one is due
+# -- conditions for a trial
 
 
 @pytest.mark.parametrize(
     "seen",
     [
-        COMPUTING.window(4),  # they compute
-        COMPUTING.window(16),  # data are ready
+        COMPUTING.window(4),  # the workers compute
+        COMPUTING.window(16),  # data is ready
         BLOCKING.window(1),
         BLOCKING.window(4, lanes=40),
         BLOCKING.window(4, autotuned=Autotuned(32)),
@@ -103,7 +103,7 @@ def test_another_rate_or_number_of_workers_is_tried() -> None:
 
 
 def test_fewer_workers_are_tried_where_the_advice_was_followed() -> None:
-    """The first trial had no time to find the fewest."""
+    """The first trial was too short to find the fewest."""
     log = log_after(TrialResult(8, 4, 0, RATE, 1.0))
     few = dataclasses.replace(
         BLOCKING.window(4), samples=WAITS.samples, seconds=WAITS.seconds, tried=log.tried
@@ -136,7 +136,7 @@ def test_logs_last_by_function_and_source(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(trials._logs) <= 64
 
 
-# -- what several trials tell together
+# -- results of several trials together
 
 
 def test_trials_of_one_training_add_up() -> None:
@@ -150,7 +150,7 @@ def test_trials_of_one_training_add_up() -> None:
     assert Tried(8, 8, 4, RATE).merged(Tried(16, 16, 8, 2 * RATE)) == Tried(16, 16, 8, 2 * RATE)
 
 
-# -- what is told
+# -- the explanation of a trial
 
 
 def test_a_limit_is_told_with_the_number_of_workers_that_suffices() -> None:
@@ -187,10 +187,10 @@ def test_a_limit_is_told_for_all_numbers_that_suffice(workers: int, of: Tried, c
     "seen",
     [
         tried(of=Tried(8, 8, 4, RATE)),  # fewer were slower
-        tried(of=LIMIT._replace(samples_per_s=2 * RATE)),  # of another training
+        tried(of=LIMIT._replace(samples_per_s=2 * RATE)),  # the result of another training
         tried(of=LIMIT._replace(samples_per_s=0.5 * RATE)),
         tried(dataclasses.replace(WAITS, workers=3)),  # too few are not more
-        tried(autotuned=Autotuned(32)),  # which finds the number by itself
+        tried(autotuned=Autotuned(32)),  # "auto" finds the number by itself
     ],
 )
 def test_no_limit_is_told_without_evidence(seen: Window) -> None:

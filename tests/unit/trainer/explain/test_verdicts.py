@@ -1,4 +1,6 @@
-"""Which verdict a window gives: each once as it would really look, and its neighbours across thresholds."""
+"""The verdict of a window: a typical window for each verdict, and neighbors on both sides of
+thresholds.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from loaderpool.trainer.explain.window import Autotuned, Decision, Pace, Window
 from tests.support.trainings import BLOCKING, COMPUTING, MIXED, Training, idle, slowed, times
 
 V = Verdict
-FULL = Training(sample_cpu_s=24e-3, cpus=4)  # of four CPUs, none is free
+FULL = Training(sample_cpu_s=24e-3, cpus=4)  # none of four CPUs is free
 CACHED: dict[str, Any] = {"items_to_cache": 10_000, "room_bytes": 4 << 30}  # 1.5 GB
 TINY = Training(step_s=150e-6, batch=32, sample_cpu_s=1e-6, step_cpu_s=100e-6)
 IN_VAIN = Autotuned(32, (Decision(0.0, 4, 8, ""), Decision(1.0, 8, 4, "")))
@@ -25,7 +27,7 @@ WIDE = Training(step_s=2e-3, batch=256, sample_cpu_s=60e-6, step_cpu_s=0.5e-3)
 
 
 def with_waits(window: Window, share: float) -> Window:
-    """The same window, in which the consumer waited so much and its own time was less."""
+    """Return the same window with these waits of the consumer, and less time of its own."""
     return dataclasses.replace(
         window, wait_s=share * window.seconds, ready_steps=0, ready_steps_s=0.0
     )
@@ -35,7 +37,7 @@ def verdict(window: Window) -> Verdict:
     return find_verdict(window).verdict
 
 
-# -- each verdict, as it would look
+# -- a typical window for each verdict
 
 TYPICAL: dict[Verdict, Window] = {
     Verdict.WARM_UP: COMPUTING.window(4, steps=19),
@@ -70,7 +72,7 @@ def test_each_verdict_is_told_by_its_evidence_in_rates_and_in_spite_of_noise(
     assert found.verdict is wanted
     assert found.why
     assert found == find_verdict(dataclasses.replace(window))
-    if wanted is not Verdict.WARM_UP:  # which ends as the window grows
+    if wanted is not Verdict.WARM_UP:  # a longer window has another verdict
         longer = find_verdict(times(window, 3))
         assert (longer.verdict, longer.change) == (wanted, found.change)
     for noise in (0.98, 1.02):
@@ -82,7 +84,7 @@ def test_each_verdict_is_told_by_its_evidence_in_rates_and_in_spite_of_noise(
         assert verdict(dataclasses.replace(window, **noisy)) is wanted
 
 
-# -- what is told of each
+# -- the explanation of each verdict
 
 FEW = Training(sample_cpu_s=6e-3, cpus=8)
 HERE, START = Training(sample_cpu_s=24e-3, cpus=8), TYPICAL[Verdict.START_UP]
@@ -94,11 +96,13 @@ MEMORY = {"slots": 4, "slot_bytes": 400 << 20}
 COPIES = {"slots_lent": 27, "copied": 500}
 UNKNOWN = {"cpu_s": 0.0, "queued_s": 0.0}
 MORE_CPUS = {"machine_cpus": 64.0, "machine_cpu_s": HERE.window(4).seconds * 50}
-# A validation of as long as the training: workers are idle in it, and other programs use no more CPUs.
+# A validation takes as long as the training. Meanwhile workers are idle, and other programs use no
+# more CPUs.
 PAUSED = {"elapsed_s": 2 * COMPUTING.window(4).seconds, "idle_s": 4 * COMPUTING.window(4).seconds}
 PROFILE = "`loaderpool profile` shows which lines"
 
-# The window, its verdict, a part of the change (None: any), parts of the explanation, and after "!" parts it must lack.
+# A window, its verdict, a part of the change (None: any), parts of the explanation, and after "!"
+# parts that it must not have.
 EXPECTED: list[tuple[Any, ...]] = [
     (COMPUTING.window(4, steps=20), V.TOO_FEW_WORKERS, None),
     (with_waits(COMPUTING.window(4), 0.049), V.COMPUTE_BOUND, None),
@@ -119,7 +123,7 @@ EXPECTED: list[tuple[Any, ...]] = [
         MIXED.window(6, paces=(Pace(6, 999.0),)),
         V.SOURCE_WAITS,
         None,
-    ),  # so few should not have been slower
+    ),  # such a number should not have been slower
     (
         COMPUTING.window(4, queued_s=0.2 * COMPUTING.window(4).busy_s),
         V.CPUS_FULL,
@@ -139,7 +143,7 @@ EXPECTED: list[tuple[Any, ...]] = [
         COMPUTING.window(16),
         V.COMPUTE_BOUND,
         "workers=12)",
-    ),  # one more than make 32 samples of 25 ms in 75 ms
+    ),  # one more than needed for 32 samples of 25 ms in 75 ms
     (COMPUTING.window(12), V.COMPUTE_BOUND, ""),
     (slowed(COMPUTING.window(16), 3.0), V.COMPUTE_BOUND, ""),  # workers that wait hide slow calls
     (Training(sample_cpu_s=1e-6).window(1), V.COMPUTE_BOUND, ""),
@@ -151,7 +155,7 @@ EXPECTED: list[tuple[Any, ...]] = [
         "other programs 5.0",
     ),
     (idle(trainer_queued_s=20.0), V.NOISY_NEIGHBOUR, None),
-    (idle(trainer_queued_s=18.0), V.INCOMPLETE, None),  # data lack more
+    (idle(trainer_queued_s=18.0), V.INCOMPLETE, None),  # more measurements are missing
     (
         COMPUTING.window(2, autotuned=Autotuned(32)),
         V.TOO_FEW_WORKERS,
@@ -162,7 +166,8 @@ EXPECTED: list[tuple[Any, ...]] = [
     (Training(sample_cpu_s=1e-3).window(16, autotuned=Autotuned(32)), V.COMPUTE_BOUND, ""),
     (BLOCKING.window(4), V.SOURCE_WAITS, "threads=6)"),
     (BLOCKING.window(4, lanes=40), V.SOURCE_WAITS, "workers=21)"),
-    (MIXED.window(4), V.SOURCE_WAITS, "workers=11)"),  # threads are for what hardly computes
+    # threads help only functions that hardly compute
+    (MIXED.window(4), V.SOURCE_WAITS, "workers=11)"),
     (FULL.window(4), V.CPUS_FULL, "", PROFILE),
     (
         FULL.window(4, **CACHED),
@@ -185,7 +190,7 @@ EXPECTED: list[tuple[Any, ...]] = [
         V.TOO_FEW_WORKERS,
         None,
         "!other programs",
-    ),  # CPUs that are not ours
+    ),  # CPUs that others use
     (Training(sample_cpu_s=24e-3, step_cpu_s=75e-3, cpus=1).in_process(), V.CPUS_FULL, None),
     (LIMITED, V.SOURCE_LIMIT, "", "320 with 4"),
     (
@@ -249,7 +254,9 @@ def test_a_cache_is_told_only_where_it_fits(lacking: dict[str, Any]) -> None:
 
 
 def test_a_limit_of_the_source_shows_where_more_workers_were_tried_in_vain() -> None:
-    """By `workers="auto"`, or by hand: the one number that there is now tells nothing."""
+    """More workers were tried, by `workers="auto"` or by hand. Measurements with one number of
+    workers show nothing.
+    """
     waits = BLOCKING.window(4)
     rate = waits.samples_per_s
     assert verdict(dataclasses.replace(waits, paces=(Pace(8, 1.5 * rate),))) is Verdict.SOURCE_WAITS
@@ -264,7 +271,7 @@ def test_a_limit_of_the_source_shows_where_more_workers_were_tried_in_vain() -> 
     )
     found = find_verdict(dataclasses.replace(waits, paces=(Pace(4, rate), Pace(8, 1.03 * rate))))
     assert found.verdict is Verdict.SOURCE_LIMIT
-    assert found.change == ""  # what was tried in vain is not told again
+    assert found.change == ""  # advice that has not helped is not repeated
     assert "samples/s with 4 workers" in found.why and "with 8, although CPUs are free" in found.why
 
 
@@ -287,7 +294,7 @@ def test_memory_bandwidth_shows_where_more_workers_were_tried_in_vain() -> None:
 
 
 def test_no_change_is_told_that_brings_next_to_nothing() -> None:
-    """Two thirds of the waiting are of no use: CPUs are nearly full with as many workers as there are."""
+    """Two thirds of the waiting cannot be avoided, because these workers use almost all CPUs."""
     slight = Training(step_s=70e-3, batch=32, sample_cpu_s=25e-3, step_cpu_s=1e-3, cpus=11.2)
     window = slight.window(11, ready_steps=0, ready_steps_s=0.0, cpus=13.0)
     assert 0.03 < 1 - slight.step_s / window.step_s < 0.05
@@ -311,7 +318,7 @@ def test_what_is_not_clear_yet_is_a_warm_up(seconds: float, steps: int) -> None:
 
 
 def short_of(window: Window, seconds: float, steps: int) -> Window:
-    """The same shares in so many seconds, in steps of eight samples."""
+    """Return the same shares in this number of seconds, in steps of eight samples."""
     times_s = ("wait_s", "busy_s", "idle_s", "cpu_s", "machine_cpu_s", "trainer_cpu_s")
     factor = seconds / window.seconds
     sums = {name: factor * getattr(window, name) for name in times_s}
@@ -321,7 +328,7 @@ def short_of(window: Window, seconds: float, steps: int) -> Window:
 
 
 def test_slow_calls_are_told_whether_workers_find_time_to_be_idle_or_not() -> None:
-    """The verdict does not waver as the share of busy time does."""
+    """The verdict does not depend on small changes of the busy share."""
     waits = dataclasses.replace(BLOCKING.window(2), calls=idle().calls)
     for share in (0.8, 0.84, 0.86, 0.95, 1.0):
         assert verdict(slowed(with_busy(waits, share), 0.5 * waits.busy_s)) is Verdict.STRAGGLERS
@@ -342,11 +349,11 @@ def test_tiny_batches_are_told_though_workers_are_busy_and_cpus_are_full() -> No
     assert find_verdict(busy).verdict is Verdict.BATCH_OVERHEAD
 
 
-# -- changes are code
+# -- the change is valid code
 
 
 def changed() -> list[Window]:
-    """Windows of all changes that there are."""
+    """Return windows of all possible changes."""
     return [
         *TYPICAL.values(),
         COMPUTING.in_process(),
@@ -374,7 +381,7 @@ def test_a_change_is_code_with_arguments_that_there_are(code: str) -> None:
     assert calls
     for call in calls:
         name = ast.unparse(call.func)
-        if name != "model.fit":  # Keras' own, which is given a dataset alone
+        if name != "model.fit":  # Keras' own method, which only gets a dataset
             known = inspect.signature(CALLABLES[name]).parameters
             assert {keyword.arg for keyword in call.keywords} <= set(known)
         if name == "lp.Limits":
@@ -387,7 +394,7 @@ LENGTHS = [1, 2, 3, 4]
 
 
 class Pairs:
-    """As `torch.utils.data.BatchSampler`, which has a batch size."""
+    """Like `torch.utils.data.BatchSampler`, it has a batch size."""
 
     batch_size, drop_last = 2, False
 

@@ -1,4 +1,6 @@
-"""What two snapshots of a loader tell, and of how many workers, beside an analytic model of a loader."""
+"""Figures from two snapshots of a loader, and estimates for other numbers of workers, compared with
+a model of a loader.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ START_S = 3.0
 
 
 def seen(number: int, workers: int = 2, pid: int = 100) -> Snapshot:
-    """A look of second `2 * number`, with calls, of a loader whose first batch was waited for."""
+    """Return a snapshot at second `2 * number`, with calls, of a loader whose first batch was
+    waited for.
+    """
     calls = CallTimes(
         10 * number, number * S, number * 1000, (number,) * BUCKETS, (SlowItem(8, 9, 7e-9),)
     )
@@ -39,7 +43,7 @@ def seen(number: int, workers: int = 2, pid: int = 100) -> Snapshot:
 
 @pytest.fixture
 def window() -> Window:
-    """The last four seconds of a training of ten."""
+    """Return the last four seconds of a training of ten."""
     return window_of([seen(number) for number in range(6)], 5.0)
 
 
@@ -79,11 +83,13 @@ def test_a_window_from_the_start_has_the_wait_for_the_first_batch() -> None:
     found = window_of([seen(0), seen(1)], 60.0)
     assert (found.start_s, found.seconds, found.wait_s) == (3.0, 5.0, 4.0)
     assert found.elapsed_s == 5.0
-    assert window_of([seen(0), seen(5)], 60.0).start_s == 0.0  # most was waited later
+    assert window_of([seen(0), seen(5)], 60.0).start_s == 0.0  # most of the waiting came later
 
 
 def test_of_lent_slots_the_most_are_told() -> None:
-    """A training that is over has let go of its arrays, whatever it kept."""
+    """A training that has ended has released its arrays, so the latest number would be too
+    small.
+    """
     looks = [seen(number) for number in range(6)]
     full = dataclasses.replace(looks[3], slots_lent=5)
     assert window_of([*looks[:3], full, *looks[4:]], 60.0).slots_lent == 5
@@ -91,7 +97,9 @@ def test_of_lent_slots_the_most_are_told() -> None:
 
 
 def test_sums_are_of_all_workers_that_there_were() -> None:
-    """Of one that is gone what it did until the look before; of one that took its place all."""
+    """The sums include a worker that has ended, up to its last snapshot, and all of its
+    replacement.
+    """
     before = look(3, pids=(100, 101))
     now = {0: look(4, pids=(100,)).by_worker[0], 2: WorkerCounts(500, 1, 0.5, 0.25, 0.125, 0.0, 7)}
     sums = sums_of_workers(now, before)
@@ -103,7 +111,7 @@ def test_sums_are_of_all_workers_that_there_were() -> None:
     assert sums["made"] == before.made + 207
     replaced = sums_of_workers(
         {0: WorkerCounts(500, 1, 0.5)}, before
-    )  # another process begins again
+    )  # another process starts at 0
     assert replaced["busy_s"] == before.busy_s + 0.5
 
 
@@ -113,7 +121,9 @@ def test_how_fast_other_numbers_of_workers_were() -> None:
 
 
 def compiled(own_s: tuple[float, ...]) -> list[Snapshot]:
-    """Looks at each of the first steps, which take so long, and two behind 100 and 200 more of 20 ms."""
+    """Return a snapshot after each of the first steps, with these durations, and two after 100 and
+    200 more steps of 20 ms.
+    """
     found, passed_s, steps = [], 0.0, 0
     for step_s, count in [(0.0, 0), *((each, 1) for each in own_s), (2.0, 100), (2.0, 100)]:
         passed_s, steps, number = passed_s + step_s, steps + count, len(found)
@@ -163,15 +173,16 @@ def test_what_was_measured_with_other_numbers_of_workers_is_left_out_once_there_
 ):
     looks = [seen(1, 1), seen(2, 1), seen(3, 3), seen(4, 3), seen(5, 3)]
     assert window_of(looks, 60.0).steps == 40
-    assert window_of(looks[:3], 60.0).steps == 40  # one look with three workers tells nothing
+    # a single snapshot with three workers shows nothing
+    assert window_of(looks[:3], 60.0).steps == 40
     assert window_of(looks[:4], 60.0).steps == 20
 
 
-# -- what that tells of other numbers of workers
+# -- estimates for other numbers of workers
 
 
 def told(found: Finding) -> int:
-    """The number that a change has."""
+    """Return the number in a change."""
     return int(re.search(r"(?:workers|threads)=(\d+)", found.change)[1])  # type: ignore[index]
 
 
@@ -180,13 +191,13 @@ def test_computing_is_bounded_by_the_cpus_that_others_leave() -> None:
     window = crowded.window(4)
     assert window.cpus_of_others == pytest.approx(8.0, rel=0.01)
     found = find_verdict(window)
-    assert told(found) in (8, 9)  # a sample computes 24 of its 25 ms
+    assert told(found) in (8, 9)  # a sample computes for 24 of its 25 ms
     assert found.expect.startswith("at best")
     assert found.expected_step_s == pytest.approx(crowded.length(1_000), rel=0.03)
 
 
 def test_others_give_way_to_workers_that_hardly_compute() -> None:
-    """Other programs use all that is free, and workers that read have to wait for a CPU only now and then."""
+    """Other programs use all free CPUs, and workers that read seldom have to wait for a CPU."""
     window = BLOCKING.window(4)
     crowded = dataclasses.replace(
         window,
@@ -207,19 +218,21 @@ def test_others_give_way_to_workers_that_hardly_compute() -> None:
     ("ready_steps", "ready_steps_s", "ready_share", "about"),
     [
         (10, 0.75, 0.075 / 0.198, "about"),
-        (4, 0.30, 0.1, "at best"),  # too few tell nothing,
+        (4, 0.30, 0.1, "at best"),  # too few steps show nothing,
         (
             10,
             60.0,
             0.1,
             "at best",
-        ),  # nor do longer ones: a consumer that paused found data ready for that very reason
+        ),  # nor do long ones: data may be ready because the consumer paused
     ],
 )
 def test_steps_that_found_data_ready_tell_the_step_that_there_would_be(
     ready_steps: int, ready_steps_s: float, ready_share: float, about: str
 ) -> None:
-    """A device computes beside the consumer, whose own time is short while it waits for data."""
+    """A device computes while the consumer continues, so the consumer's own time is short if it
+    waits for data.
+    """
     window = COMPUTING.window(4, ready_steps=ready_steps, ready_steps_s=ready_steps_s)
     beside = dataclasses.replace(window, wait_s=0.9 * window.seconds)
     assert beside.ready_s == pytest.approx(ready_share * window.step_s, rel=0.01)
@@ -234,14 +247,16 @@ def test_no_more_threads_are_recommended_than_were_ever_measured() -> None:
 def test_no_number_of_workers_is_beyond_the_most() -> None:
     slow = Training(
         sample_cpu_s=8.0, sample_blocked_s=12.0, cpus=5000
-    )  # threads are not for what computes so much
+    )  # threads do not help functions that compute so much
     assert told(find_verdict(slow.window(8))) == 1024
     assert find_verdict(slow.window(1024)).change == ""
 
 
 @pytest.mark.parametrize("workers", range(2, 16))
 def test_paces_of_workers_that_helped_are_no_limit(workers: int) -> None:
-    """As many as are needed, but one, wait for a twentieth and more; who had fewer was slower."""
+    """With one worker less than needed, steps wait for a twentieth or more. With still fewer, they
+    were slower.
+    """
     rates = tuple(
         Pace(each, COMPUTING.batch / COMPUTING.length(each)) for each in range(1, workers + 1)
     )

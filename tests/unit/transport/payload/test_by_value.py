@@ -1,6 +1,6 @@
-"""The supervisor imports TensorFlow, JAX or torch only where the payload's own code uses it.
+"""The supervisor imports TensorFlow, JAX or torch only if the payload's own code uses it.
 
-These put stand-ins named after them on `sys.path`: what counts is whether they are imported.
+Modules with these names on `sys.path` record whether they are imported.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ def test_what_comes_back_is_of_the_trainers_own_class(project: Project) -> None:
     (pair, error), loaded = project.in_child(ship({"fn": data.fn}), "fn(0)")
     assert data.Data.__getitem__ is method and method.__globals__ is vars(
         data
-    )  # untouched by the round trip
+    )  # unchanged by pickling and unpickling
     assert (
         type(pair) is data.Pair
         and pair.a == data.Item("x")

@@ -1,4 +1,6 @@
-"""What cannot be sent is named: the payload's key, the way from there to the variable, its type, and what to do."""
+"""Objects that cannot be sent are named: the payload's key, the path to the variable, its type, and
+advice.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ class Item:
 
 
 def local_functions() -> dict[str, Callable[..., Any]]:
-    """Functions that go by value, each of which holds a lock in another way."""
+    """Return functions that are pickled by value, each of which holds a lock in another way."""
     lock = threading.Lock()
 
     def closure(i: int) -> int:
@@ -156,7 +158,7 @@ def test_a_part_of_the_source_is_named_by_its_place(source: Any, path: str) -> N
 
 
 class Rows:
-    """A data set of the user's that keeps something open."""
+    """A data set of the user that keeps something open."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
@@ -235,14 +237,14 @@ def test_a_structure_nested_too_deeply_is_named_by_its_first_levels() -> None:
     nested: list[Any] = []
     for _ in range(
         sys.getrecursionlimit() * 200
-    ):  # Python 3.14 has the depth of the C stack as the limit
+    ):  # in Python 3.14, the depth of the C stack is the limit
         nested = [nested]
     text = str(refusal(source=[1, nested]))
     assert "source → item 1 of the list, of type list" in text and "recursion" in text
     assert "Store the data in a flat list or in arrays, with indices instead of references" in text
 
 
-# ---- the way to it
+# ---- the path to the object
 
 
 def test_a_path_walks_no_cycle_and_finds_the_part_that_is_the_cause() -> None:
@@ -269,12 +271,12 @@ def test_a_path_walks_no_cycle_and_finds_the_part_that_is_the_cause() -> None:
 
 
 def of_library(module: str, name: str = "Compiled", **members: Any) -> Any:
-    """Return a class that looks as if it was of an installed library."""
+    """Return a class that seems to come from an installed library."""
     return type(name, (), {"__module__": module, **members})
 
 
 def test_parts_inside_of_a_librarys_object_are_not_shown_nor_advised_on() -> None:
-    """As a cfunc of Numba, which holds a generator, far inside."""
+    """For example, a cfunc of Numba holds a generator far inside."""
     compiled = of_library("numpy.linalg")()
     compiled.compiler = Holder.__new__(of_library("numpy.linalg", "Compiler"))
     compiled.compiler.registries = [{"functions": numbers()}]
@@ -284,7 +286,7 @@ def test_parts_inside_of_a_librarys_object_are_not_shown_nor_advised_on() -> Non
         in text
     )
     assert "from_generator" not in text and "setup=" in text
-    # What is the user's in it is.
+    # The user's object inside it is named.
     compiled.compiler.registries = [Holder(lock=threading.Lock())]
     text = str(refusal(source=range(3), fn=functools.partial(max, compiled)))
     assert "item 0 of the list → attribute .lock of Holder, of type _thread.lock" in text

@@ -100,7 +100,7 @@ def test_a_saved_key_is_for_the_generator_of_its_path() -> None:
 
 def test_a_generator_of_the_same_seed_takes_the_saved_key() -> None:
     first, second = np.random.default_rng(5), np.random.default_rng(5)
-    first.random()  # before the loader was made
+    first.random()  # this draw comes before the loader is made
     saved = Registry({"source": first}).saved()
     registry = Registry({"source": second})
     assert registry.adopt(saved)

@@ -1,4 +1,4 @@
-"""What a glance at a loader's functions and objects shows of their changes."""
+"""Changes of a loader's functions and objects that a glance finds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def scaled(item: int, by: list[int]) -> int:
 
 
 def make() -> Any:
-    """Return an object whose class travels by value."""
+    """Return an object whose class is pickled by value."""
     table, stage = {"x": 1}, 0
 
     def helper(item: int) -> int:

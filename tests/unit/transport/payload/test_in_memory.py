@@ -127,7 +127,7 @@ def test_other_fsspec_file_systems_are_sent() -> None:
     assert is_sent(fsspec.open("/tmp/memory/x"))
 
 
-# ---- other libraries, by stand-ins for their classes ----
+# ---- other libraries, imitated by classes with their names ----
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_librarys_memory_store_is_refused(package: str, name: str) -> None:
 
 
 class Settings:
-    """The settings of a stand-in for rtree's index: pickled as a dict, as there."""
+    """Settings of an imitation of rtree's index, pickled as a dict, as in rtree."""
 
     def __init__(self, storage: int, overwrite: bool) -> None:
         self.storage, self.overwrite = storage, overwrite

@@ -1,4 +1,6 @@
-"""Long lists of objects arrive item by item, equal to what they were; what must travel as it is, does."""
+"""Long lists of objects arrive item by item, equal to the original. Objects that must be pickled
+normally are.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def _small_lists_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclasses.dataclass
 class Sample:
-    """Of a module, so it travels by name."""
+    """A class of a module, so it is pickled by name."""
 
     path: str
     box: tuple[int, ...]
@@ -186,7 +188,7 @@ def test_what_is_small_or_is_no_plain_list_stays_as_it_is(
     assert [is_equal(arrived[i], source[i]) for i in range(0, len(source), 97)].count(False) == 0
 
 
-# -- what items hold together
+# -- objects that items share
 
 
 def test_items_that_hold_one_large_thing_together_are_not_multiplied() -> None:
@@ -209,7 +211,7 @@ def test_items_that_hold_things_in_groups_are_given_up_when_they_outgrow_the_pro
 ) -> None:
     groups = [
         Plain("x" * 5000 + str(i)) for i in range(200)
-    ]  # of which the first look sees each once
+    ]  # each value occurs once among the first items that are checked
     items = [(groups[i * 200 // 20_000], i) for i in range(20_000)]
     monkeypatch.setattr(capacity, "resident_bytes", lambda: 10 << 20)
     shipment = ship({"source": items})

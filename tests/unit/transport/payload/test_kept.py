@@ -1,4 +1,6 @@
-"""What library objects keep of their last call is found in bytecode, without what else may assign it."""
+"""Results of a last call that library objects keep are found in bytecode, without other assigned
+attributes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads through the arena: trainer's and supervisor's side in one process."""
+"""Payloads through the arena, with the main process's and the supervisor's part in one process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_thousands_of_arrays_take_no_descriptors_and_one_mapping(arena: Arena) -
     def mappings() -> int:
         return Path("/proc/self/maps").read_text().count("memfd:loaderpool-arena")
 
-    gc.collect()  # what other tests have left in cycles would go meanwhile
+    gc.collect()  # garbage of other tests must not be collected meanwhile
     descriptors, maps = len(os.listdir("/proc/self/fd")), mappings()
     payloads, payload = load(arena, {"source": many_arrays()})
     assert len(os.listdir("/proc/self/fd")) == descriptors
@@ -58,7 +58,7 @@ def test_thousands_of_arrays_take_no_descriptors_and_one_mapping(arena: Arena) -
     for number, array in enumerate(payload.source):
         assert array.shape == (OUT_OF_BAND_BYTES + number,) and (array == number).all()
         assert array.ctypes.data % 128 == 0 and array.flags.writeable
-        array[...] = 255  # this process's own: none that loads it sees that
+        array[...] = 255  # changes only this process's copy
     payloads.load(LOADER + 1, *payloads.places[LOADER])
     assert all(
         (array == number).all() for number, array in enumerate(payloads.loaded[LOADER + 1].source)

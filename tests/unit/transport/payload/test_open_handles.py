@@ -1,4 +1,6 @@
-"""What is open in the trainer cannot be used in the workers: it is named, with what to do instead."""
+"""Open handles of the main process cannot be used in workers: the error names them, and advises
+another way.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,7 @@ SHARED: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", SHARED)
 def test_shared_objects_are_told_to_come_from_a_manager(kind: str) -> None:
-    """Of one that `setup=` makes, each worker would have its own: a lock that locks nothing."""
+    """If `setup=` made one, each worker would have its own: a lock that locks nothing."""
     shared = SHARED[kind]()
     text = refused({"source": range(3), "fn": lambda index: shared})
     assert "closure variable 'shared' of function" in text
@@ -125,7 +127,7 @@ def test_shared_objects_are_told_to_come_from_a_manager(kind: str) -> None:
 
 @pytest.mark.parametrize("package", ["multiprocessing", "multiprocess"])
 def test_an_end_of_a_pipe_is_refused(package: str) -> None:
-    """Pickle writes the number of its descriptor, which is another file's in a worker."""
+    """Its pickle is the number of a descriptor, which belongs to another file in a worker."""
     ours, theirs = pytest.importorskip(package).Pipe()
     with ours, theirs:
         text = refused({"source": range(3), "fn": lambda index: ours})

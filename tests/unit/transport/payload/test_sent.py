@@ -1,4 +1,6 @@
-"""Shipments in shared memory: whether another one means the same, and what a later one leaves where it is."""
+"""Shipments in shared memory: comparison of two shipments, and arrays that a later one leaves in
+place.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,8 @@ def test_arrays_come_from_several_shipments(arena: Arena) -> None:
 
 
 def test_adopted_arrays_stay_in_their_file_until_they_change(arena: Arena) -> None:
-    # Above 32 MiB, glibc gives each a mapping of its own, but not if the heap's end has the room.
+    # Above 32 MiB, glibc makes a mapping for each, unless the heap has enough free memory at its
+    # end.
     ctypes.CDLL(None).malloc_trim(0)
     arrays = [np.zeros(40 << 20, np.uint8), np.zeros(36 << 20, np.uint8)]
     shipment = shipment_of(*arrays)

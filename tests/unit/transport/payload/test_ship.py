@@ -1,4 +1,4 @@
-"""What goes in comes out, in an interpreter that shares nothing with this one."""
+"""Objects arrive unchanged in an interpreter that shares nothing with this one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_only_buffers_of_the_threshold_and_more_travel_beside_the_pickle() -> No
 def test_an_array_beside_the_pickle_is_not_copied_on_either_side() -> None:
     array = np.zeros((3, OUT_OF_BAND_BYTES), np.float32)
     shipment = ship({"array": array})
-    array[1, 2] = 7  # seen through the shipment: it is a view
+    array[1, 2] = 7  # the shipment has a view, which sees this
     memory = bytearray(shipment.buffers[0])
     loaded = receive(shipment.pickled, [memoryview(memory)])["array"]
     assert loaded[1, 2] == 7 and loaded.shape == array.shape
@@ -94,7 +94,7 @@ def test_a_memmap_goes_by_path_whatever_part_of_the_file_it_shows(tmp_path: Path
 def test_a_memmap_that_its_file_does_not_hold_goes_by_value(tmp_path: Path) -> None:
     np.zeros(1000, np.int64).tofile(tmp_path / "data")
     private = np.memmap(tmp_path / "data", dtype=np.int64, mode="c")
-    private[3] = 5  # in memory only
+    private[3] = 5  # changes memory, not the file
     deleted = np.memmap(tmp_path / "deleted", dtype=np.int64, mode="w+", shape=(10,))
     deleted[:] = 9
     (tmp_path / "deleted").unlink()

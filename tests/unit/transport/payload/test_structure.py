@@ -1,4 +1,6 @@
-"""Pickles of the same objects mean the same, whatever their bytes are; pickles of changed ones do not."""
+"""Pickles of the same objects mean the same, even if their bytes differ. Pickles of changed objects
+do not.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def scaled(item: int, by: list[int]) -> int:
 
 
 def make() -> Any:
-    """Return an object whose class and functions travel by value, with one of many things in its attributes."""
+    """Return an object whose class and functions are pickled by value, with many kinds of
+    attributes.
+    """
     table, stage = [1], 0
 
     class Color(enum.Enum):
@@ -101,9 +105,7 @@ def make() -> Any:
 
 
 def pickled(dataset: Any) -> bytes:
-    rebind = vars(dataset).pop(
-        "rebind"
-    )  # which gives a variable another value, and does not travel
+    rebind = vars(dataset).pop("rebind")  # changes the value of a variable, and is not pickled
     try:
         return ship({"source": dataset}).pickled
     finally:
@@ -195,7 +197,7 @@ def test_changed_objects_do_not(change: Callable[[Any], object]) -> None:
 
 
 class Keeping:
-    """An object without attributes, until something is computed."""
+    """An object without attributes until one is computed."""
 
     made: Any = 5
 
@@ -336,7 +338,9 @@ def test_two_lists_that_become_one_are_a_change() -> None:
 
 
 def test_a_module_that_was_imported_meanwhile_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where `numpy.random` is used for the first time: a function that uses it then refers to it."""
+    """For example, at the first use of `numpy.random`: a function that uses it then refers to
+    it.
+    """
     package, submodule = types.ModuleType("lazy_package"), types.ModuleType("lazy_package.random")
     package.__package__ = "lazy_package"
     monkeypatch.setitem(sys.modules, "lazy_package", package)
