@@ -44,8 +44,8 @@ class Taken:
     """
 
     def __init__(self, start: Start, buckets: int = 1) -> None:
-        given = (start,) if isinstance(start, int) and start else start or (0,) * buckets
-        rows = np.array(given, np.int64).reshape(-1, buckets)
+        numbers = (start,) if isinstance(start, int) and start else start or (0,) * buckets
+        rows = np.array(numbers, np.int64).reshape(-1, buckets)
         self.first: list[int] = rows[0].tolist()
         self._gaps: list[list[tuple[int, int]]] = [[] for _ in self.first]
         self.left_out = [0] * buckets

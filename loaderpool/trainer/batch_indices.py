@@ -43,8 +43,8 @@ class IndexedForm(BatchForm):
     def may_be_padded(self) -> bool:
         return self.inner.may_be_padded
 
-    def read(self, *given: Any, **named: Any) -> Iterator[tuple[int, Sequence[Any]]]:
-        return self.inner.read(*given, **named)
+    def read(self, *arguments: Any, **keywords: Any) -> Iterator[tuple[int, Sequence[Any]]]:
+        return self.inner.read(*arguments, **keywords)
 
 
 def indexed_form(tracker: EpochTracker, form: BatchForm) -> BatchForm:

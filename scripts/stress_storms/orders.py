@@ -42,12 +42,12 @@ class Kind:
 
     def make(self, folder: Path, workers: int = 0, rank: int = 0, ranks: int = 1) -> lp.Loader:
         """Return a loader. Batches have four rows, unless the order determines them."""
-        given = self.settings()
-        if not isinstance(given.get("order"), (_Batches, list, lp.TokenBudget)):
-            given = {"batch_size": 4, **given}
+        settings = self.settings()
+        if not isinstance(settings.get("order"), (_Batches, list, lp.TokenBudget)):
+            settings = {"batch_size": 4, **settings}
         shard = lp.Shard(ranks, rank)
         return lp.Loader(
-            self.source(folder), self.function, workers=workers, shard=shard, seed=5, **given
+            self.source(folder), self.function, workers=workers, shard=shard, seed=5, **settings
         )
 
 

@@ -105,8 +105,8 @@ def test_a_damaged_file_is_an_error_in_each_rank(ranks: Ranks, tmp_path: Path) -
     data = (tmp_path / "a").read_bytes()
     (tmp_path / "a").write_bytes(data[:-7])
     several = ranks()
-    told = [rank.run("make('records', 'a')") for rank in several]
-    assert all(each.startswith("SourceError") for each in told) and told[0] == told[1]
+    answers = [rank.run("make('records', 'a')") for rank in several]
+    assert all(each.startswith("SourceError") for each in answers) and answers[0] == answers[1]
 
 
 def test_a_rank_that_dies_leaves_the_index_to_others(ranks: Ranks, tmp_path: Path) -> None:

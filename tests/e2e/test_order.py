@@ -451,7 +451,7 @@ class EndlessOfTen(Endless):
 
 
 @pytest.mark.parametrize(
-    ("order", "says"),
+    ("order", "message"),
     [
         ([0, 9], "from 0 to 8 for each epoch, got 9 at position 1 of epoch 0"),
         ([-1], "got -1 at position 0 of epoch 0"),
@@ -494,8 +494,8 @@ class EndlessOfTen(Endless):
         ),
     ],
 )
-def test_a_wrong_order_is_refused_with_a_way_out(order: Any, says: str) -> None:
-    assert says in refusal(order)
+def test_a_wrong_order_is_refused_with_a_way_out(order: Any, message: str) -> None:
+    assert message in refusal(order)
 
 
 def test_an_order_is_refused_beside_other_orders() -> None:

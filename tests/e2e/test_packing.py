@@ -231,7 +231,7 @@ def test_the_first_part_of_a_sample_gets_the_segments(workers: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda item: item, "the element is a single value, but order=Packed"),
         (lambda item: {"a": np.ones(LENGTHS[item]), "b": 3}, "component ['b'] is a single value"),
@@ -245,10 +245,10 @@ def test_the_first_part_of_a_sample_gets_the_segments(workers: int) -> None:
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_sample_that_does_not_fit_is_named(make: Any, says: str, workers: int) -> None:
+def test_a_sample_that_does_not_fit_is_named(make: Any, message: str, workers: int) -> None:
     with packed(fn=make, workers=workers) as loader, pytest.raises(lp.LoaderpoolError) as caught:
         read(loader)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 # ---- failures
@@ -434,7 +434,7 @@ def test_the_spec_is_that_of_packed_rows(drop: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"batch_size": None}, "order=Packed(...) and batch_size=None cannot be combined"),
         ({"fn": None, "batch_fn": np.stack}, "order=Packed(...) and batch_fn cannot be combined"),
@@ -453,10 +453,10 @@ def test_the_spec_is_that_of_packed_rows(drop: bool) -> None:
         ({"batch_size": 64, "drop_remainder": True}, "leave no batches in epoch 0"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], says: str) -> None:
+def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(lp.ArgumentError) as caught, packed(**settings) as loader:
         read(loader)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_loader_shows_its_default_batch_size() -> None:

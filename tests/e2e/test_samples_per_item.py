@@ -380,10 +380,10 @@ def test_skip_leaves_out_all_samples_of_an_item(how: str, workers: int, tmp_path
         limits=limits,
     ) as there:
         got = [number for batch in there for number in batch.tolist()]
-        told = there.statistics()
+        counts = there.statistics()
     assert sorted(got) == [each for item in range(ITEMS) if item != 7 for each in numbers(item)]
-    assert told.errors == SAMPLES
-    assert told.skipped_indices == (7,) * SAMPLES
+    assert counts.errors == SAMPLES
+    assert counts.skipped_indices == (7,) * SAMPLES
     assert fn.items()[7] <= 2 * max(3, 3 * workers)
 
 
@@ -430,15 +430,15 @@ def test_a_cache_keeps_the_samples(tmp_path: Path, workers: int) -> None:
             **settings,
         ) as there:  # fmt: skip
             got = read(there, passes=3)
-            told = there.statistics().cache
+            counts = there.statistics().cache
         with lp.Loader(
             range(ITEMS), numbers, augment=change_number, samples_per_item=SAMPLES, batch_size=4,
             shuffle=True, workers=0,
         ) as here:  # fmt: skip
             assert_same(got, read(here, passes=3))
         assert set(fn.items().values()) == {1}
-        assert told.misses == ITEMS
-        assert told.hits >= 2 * ITEMS * SAMPLES
+        assert counts.misses == ITEMS
+        assert counts.hits >= 2 * ITEMS * SAMPLES
     with pytest.raises(lp.CacheError, match=r"samples_per_item \(then 5, now 4\)"):
         lp.Loader(range(ITEMS), fn, samples_per_item=4, cache=tmp_path / "kept", workers=0)
 
@@ -549,7 +549,7 @@ def filled(item: int, out: Any = None) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"fn": None}, "needs fn, which returns a list of samples, but no fn was given"),
         ({"fn": None, "batch_fn": list}, "batch_fn returns whole batches"),
@@ -564,9 +564,9 @@ def filled(item: int, out: Any = None) -> Any:
         ({"order": lp.Packed([1] * 9, length=9)}, r"each of the 45 samples \(9 items, samples_per"),
     ],
 )
-def test_wrong_settings_are_refused_with_a_way_out(settings: dict[str, Any], says: str) -> None:
+def test_wrong_settings_are_refused_with_a_way_out(settings: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"source": range(9), "fn": numbers, "samples_per_item": SAMPLES}
-    with pytest.raises(lp.ArgumentError, match=says):
+    with pytest.raises(lp.ArgumentError, match=message):
         list(lp.Loader(**{**arguments, **settings}, workers=0))
 
 

@@ -460,11 +460,11 @@ def test_another_function_is_refused(start: Start) -> None:
     first, second = start(), start()
     assert first.run(SHARE) == "done"
     for rank in (first, second):
-        told = rank.run("outcome(lambda: lp.share(make_slowly, name=NAME))")
-        assert "ArgumentError: share(name='test" in told
-        assert "make of " in told and "make_slowly of " in told
-    told = second.run("outcome(lambda: lp.share(lambda: make(), name=NAME))")
-    assert "ArgumentError" in told and "<lambda>" in told
+        answer = rank.run("outcome(lambda: lp.share(make_slowly, name=NAME))")
+        assert "ArgumentError: share(name='test" in answer
+        assert "make of " in answer and "make_slowly of " in answer
+    answer = second.run("outcome(lambda: lp.share(lambda: make(), name=NAME))")
+    assert "ArgumentError" in answer and "<lambda>" in answer
 
 
 def test_captured_values_are_not_compared(name: str) -> None:
@@ -483,11 +483,11 @@ def test_an_error_of_make_is_raised_and_the_next_tries(start: Start, tmp_path: P
     assert calls(tmp_path) == 3
 
 
-@pytest.mark.parametrize("asks", ["share_again()", "fork(share_again)"])
-def test_make_may_not_ask_for_its_own_name(start: Start, asks: str) -> None:
+@pytest.mark.parametrize("call", ["share_again()", "fork(share_again)"])
+def test_make_may_not_ask_for_its_own_name(start: Start, call: str) -> None:
     rank = start()
-    told = rank.run(f"outcome(lambda: lp.share(lambda: [{asks}], name=NAME)[0])")
-    assert "the function that makes the data asks for them itself" in told
+    answer = rank.run(f"outcome(lambda: lp.share(lambda: [{call}], name=NAME)[0])")
+    assert "the function that makes the data asks for them itself" in answer
     assert rank.run(SHARE) == "done"
 
 
@@ -514,8 +514,8 @@ def test_a_class_that_a_process_lacks_is_named(start: Start, tmp_path: Path) -> 
     first, second = start(), start()
     assert first.run(SHARE) == "done"
     assert second.run("del Record") == "done"
-    told = second.run("outcome(lambda: lp.share(make, name=NAME))")
-    assert "UnpicklableError" in told and "Record" in told and "Define it before" in told
+    answer = second.run("outcome(lambda: lp.share(make, name=NAME))")
+    assert "UnpicklableError" in answer and "Record" in answer and "Define it before" in answer
 
 
 # -- interrupts and threads
@@ -581,9 +581,9 @@ def test_a_process_of_another_user_is_refused(start: Start, name: str, kind: str
         listener.listen(8)
 
     with as_child(listen) as pid:
-        told = start().run("outcome(lambda: lp.share(make, name=NAME))")
-        assert f"): process {pid} of user 65534 listens at its address" in told
-        assert "or pass another name" in told
+        answer = start().run("outcome(lambda: lp.share(make, name=NAME))")
+        assert f"): process {pid} of user 65534 listens at its address" in answer
+        assert "or pass another name" in answer
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
@@ -665,12 +665,12 @@ def test_a_process_of_another_pid_namespace_is_refused(
         try:
             if inside == "newcomer":
                 assert outer.run(SHARE) == "done"
-                told = ask_inner()
+                answer = ask_inner()
             else:
                 inner.stdin.write(f"{SHARE}\n")
                 inner.stdin.flush()
                 assert inner.stdout.readline() == "done\n"
-                told = outer.run(line.strip())
-            assert "): a process in another container (PID namespace)" in told
+                answer = outer.run(line.strip())
+            assert "): a process in another container (PID namespace)" in answer
         finally:
             inner.kill()

@@ -10,7 +10,7 @@ import loaderpool as lp
 
 
 @pytest.mark.parametrize(
-    ("view", "framework", "adapter", "told"),
+    ("view", "framework", "adapter", "message"),
     [
         ("as_torch", "torch", "torch_tensors", "as_torch needs PyTorch: pip install torch"),
         ("as_jax", "jax", "jax_arrays", "as_jax needs JAX: pip install jax"),
@@ -29,10 +29,10 @@ import loaderpool as lp
     ],
 )
 def test_a_view_without_its_framework_says_what_to_install(
-    view: str, framework: str, adapter: str, told: str, monkeypatch: pytest.MonkeyPatch
+    view: str, framework: str, adapter: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, framework, None)
     monkeypatch.delitem(sys.modules, f"loaderpool.adapters.{adapter}", raising=False)
     with pytest.raises(ImportError) as raised, lp.Loader(range(3), workers=0) as loader:
         getattr(loader, view)()
-    assert str(raised.value) == told
+    assert str(raised.value) == message

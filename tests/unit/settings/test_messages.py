@@ -36,7 +36,7 @@ _COLUMNS = (
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "advice"),
     [
         (lambda: lp.HDF5("a.h5", ["x", "y"]), f"{_KEYS} ['x', 'y']: write ('x', 'y')"),
         (lambda: lp.HDF5("a.h5", ["x"]), f"{_KEYS} ['x']: write 'x'"),
@@ -132,10 +132,10 @@ _COLUMNS = (
         ),
     ],
 )
-def test_a_mistake_is_answered_with_what_to_write(call: Callable[[], Any], told: str) -> None:
+def test_a_mistake_is_answered_with_what_to_write(call: Callable[[], Any], advice: str) -> None:
     with pytest.raises(lp.LoaderpoolError) as caught:
         call()
-    assert str(caught.value).endswith(told)
+    assert str(caught.value).endswith(advice)
 
 
 @pytest.mark.parametrize("pad_value", [300, -1])
