@@ -6,7 +6,8 @@ order stays for the next pass, which may have the same arrays.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection
 
 from loaderpool.memory.arena import Arena
 from loaderpool.plan.batches import Plan
@@ -14,21 +15,24 @@ from loaderpool.plan.drawn import has_same_arrays, order_bytes, write_order
 
 
 class StoredOrder:
-    """The order of one epoch in the arena.
+    """The drawn order of an epoch in an arena.
 
     Attributes:
-        plan: Plan of the epoch.
         offset: First byte of its arrays.
+
+    Args:
+        arena: The arena.
+        nbytes: Size of the arrays.
+        write: Writes the arrays, from an offset on.
 
     Raises:
         MemoryLimitError: There is too little shared memory.
     """
 
-    def __init__(self, arena: Arena, plan: Plan) -> None:
-        self._arena, self.plan = arena, plan
-        self._extent = arena.take(order_bytes(plan), "the order of an epoch")
+    def __init__(self, arena: Arena, nbytes: int, write: Callable[[int], object]) -> None:
+        self._arena, self._extent = arena, arena.take(nbytes, "the order of an epoch")
         self.offset = self._extent.offset
-        write_order(plan, arena.map, self.offset)
+        write(self.offset)
 
     def free(self) -> None:
         """Release the memory, because no process reads it any more."""
@@ -44,12 +48,12 @@ class StoredOrders:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._stored: list[StoredOrder] = []
+        self._stored: list[tuple[Plan, StoredOrder]] = []
 
     @property
     def latest_offset(self) -> int:
         """Offset of the order that was stored last; 0: there is none."""
-        return self._stored[-1].offset if self._stored else 0
+        return self._stored[-1][1].offset if self._stored else 0
 
     def store(self, plan: Plan) -> StoredOrder | None:
         """Return the order of a plan in the arena, or None if it is not drawn.
@@ -59,20 +63,22 @@ class StoredOrders:
         """
         if not plan.order.is_drawn:
             return None
-        for stored in self._stored:
-            if has_same_arrays(stored.plan, plan):
+        for earlier, stored in self._stored:
+            if has_same_arrays(earlier, plan):
                 return stored
-        self._stored.append(StoredOrder(self._arena, plan))
-        return self._stored[-1]
+        write = functools.partial(write_order, plan, self._arena.map)
+        stored = StoredOrder(self._arena, order_bytes(plan), write)
+        self._stored.append((plan, stored))
+        return stored
 
     def free(self, in_use: Collection[int]) -> None:
         """Release all orders but the latest one, and those with these ids, which runs use."""
-        for stored in self._stored[:-1]:
-            if id(stored) not in in_use:
-                self._stored.remove(stored)
-                stored.free()
+        for pair in self._stored[:-1]:
+            if id(pair[1]) not in in_use:
+                self._stored.remove(pair)
+                pair[1].free()
 
     def free_all(self) -> None:
         """Release all orders. Called when no worker is left."""
         while self._stored:
-            self._stored.pop().free()
+            self._stored.pop()[1].free()

@@ -48,7 +48,7 @@ _LEAVE_S = 0.5
 _PATIENCE = 2
 _MOST_CALLS = 1000  # concurrent calls of an actor: Ray's default for coroutines
 
-Order: TypeAlias = "tuple[Any, ...]"  # a method of an actor, a loader, and the other arguments
+QueuedCall: TypeAlias = "tuple[Any, ...]"  # a method of an actor, a loader, and the other arguments
 
 
 class Node:
@@ -60,13 +60,13 @@ class Node:
     def __init__(self, number: int, cell: int) -> None:
         # `workers` is 0 until the actor runs.
         self.number, self.cell, self.address, self.workers = number, cell, "", 0
-        # Orders to send, one at a time, each after the answer to the previous one.
-        self.orders: collections.deque[Order] = collections.deque()
-        # Tickets that wait until all orders are done.
+        # Calls to make, one at a time, each after the answer to the previous one.
+        self.calls: collections.deque[QueuedCall] = collections.deque()
+        # Tickets that wait until all calls were answered.
         self.waiting: collections.deque[Ticket] = collections.deque()
         # Counts of each loader's cache that were in the node's cell before.
         self._counted: dict[int, list[int]] = {}
-        self.is_busy = False  # True: an order has not been answered yet
+        self.is_busy = False  # True: a call has not been answered yet
         self.has_answered = False  # True: the node's actor runs
         self.heard_s = 0.0  # time of the latest heartbeat
         # The cluster's thread sets `actor` and `id`. `_settle` clears both, `_check` sets `id`.

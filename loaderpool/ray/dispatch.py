@@ -109,7 +109,7 @@ class Dispatcher(Supervisor):
         self._begun: dict[int, Begin] = {}
         # Drawn order of each run, by loader and run; run 0 has the order of the first sample. A
         # value is the order's bytes, or a reference into the cluster's stores once a node needs it.
-        self._epochs: dict[tuple[int, int], Any] = {}
+        self._orders: dict[tuple[int, int], Any] = {}
         self._losses: collections.deque[tuple[str, str]] = collections.deque(maxlen=_KEPT)
         self._mailbox = Mailbox()
         self._listen(self._mailbox.woken, self._read_posts)
@@ -143,7 +143,7 @@ class Dispatcher(Supervisor):
         super()._load(message, received)
         if message.loader in self._payloads.settings:
             for node in self._running():
-                self._order_load(node, message.loader)
+                self._queue_load(node, message.loader)
 
     def _look(self, message: Look) -> None:
         self._note_epoch(message.loader, 0, message.feed)
@@ -166,23 +166,23 @@ class Dispatcher(Supervisor):
         if settings is None or not (feed and settings.plan.order.is_drawn):
             return
         # Copy, because the main process may release the order before all nodes have started.
-        self._epochs[loader, run] = copy_of_order(settings.plan, self._arena.map, feed)
+        self._orders[loader, run] = copy_of_order(settings.plan, self._arena.map, feed)
         for node in self._running():
-            self._order_epoch(node, loader, run)
+            self._queue_order(node, loader, run)
 
     def _tell_workers(self, form: Found) -> None:
         super()._tell_workers(form)
         for node in self._running():
-            self._order_form(node, form.loader)
+            self._queue_form(node, form.loader)
             self._go_on(node)
 
     def _unload(self, number: int) -> None:
         super()._unload(number)
         self._stored.pop(number, None)
-        self._epochs.pop((number, 0), None)
+        self._orders.pop((number, 0), None)
         for node in self._running():
-            node.orders = collections.deque(order for order in node.orders if order[1] != number)
-            node.orders.append(("unload", number))
+            node.calls = collections.deque(call for call in node.calls if call[1] != number)
+            node.calls.append(("unload", number))
             self._go_on(node)
 
     # ---- calls to nodes ----
@@ -190,8 +190,8 @@ class Dispatcher(Supervisor):
     def _running(self) -> list[Node]:
         return [node for node in self._nodes.values() if node.workers]
 
-    def _order_load(self, node: Node, loader: int) -> None:
-        """Queue an order to load a payload. All nodes read it from the cluster's stores."""
+    def _queue_load(self, node: Node, loader: int) -> None:
+        """Queue a call of `load`. All nodes read the payload from the cluster's stores."""
         if loader not in self._stored:
             pickled, buffers, cache, _, generators = self._payloads.read(
                 loader, *self._payloads.places[loader]
@@ -200,36 +200,36 @@ class Dispatcher(Supervisor):
             self._stored[loader] = self._cluster.put(
                 (pickled, arrays, cache, generators, self._modules.frames())
             )
-        node.orders.append(("load", loader, self._stored[loader]))
+        node.calls.append(("load", loader, self._stored[loader]))
         if loader in self._forms:
-            self._order_form(node, loader)
+            self._queue_form(node, loader)
         self._go_on(node)
 
-    def _order_epoch(self, node: Node, loader: int, run: int) -> None:
-        """Queue a call of `take_epoch`. Nodes read the drawn order from the cluster's stores."""
-        found = self._epochs[loader, run]
+    def _queue_order(self, node: Node, loader: int, run: int) -> None:
+        """Queue a call of `take_order`. Nodes read the drawn order from the cluster's stores."""
+        found = self._orders[loader, run]
         if isinstance(found, np.ndarray):
-            found = self._epochs[loader, run] = self._cluster.put(found)
-        node.orders.append(("take_epoch", loader, run, found))
+            found = self._orders[loader, run] = self._cluster.put(found)
+        node.calls.append(("take_order", loader, run, found))
         self._go_on(node)
 
-    def _order_form(self, node: Node, loader: int) -> None:
-        """Queue an order to use the form of a loader's batches."""
+    def _queue_form(self, node: Node, loader: int) -> None:
+        """Queue a call of `take_form`."""
         form = Found(0, loader, self._forms[loader], self._state.loaders[loader].row_s)
-        node.orders.append(("take_form", loader, form))
+        node.calls.append(("take_form", loader, form))
 
     def _go_on(self, node: Node) -> None:
-        """Send a node its next order, or its tickets if there are no orders."""
-        if node.orders and not node.is_busy:
+        """Make the next queued call to a node, or send its tickets if no call is queued."""
+        if node.calls and not node.is_busy:
             node.is_busy = True
-            method, loader, *arguments = node.orders.popleft()
+            method, loader, *arguments = node.calls.popleft()
             self._cluster.call(
-                node, functools.partial(self._ordered, node), method, loader, *arguments
+                node, functools.partial(self._answered, node), method, loader, *arguments
             )
         while node.waiting and not node.is_busy:
             self._send_tickets(node)
 
-    def _ordered(self, node: Node, answer: object) -> None:
+    def _answered(self, node: Node, answer: object) -> None:
         node.is_busy = False
         if isinstance(answer, Status) and answer.error is not None:
             self._state.fail(answer.number, answer.error)
@@ -326,7 +326,7 @@ class Dispatcher(Supervisor):
         if isinstance(instruction, Abandon):
             begun = self._begun.pop(instruction.run, None)
             if begun is not None:
-                self._epochs.pop((begun.loader, begun.run), None)
+                self._orders.pop((begun.loader, begun.run), None)
             for node in self._running():
                 self._cluster.call(node, lambda _: None, "drop", instruction.run)
 
@@ -360,9 +360,9 @@ class Dispatcher(Supervisor):
         self._arena.board.set_place(node.cell, NodePlace(node.id, node.address, workers))
         self._count_workers()
         for loader in self._payloads.settings:
-            self._order_load(node, loader)
-        for key in self._epochs:
-            self._order_epoch(node, *key)
+            self._queue_load(node, loader)
+        for key in self._orders:
+            self._queue_order(node, *key)
         self._note_free_memory()
         self._state.joined(node.number, workers)
         self._on_beat(node, (0, {}))

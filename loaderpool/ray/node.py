@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import DEFAULT_RESTARTS
+from loaderpool.engine.orders import StoredOrder
 from loaderpool.engine.session import Listener, Session
 from loaderpool.engine.stream.stored import StoredItems
 from loaderpool.errors import CacheError, MemoryLimitError
@@ -172,7 +173,7 @@ class _Run(_Calls):
         session: Session,
         loader: _Loader,
         items: StoredItems | None,
-        order: _StoredEpoch | None,
+        order: StoredOrder | None,
     ) -> None:
         super().__init__(session)
         self.loader, self.items, self.order = loader, items, order
@@ -195,24 +196,6 @@ class _Run(_Calls):
                 self.answer_all(received)
             case Filled(batch=first):
                 self.answer(received, first)
-
-
-class _StoredEpoch:
-    """The drawn order of an epoch in the node's arena.
-
-    Raises:
-        MemoryLimitError: There is too little memory for it.
-    """
-
-    def __init__(self, arena: Arena, content: npt.NDArray[np.uint8]) -> None:
-        self._arena, self._extent = arena, arena.take(content.nbytes, "the order of an epoch")
-        self.offset = self._extent.offset
-        with memoryview(arena.map) as view:
-            view[self.offset : self.offset + content.nbytes] = content.data
-
-    def free(self) -> None:
-        """Release the memory, because no process reads it any more."""
-        self._arena.give_back(self._extent)
 
 
 class _NodeArena(Arena):
@@ -254,7 +237,7 @@ class NodeActor:
         self._runs: dict[int, _Run] = {}
         # Drawn orders of runs without a ticket, and under run 0 those of the first samples, by
         # loader and run.
-        self._epochs: dict[tuple[int, int], _StoredEpoch] = {}
+        self._orders: dict[tuple[int, int], StoredOrder] = {}
         # Runs that have ended. Ray may start a call for one of them later.
         self._dropped: collections.deque[int] = collections.deque(maxlen=_DROPPED)
         self._tickets = 0  # tickets in progress
@@ -356,28 +339,33 @@ class NodeActor:
         loader.answer_all(None)
         await loader.ask(_LOADING, End(number))
         del self._session.listeners[number]
-        for key in [key for key in self._epochs if key[0] == number]:
-            self._epochs.pop(key).free()
+        for key in [key for key in self._orders if key[0] == number]:
+            self._orders.pop(key).free()
         loader.sent.give_back()
         if loader.cache is not None:
             loader.cache.close(clears=True)
 
-    async def take_epoch(
+    async def take_order(
         self, loader: int, run: int, content: npt.NDArray[np.uint8]
     ) -> Status | None:
         """Store the drawn order of a run in the arena. Ray has read it from the node's store."""
+
+        def write(offset: int) -> None:
+            with memoryview(self._arena.map) as view:
+                view[offset : offset + content.nbytes] = content.data
+
         try:
             # Copy in a thread, so that the actor stays responsive.
-            stored = await asyncio.to_thread(_StoredEpoch, self._arena, content)
+            stored = await asyncio.to_thread(StoredOrder, self._arena, content.nbytes, write)
         except MemoryLimitError as error:
             return Status(loader, reports.of_error(error))
-        before = self._epochs.pop((loader, run), None)
+        before = self._orders.pop((loader, run), None)
         if before is not None:
             before.free()
         if run in self._dropped or loader not in self._loaders:
             stored.free()
         else:
-            self._epochs[loader, run] = stored
+            self._orders[loader, run] = stored
         return None
 
     async def take_form(self, number: int, found: Found) -> None:
@@ -427,8 +415,8 @@ class NodeActor:
             has_items = bool(ticket.items)
             items = StoredItems(self._arena, self._rooms) if has_items else None
             # Keep the order of the first sample (run 0), because another request may need it.
-            orders = self._epochs.pop if ticket.run else self._epochs.get
-            order = orders((ticket.loader, ticket.run), None)
+            find = self._orders.pop if ticket.run else self._orders.get
+            order = find((ticket.loader, ticket.run), None)
             run = _Run(self._session, loader, items, order)
             if ticket.run:
                 loader.runs.append(run)
@@ -491,8 +479,8 @@ class NodeActor:
     async def drop(self, run: int) -> None:
         """Resume the calls for a run that the dispatcher has ended."""
         self._dropped.append(run)
-        for key in [key for key in self._epochs if key[1] == run]:
-            self._epochs.pop(key).free()
+        for key in [key for key in self._orders if key[1] == run]:
+            self._orders.pop(key).free()
         if run in self._runs:
             self._runs[run].answer_all(None)
             self._end(run)
