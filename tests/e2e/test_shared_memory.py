@@ -1,4 +1,6 @@
-"""`multiprocessing.shared_memory` in workers: a segment lives for as long as the program wants it, whoever dies."""
+"""`multiprocessing.shared_memory` in workers: a segment lives until the program unlinks it,
+whatever process dies.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.support.processes import command_of, descendants, wait_until
 from tests.support.samples import StartsThread
 
 STARTS = ("fork", "exec", "spawn")
-# One for the life of this process: no test leaves it behind.
+# One tracker for the whole test run, so it does not count as a leak of a test.
 resource_tracker.ensure_running()
 TRACKERS = {resource_tracker._resource_tracker._pid}  # type: ignore[attr-defined]
 
@@ -39,7 +41,7 @@ def segment() -> Iterator[SharedMemory]:
 
 @contextmanager
 def loader_of(start: str, fn: Callable[[Any], Any], items: Any = range(400)) -> Iterator[lp.Loader]:
-    """A loader whose two workers start in one of the three ways."""
+    """Return a loader with two workers that start in one of three ways."""
     kept = StartsThread() if start == "exec" else None
     pool = lp.Pool(2, start="spawn" if start == "spawn" else "fork")
     with (
@@ -63,7 +65,7 @@ def is_there(name: str) -> bool:
 
 
 def settled() -> None:
-    """Every tracker that a worker had for itself has ended, and has unlinked what it wanted to."""
+    """Wait until every worker's own tracker has ended, and has unlinked its segments."""
 
     def are_gone() -> bool:
         others = set(descendants(os.getpid())) - TRACKERS
@@ -161,7 +163,9 @@ def test_a_streams_process_unlinks_no_segment(segment: SharedMemory) -> None:
 
 
 def test_a_segment_of_a_worker_outlives_the_worker() -> None:
-    """As with a child of `multiprocessing`, if the main process has a tracker: it unlinks it in the end."""
+    """If the main process has a tracker, that one unlinks the segment at its end, as for a child of
+    `multiprocessing`.
+    """
 
     def make(item: int) -> Any:
         name = f"loaderpool-test-{os.getpid()}-{item}"
@@ -265,7 +269,7 @@ def test_nothing_starts_a_tracker_that_nobody_needs(start: str) -> None:
 
 @pytest.mark.parametrize("end", ["pool.close()", "os.kill(os.getpid(), 9)"])
 def test_a_segment_that_nobody_unlinks_is_unlinked(end: str) -> None:
-    """A worker made it, and the main process has no tracker."""
+    """A worker has made it, and the main process has no tracker."""
     child = run_child(
         f"""
         import os
@@ -290,7 +294,9 @@ def test_a_segment_that_nobody_unlinks_is_unlinked(end: str) -> None:
 
 @pytest.mark.parametrize("ends", ["", "loader.close()"])
 def test_the_exit_waits_for_no_process_of_a_pool(ends: str) -> None:
-    """Newer Pythons wait in the end for their tracker, and it for all that can still write to it."""
+    """At their exit, newer Pythons wait for their tracker, which waits for all processes that can
+    write to it.
+    """
     run_child(
         f"""
         import time
@@ -326,7 +332,7 @@ def test_the_exit_waits_for_no_process_of_a_pool(ends: str) -> None:
 
 
 def test_a_segment_outlives_children_of_a_worker(tmp_path: Path) -> None:
-    """`multiprocessing` hands the tracker of the main process down to what a worker starts."""
+    """`multiprocessing` passes the main process's tracker to the children of a worker."""
     (tmp_path / "looks.py").write_text(
         "from multiprocessing.shared_memory import SharedMemory\n"
         "def look(name):\n"

@@ -1,4 +1,6 @@
-"""What several users share: an iterator by threads, a sequence by loaders, an exit by a thread that still waits."""
+"""Shared objects: an iterator of several threads, a sequence of several loaders, and an exit while
+a thread waits.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def test_threads_that_share_an_iterator_get_each_batch_once(workers: int) -> Non
 
 
 def test_an_iterator_that_is_closed_while_its_first_batch_is_awaited_gives_none() -> None:
-    """It gave all, and kept its slots until the loader was closed."""
+    """Before a fix, it returned all batches, and kept its slots until the loader was closed."""
     is_making = threading.Event()
 
     def slow(item: int) -> Any:
@@ -61,7 +63,7 @@ def test_an_iterator_that_is_closed_while_its_first_batch_is_awaited_gives_none(
         thread.join()
         assert not seen and not loader._core.engine.runs.by_number  # type: ignore[union-attr]
         assert np.concatenate(list(loader)).tolist() == list(range(400))
-        assert loader.statistics().epoch == 1  # the one that gave nothing does not count
+        assert loader.statistics().epoch == 1  # the iterator without batches does not count
 
 
 def test_a_run_that_is_ended_while_it_begins_again_is_ended(

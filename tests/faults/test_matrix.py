@@ -32,20 +32,22 @@ pytestmark = pytest.mark.may_leak(
     "one pool serves all cells; it is looked at after each, and for all in the end"
 )
 
-# What the user gets:
+# Results for users:
 #   same      the same bits as with workers=0; a worker was replaced
-#   bits      the same bits; nobody had to be replaced
-#   again     the same bits; another supervisor went on
+#   bits      the same bits; no process was replaced
+#   again     the same bits; another supervisor continued
 #   sample    SampleError with the index, after all batches before it; the next pass is whole
-#   setup     SetupError that shows what was raised; the loaders beside it go on
-#   import    PoolBrokenError that tells of the import; the loaders beside it go on
+#   setup     SetupError that shows the exception; other loaders of the pool continue
+#   import    PoolBrokenError that names the import; other loaders of the pool continue
 #   ship      UnpicklableError in the line that makes the loader
-#   raises    what was raised, in the consumer's line; the next pass is whole
-#   memory    MemoryLimitError; nothing is left
-#   read      SourceError that shows what was raised, after all batches before it; the next pass is whole
+#   raises    the exception itself, in the consumer's line; the next pass is whole
+#   memory    MemoryLimitError; nothing is left behind
+#   read      SourceError that shows the exception, after all batches before it; the next pass is
+#             whole
 #   lost      SourceError, after all batches before it; the next pass is whole, with another reader
-#   gone      the trainer ended in that way, and within seconds supervisor, workers and memory were gone
-#   waits     while the trainer is stopped all wait; after SIGCONT the same bits
+#   gone      the main process ended in this way; supervisor, workers and memory were gone within
+#             seconds
+#   waits     while the main process is stopped, all wait; after SIGCONT, the same bits
 TABLE = """
 where                     raise    sys.exit SIGKILL  SIGSTOP  unpicklable oversize no_memory
 user.import               setup    setup    import   import   setup       -b       setup
@@ -85,17 +87,17 @@ reader.before_end         lost     lost     lost     lost     lost        -i    
 reader.after_end          bits     bits     bits     bits     bits        -i       bits
 """
 LEFT_OUT = {
-    "-b": "there is no batch yet, nor a slot for one",
-    "-e": "no error is pickled there: what is raised there is ours",
-    "-i": "items of a stream have no slots, whose size they could outgrow",
-    "-f": "slots are sized from the first sample, so that its batch cannot outgrow them",
-    "-m": "the row is about memory; the other columns are trainer.delivering's",
-    "-o": "the function writes into `out`, which is of the batch's own size",
-    "-w": "the row is about memory for an oversize batch; the other columns are worker.before_note's",
-    "-s": "as with `raise`: the code there is ours, which tells no exception from another",
-    "-p": "as at the other places of the trainer and its feed",
-    "-v": "a supervisor's death is the same whatever the size of batches; its other column is SIGKILL",
-    "-t": "it is pickled in the trainer, so this is the trainer's end: trainer.launched",
+    "-b": "there is no batch or slot yet",
+    "-e": "no error is pickled there, because exceptions there are loaderpool's own",
+    "-i": "items of a stream have no slots that they could outgrow",
+    "-f": "slots are sized from the first sample, so its batch fits",
+    "-m": "the row is about memory; for other columns, see trainer.delivering",
+    "-o": "the function writes into `out`, which has the size of the batch",
+    "-w": "the row is about memory for an oversize batch; for other columns, see worker.before_note",
+    "-s": "as with `raise`: loaderpool's code there treats all exceptions alike",
+    "-p": "as at the other places of the main process and its feed",
+    "-v": "a supervisor's death does not depend on the size of batches; see SIGKILL",
+    "-t": "it is pickled in the main process, so this is that process's end: see trainer.launched",
 }
 COLUMNS, *ROWS = [line.split() for line in TABLE.strip().splitlines()]
 CELLS = {

@@ -215,7 +215,7 @@ def test_rule_07_each_of_several_passes_is_sure_of_a_slot() -> None:
         workers=2,
     ) as loader:
         one = iter(loader)
-        assert first_of(next(one)) == 0  # and it is left there
+        assert first_of(next(one)) == 0  # the pass is left at this batch
         assert list(map(first_of, loader)) == list(range(0, 80, 2))
         assert list(map(first_of, one)) == list(range(2, 80, 2))
 
@@ -264,7 +264,7 @@ def test_rule_10_a_death_is_seen_though_others_hold_the_pipes_and_a_worker_knows
     def heir(item: int) -> int:
         if item == 9 and not (tmp_path / "died").exists():
             (tmp_path / "died").touch()
-            if os.fork() == 0:  # holds every end that its parent held
+            if os.fork() == 0:  # the fork has all channel ends of its parent
                 time.sleep(60)
                 os._exit(0)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -277,7 +277,7 @@ def test_rule_10_a_death_is_seen_though_others_hold_the_pipes_and_a_worker_knows
         assert loader.statistics().restarts == 1
 
     def replacing(item: int) -> int:
-        if item == 9:  # the numbers of its pipes are a file's from now on
+        if item == 9:  # a file gets the numbers of its channels
             for descriptor in range(3, 64):
                 file = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
                 os.dup2(file, descriptor)
@@ -290,7 +290,9 @@ def test_rule_10_a_death_is_seen_though_others_hold_the_pipes_and_a_worker_knows
 
 
 class NotesItsParentsSignal:
-    """As a source: tells the signal that this process gets when its parent ends, in the supervisor and in a worker."""
+    """A source that reports the signal that its process gets when its parent ends, in the
+    supervisor and in a worker.
+    """
 
     def __init__(self) -> None:
         self.supervisors = -1
@@ -303,7 +305,7 @@ class NotesItsParentsSignal:
 
     def __setstate__(
         self, state: dict[str, int]
-    ) -> None:  # in the supervisor; workers are forked from it
+    ) -> None:  # in the supervisor, from which workers are forked
         self.supervisors = _parent_death_signal()
 
 
@@ -322,9 +324,9 @@ def test_rule_10_workers_die_with_the_supervisor_and_the_supervisor_with_no_thre
     thread.join()
     with made[0] as loader:
         of_supervisor, of_worker = next(iter(loader))
-        assert set(of_supervisor.tolist()) == {signal.SIGCONT}  # which ends no process
+        assert set(of_supervisor.tolist()) == {signal.SIGCONT}  # a signal that ends no process
         assert set(of_worker.tolist()) == {signal.SIGKILL}
-        time.sleep(0.2)  # for what would end it
+        time.sleep(0.2)  # time in which a wrong signal would end it
         assert [len(batch[0]) for batch in loader] == [4, 4]
         assert loader.statistics().supervisor_restarts == 0
 
@@ -350,7 +352,9 @@ def test_rule_11_a_new_supervisor_has_the_kept_payload_and_the_same_order_of_set
 
 @pytest.fixture
 def ends_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A module whose import ends each process but this one; `imports` beside it has a letter for each."""
+    """A module whose import ends every process except this one. The file `imports` gets a letter
+    for each import.
+    """
     (tmp_path / "ends_here.py").write_text(
         f"""
 import os
@@ -410,7 +414,7 @@ def test_rule_11_a_pool_without_loaders_gets_another_supervisor_too() -> None:
             with lp.Loader(range(8), batch_size=4, workers=pool) as loader:
                 assert len(list(loader)) == 2
                 supervisor = supervisor_of(loader)
-            time.sleep(0.2)  # until it has heard that the loader is closed
+            time.sleep(0.2)  # until it has received the end of the loader
             os.kill(supervisor, signal.SIGKILL)
             wait_until(lambda supervisor=supervisor: supervisor not in supervisors()[0])  # type: ignore[misc]
 

@@ -75,7 +75,7 @@ def test_the_working_directory_goes_along(
 def test_nodes_that_start_later_import_the_first_version(
     cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All machines mount the folder in which the module is edited."""
+    """All machines mount the folder with the module that is edited."""
     path = tmp_path / "edited_module.py"
     text = "import time\n\ndef told(item):\n    time.sleep(0.002)\n    return 'first'\n"
     path.write_text(text)

@@ -110,7 +110,7 @@ def test_screen_readers_get_the_shares_in_words() -> None:
 
 def test_full_buffers_are_told_from_missing_work() -> None:
     made = HandMadeRecording(workers=1)
-    for batch in range(7):  # with the one that training has, all buffers
+    for batch in range(7):  # with the buffer of the batch in training, these are all buffers
         made.ticket(0, batch * 100, 100, batch, ticket=batch + 1)
     made.delivery(0, 100, 0, begins_pass=True)
     made.delivery(880, 1, 1)
@@ -127,7 +127,7 @@ def test_buffers_of_an_abandoned_pass_are_free_again() -> None:
     made.delivery(0, 50, 0, begins_pass=True)
     made.delivery(
         400, 10, 0, run=10, begins_pass=True
-    )  # of the next pass, of which nothing is made ahead
+    )  # of the next pass, of which no batch is made ahead
     made.ticket(0, 500, 100, 70, ticket=9)
     picture = drawn(made)
     assert picture.of("worker 0", "buffer") == near((0.35, 0.5))
@@ -151,13 +151,13 @@ def test_short_tasks_are_shares_of_the_height() -> None:
 def test_a_task_that_runs_reaches_now() -> None:
     made = HandMadeRecording(workers=1)
     made.delivery(0, 1, 0, begins_pass=True)
-    made.call(0, 200, 300, 40, ticket=5)  # of the ticket that runs
+    made.call(0, 200, 300, 40, ticket=5)  # a call in the running ticket
     base = Board.base(0)
     made.board[base + Field.TICKET] = 5
     made.board[base + Field.INDEX], made.board[base + Field.STARTED_NS] = (
         42,
         ns(600),
-    )  # after some short ones
+    )  # after some short tickets
     assert drawn(made).of("worker 0", "task") == near((0.2, 1))
 
 
@@ -233,7 +233,7 @@ def luminance(color: str) -> float:
     "ground", ["#ffffff", "#111111", "#1e1e1e"], ids=["light", "dark", "notebook"]
 )
 def test_fills_stand_out_on_light_and_dark(ground: str) -> None:
-    """By the contrast that WCAG 2.1 asks of graphics."""
+    """By the contrast that WCAG 2.1 requires of graphics."""
     for color in re.findall(r"#[0-9a-f]{6}", STYLE):
         dark, light = sorted((luminance(color), luminance(ground)))
         assert (light + 0.05) / (dark + 0.05) >= 3, color

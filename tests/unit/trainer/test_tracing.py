@@ -1,4 +1,4 @@
-"""Records in, a trace out: what a viewer shows of a training."""
+"""Traces of known records, as a viewer shows them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def names(trace: Loaded, pid: int, track: str) -> list[str]:
 
 
 def slow_sample() -> HandMadeRecording:
-    """Three batches, the second of which waits for its sample 41."""
+    """Record three batches. The second one waits for its sample 41."""
     made = HandMadeRecording()
     made.ticket(0, 10, 8, 0, ticket=1)
     made.call(1, 10.5, 2, 40, ticket=2)
@@ -68,7 +68,7 @@ def test_the_longest_waits_are_named_with_the_call_that_took_longest() -> None:
 
 def test_a_wait_names_no_call_of_another_run_epoch_or_time() -> None:
     made = slow_sample()
-    made.delivery(200, 50, 1, run=RUN + 1)  # of another pool, say
+    made.delivery(200, 50, 1, run=RUN + 1)  # a delivery of another pool
     made.delivery(300, 40, 1, epoch=1)
     made.delivery(400, 30, 1)
     waits = made.tracing().trace(None).waits
@@ -129,7 +129,7 @@ def test_what_runs_now_is_shown_as_long_as_it_has_run() -> None:
 def test_a_worker_that_was_replaced_has_what_it_did_under_its_own_pid() -> None:
     made = HandMadeRecording()
     made.ticket(0, 10, 8, 0, ticket=1)
-    made.call(0, 20, 5, 8, ticket=2)  # its ticket was never over
+    made.call(0, 20, 5, 8, ticket=2)  # its ticket never ended
     made.start_worker(0, 2, 300)
     made.ticket(0, 32, 8, 1, ticket=3)
     trace = shown(made)
@@ -173,12 +173,12 @@ def test_only_what_is_over_in_the_window_is_in_it() -> None:
     assert trace.head["loaderpool"]["seconds"] == pytest.approx(0.89)
     assert (
         trace.head["baseTimeNanoseconds"] == 1_700_000_000 * 10**9 - 890 * MS
-    )  # of the wall clock
+    )  # time of the wall clock
     assert trace.one("step: batch 2")["ts"] == pytest.approx(10_010)
 
 
 def test_records_of_any_numbers_make_a_trace() -> None:
-    """What other memory was written over is told wrongly; but it is told."""
+    """Values of records that other memory has overwritten may be wrong, but there is a trace."""
     draws = np.random.default_rng(3)
     for _ in range(30):
         made = HandMadeRecording()
