@@ -22,8 +22,8 @@ pytestmark = pytest.mark.may_leak(
 
 WORKERS, ITEMS, BATCH_SIZE = 2, 640, 32
 BATCHES = ITEMS // BATCH_SIZE
-# Samples that a single pass makes ahead: an eighth of the epoch, which is no more than one for each
-# worker.
+# Samples that a single pass makes ahead: an eighth of the epoch. These are no more batches than there
+# are workers.
 FEW = BATCHES // 8 * BATCH_SIZE
 WAIT_S = 60.0
 

@@ -54,7 +54,7 @@ QUICK = (
     "oversize batches",
     "from_sequence, hooks",
 )
-# One process for the whole test run, so it does not count as a leak of a test.
+# One tracker for the whole test run, so it does not count as a leak of a test.
 resource_tracker.ensure_running()
 
 

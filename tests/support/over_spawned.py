@@ -21,7 +21,8 @@ _FOLDER = str(Path(__file__).with_name("without_memfd"))
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [_FOLDER, os.environ.get("PYTHONPATH", "")])
 )
-# One for each process that makes shared memory, for its whole life. So it is no leak of a test.
+# One tracker for each process that makes shared memory, for its whole life. So it is no leak of a
+# test.
 resource_tracker.ensure_running()
 
 # Tests or files by reason, as pytest names them, below tests/.
@@ -61,7 +62,7 @@ _kill = os.kill
 
 
 def _kill_no_trainer(pid: int, number: int) -> None:
-    """Skip the kill of a worker's parent, which is the tests' process here."""
+    """Send a signal, but never kill a worker's parent, which is the tests' process here."""
     assert number != signal.SIGKILL or pid != os.getpid(), (
         "spawned workers have no supervisor's process"
     )

@@ -185,7 +185,7 @@ class Pool:
         return [message for message in self.of(Filled) if message.error]
 
     def is_told_that_a_run_cannot_be(self, loader: int) -> None:
-        """Begin a run, and return True if the state reports that it cannot be made."""
+        """Begin a run, and check that the state reports that it cannot be made."""
         begin(self.state, RUN + 1, loader, 7)
         self.turn()
         assert [message.number for message in self.of(Status)] == [RUN + 1]

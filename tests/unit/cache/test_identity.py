@@ -428,7 +428,7 @@ class Scaler:
 
 
 def scaler_of(hint: str, **names: Any) -> Any:
-    """Return an instance of a class whose annotations are text only if this is True."""
+    """Return an instance of the script's class. This file's `annotations` import has no effect on it."""
     namespace = {"__name__": "the_script", **names}
     exec(compile(CLASS.format(hint=hint), "script.py", "exec", dont_inherit=True), namespace)
     return namespace["Scaler"]()

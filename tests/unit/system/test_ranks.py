@@ -137,7 +137,7 @@ def test_tasks_of_tensorflow_and_processes_of_jax_have_one_name(
 def machine_of(
     monkeypatch: pytest.MonkeyPatch, cpus: int, own: int, launchers: int, quota: float | None = None
 ) -> None:
-    """Bind this process to some CPUs, and the process that launched it to others."""
+    """Pretend that this process is bound to some CPUs, and the process that launched it to others."""
     masks = {os.getppid(): set(range(launchers)), 0: set(range(own))}
     monkeypatch.setattr(os, "cpu_count", lambda: cpus)
     monkeypatch.setattr(os, "sched_getaffinity", masks.__getitem__)
