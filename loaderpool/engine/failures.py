@@ -363,8 +363,8 @@ def _likely_cause(report: LostReport, signal_name: str, culprit: str) -> str:
     if signal_name == "SIGKILL":
         return (
             "SIGKILL usually means that memory ran out, although the kernel's counter of such "
-            "kills did not increase, or that a user ran kill -9. Check `dmesg`, or lower workers or "
-            f"{report.batch_argument}."
+            "kills did not increase, or that a user ran kill -9. Check `dmesg`, or lower workers "
+            f"or {report.batch_argument}."
         )
     if signal_name in ("SIGABRT", "SIGBUS", "SIGSEGV"):
         return f"{signal_name} is a crash inside a C extension that the {culprit} uses."

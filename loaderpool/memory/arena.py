@@ -79,8 +79,8 @@ class ExtentMap:
                 self.taken_bytes += size
                 return Extent(offset, size)
         raise MemoryLimitError(
-            f"no free range of {size:,} bytes is left; set a smaller Limits.memory, or make batches "
-            "smaller"
+            f"no free range of {size:,} bytes is left. Set a smaller Limits.memory, or make "
+            "batches smaller"
         )
 
     def give_back(self, extent: Extent) -> None:
@@ -349,7 +349,7 @@ class Arena(SparseFile):
         if nbytes + HEADROOM_BYTES > free:
             raise MemoryLimitError(
                 f"{purpose} needs {nbytes:,} bytes of shared memory, but the machine (or its "
-                f"cgroup) has only {free:,} bytes free; set a smaller Limits.memory, or make "
+                f"cgroup) has only {free:,} bytes free. Set a smaller Limits.memory, or make "
                 "batches smaller"
             )
         extent = self.extents.take(nbytes)

@@ -444,7 +444,7 @@ class Work:
         Batches of varying size that do not fit are returned as `oversize`, and the caller writes
         them elsewhere.
         """
-        assert self.form is not None, "a ticket before its form"
+        assert self.form is not None, "rows before their shape is known"
         if self._packing is not None:
             return self._packing.fill(
                 opened, lambda at, length: self._made(calls, opened, at, at + 1, length)
