@@ -43,7 +43,7 @@ def expected() -> list[tuple[float, ...]]:
         return rows(loader)
 
 
-# The first sample: threads work on several tickets at the same time.
+# With the first settings, threads work on several tickets at the same time.
 SETTINGS: list[dict[str, Any]] = [
     {"batch_size": 2, "workers": 1, "threads": 8},
     {"batch_size": 32, "workers": 2, "threads": 4},

@@ -26,7 +26,7 @@ def die() -> None:
 
 
 def counted(path: Path) -> int:
-    """Return the number of earlier calls for this item, in all processes."""
+    """Return the number of earlier calls with this path, in all processes."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(file, b"x")
     # the position of this write, even if other processes write

@@ -181,7 +181,7 @@ class Walk:
         if has_waited is None:
             has_waited = self.random.random() < 0.5
         turn(self.state, self.obey, has_waited)
-        # While all workers have enough tickets, no slot is needed.
+        # After the wait, a slot is withheld only while no worker has room.
         assert not (has_waited and self.state.roomy and self.state.has_withheld_slot)
 
     def obey(self, instruction: Any) -> None:
