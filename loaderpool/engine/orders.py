@@ -66,7 +66,7 @@ class StoredOrders:
         for earlier, stored in self._stored:
             if has_same_arrays(earlier, plan):
                 return stored
-        write = functools.partial(write_order, plan, self._arena.map)
+        write = functools.partial(write_order, plan, self._arena.write)
         stored = StoredOrder(self._arena, order_bytes(plan), write)
         self._stored.append((plan, stored))
         return stored

@@ -230,6 +230,21 @@ class SparseFile:
             os.close(self.descriptor)
             self.descriptor = -1
 
+    def write(self, offset: int, part: Any) -> None:
+        """Copy bytes, or a contiguous array, to reserved pages of the file.
+
+        If there is a memory file, the kernel copies into it. A copy into the mapping would take
+        twice as long, because the kernel fills each page with zeros at its first fault.
+        """
+        if not len(part):
+            return
+        source = memoryview(part).cast("B")
+        if self.descriptor >= 0 and abilities.has_memory_files():
+            machine.write_file(self.descriptor, offset, source)
+        else:
+            with memoryview(self.map) as view:
+                view[offset : offset + source.nbytes] = source
+
     def return_pages(self, offset: int, nbytes: int) -> None:
         """Return the pages of a range to the system. Without a descriptor, use the mapping."""
         if self.descriptor >= 0:
@@ -368,7 +383,7 @@ class Arena(SparseFile):
     def put(self, blob: bytes) -> Extent:
         """Copy bytes into a new extent and return it. The caller releases it with `give_back`."""
         extent = self.take(len(blob), "a message to the workers")
-        self.map[extent.offset : extent.offset + len(blob)] = blob
+        self.write(extent.offset, blob)
         return extent
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -200,10 +201,16 @@ def order_bytes(plan: Plan) -> int:
     return sum(part.nbytes for part in _parts(plan))
 
 
-def write_order(plan: Plan, memory: Any, offset: int) -> None:
-    """Write the arrays of a drawn order into shared memory, from this byte on."""
+def write_order(plan: Plan, write: Callable[[int, npt.NDArray[Any]], object], offset: int) -> None:
+    """Write the arrays of a drawn order into shared memory.
+
+    Args:
+        plan: Plan of the epoch.
+        write: Writes an array into the shared memory, from a byte on.
+        offset: First byte of the arrays.
+    """
     for part in _parts(plan):
-        np.frombuffer(memory, part.dtype, len(part), offset)[:] = part
+        write(offset, np.ascontiguousarray(part))
         offset += part.nbytes
 
 

@@ -351,8 +351,7 @@ class NodeActor:
         """Store the drawn order of a run in the arena. Ray has read it from the node's store."""
 
         def write(offset: int) -> None:
-            with memoryview(self._arena.map) as view:
-                view[offset : offset + content.nbytes] = content.data
+            self._arena.write(offset, content)
 
         try:
             # Copy in a thread, so that the actor stays responsive.

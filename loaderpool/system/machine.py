@@ -589,9 +589,18 @@ def write_memory(descriptor: int, offset: int, address: int, nbytes: int) -> Non
     Raises:
         OSError: no memory is left for the file's pages.
     """
-    memory, done = memoryview((ctypes.c_uint8 * nbytes).from_address(address)), 0
-    while done < nbytes:
-        done += os.pwrite(descriptor, memory[done:], offset + done)
+    write_file(descriptor, offset, memoryview((ctypes.c_uint8 * nbytes).from_address(address)))
+
+
+def write_file(descriptor: int, offset: int, source: memoryview) -> None:
+    """Copy bytes into a file.
+
+    Raises:
+        OSError: no memory is left for the file's pages.
+    """
+    done = 0
+    while done < source.nbytes:
+        done += os.pwrite(descriptor, source[done:], offset + done)
 
 
 def map_over(

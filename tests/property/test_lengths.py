@@ -6,8 +6,10 @@ import pickle
 from collections import Counter
 from dataclasses import replace
 from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -172,7 +174,11 @@ def test_other_shards_continue_an_epoch_of_rows(
 @EXAMPLES
 def test_shared_memory_keeps_packed_rows(plan: PackedPlan) -> None:
     memory = bytearray(64 + order_bytes(plan))
-    write_order(plan, memory, 64)
+
+    def write(offset: int, part: npt.NDArray[Any]) -> None:
+        memory[offset : offset + part.nbytes] = part.tobytes()
+
+    write_order(plan, write, 64)
     nothing = replace(plan, order=DrawnOrder(7), stops=plan.stops[:0], lengths=plan.lengths[:0])
     there = read_order(pickle.loads(pickle.dumps(nothing)), memory, 64)
     assert isinstance(there, PackedPlan)

@@ -14,6 +14,7 @@ import pytest
 
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.arena import PAGE_BYTES, Arena, Extent
+from loaderpool.system import abilities
 
 pytestmark = pytest.mark.no_leaks
 
@@ -62,6 +63,23 @@ def new_arena() -> Iterator[Arena]:
 
 def bytes_of(arena: Arena, extent: Extent) -> npt.NDArray[np.uint8]:
     return np.ndarray((extent.nbytes,), np.uint8, arena.map, extent.offset)
+
+
+@pytest.mark.parametrize("has_files", [True, False])
+def test_bytes_and_arrays_are_written_to_the_mapping(
+    has_files: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with new_arena() as arena:
+        monkeypatch.setattr(abilities, "has_memory_files", lambda: has_files)
+        extent = arena.take(3 * PAGE_BYTES, "a test")
+        words = np.arange(PAGE_BYTES // 8 + 1)
+        arena.write(extent.offset + 8, words)
+        arena.write(extent.offset, b"")
+        arena.write(extent.end - 3, b"end")
+        memory = bytes_of(arena, extent)
+        assert memory[8 : 8 + words.nbytes].tobytes() == words.tobytes()
+        assert memory[-3:].tobytes() == b"end"
+        assert not memory[:8].any() and not memory[8 + words.nbytes : -3].any()
 
 
 def test_a_returned_extent_reads_as_zeros_when_it_is_taken_again() -> None:
