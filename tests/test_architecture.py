@@ -52,9 +52,9 @@ LAYOUT = {
 # Tokens of code. Comments, docstrings and layout are free, so that dense code gains nothing. A
 # number may rise if users gain something, and the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 284_800,
+    "loaderpool": 285_000,
     "scripts": 55_200,
-    "tests": 418_800,
+    "tests": 419_900,
 }
 MOST_NAMES = 18  # modules directly in the package, without `__init__.py` and `py.typed`
 
