@@ -52,6 +52,9 @@ _MAX_LENGTH = 2**63 - 1
 # and every read of a sample reads the whole head. Larger: this takes longer than reading a small
 # sample.
 _MOST_SAMPLES = 1 << 16
+# Number of samplers that are wrapped in each other. Larger: an object with any attribute, such as a
+# mock, takes longer.
+_MOST_SAMPLERS = 16
 # Default window of `Blocks`, and of `shuffle=True` with `samples_per_item`. Smaller: rows of fewer
 # blocks are mixed. Larger: more memory is used.
 DEFAULT_WINDOW = 16
@@ -605,6 +608,17 @@ def is_function_of_epoch(order: object) -> bool:
     return callable(order) and not hasattr(order, "__iter__")
 
 
+def samplers_in(order: object) -> list[object]:
+    """Return a sampler, and the samplers and batch samplers that it wraps."""
+    found = [order]
+    for each in found:  # the list grows during the loop
+        for name in ("sampler", "batch_sampler"):
+            inner = getattr(each, name, None)
+            if inner is not None and len(found) < _MOST_SAMPLERS:
+                found.append(inner)
+    return found
+
+
 def _check_order(name: str, value: Any) -> Any:
     """Return the checked `order` argument. Its indices are checked when a pass begins."""
     if value is None or isinstance(value, ORDERS):
@@ -613,16 +627,15 @@ def _check_order(name: str, value: Any) -> Any:
         raise ArgumentError(f"{name} is the class {value.__name__}: write {value.__name__}(...)")
     if is_function_of_epoch(value):
         check_signature(name, value, "epoch", ())
-    kinds = {
-        kind.__name__
-        for each in (value, getattr(value, "sampler", None))
-        for kind in type(each).__mro__
-    }
-    if "DistributedSampler" in kinds:
-        raise ArgumentError(
-            f"{name} is a DistributedSampler, but the loader shards each epoch itself. Pass "
-            'shard="auto" with shuffle=True, or with the sampler inside'
-        )
+    for each in samplers_in(value):
+        kinds = {kind.__name__ for kind in type(each).__mro__}
+        parts = [getattr(each, field, 1) for field in ("num_replicas", "num_processes")]
+        if "DistributedSampler" in kinds or parts != [1, 1]:
+            raise ArgumentError(
+                f"{name} is a {type(each).__name__}, which gives one process its part, but the "
+                'loader shards each epoch itself. Pass shard="auto" with shuffle=True, or with a '
+                "sampler of the whole epoch"
+            )
     if isinstance(value, (str, bytes, Mapping, set, frozenset)) or not (
         callable(value) or hasattr(value, "__iter__")
     ):

@@ -28,6 +28,7 @@ from loaderpool.config import (
     Weighted,
     is_array_of_indices,
     is_function_of_epoch,
+    samplers_in,
 )
 from loaderpool.errors import ArgumentError, StateError, brief
 from loaderpool.plan.alias_table import alias_table
@@ -310,7 +311,9 @@ class _Given:
 
     def count(self) -> int | None:
         order = self._order
-        if self._is_function:
+        # The length of another sampler may be that of an earlier epoch, or an estimate.
+        known = self.repeats or all(_module_of(each) == _TORCH for each in samplers_in(order))
+        if not known:
             return None
         if self.batch_size is None:
             return len(order)
@@ -567,8 +570,8 @@ def _lengths(
 
 
 def _set_epoch(order: Any, epoch: int) -> None:
-    """Call `set_epoch` of a sampler, and of the sampler inside a batch sampler."""
-    for each in (order, getattr(order, "sampler", None)):
+    """Call `set_epoch` of a sampler, and of the samplers that it wraps."""
+    for each in samplers_in(order):
         set_epoch = getattr(each, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)

@@ -365,6 +365,43 @@ def test_the_length_is_that_of_the_coming_epoch() -> None:
         assert len(list(each)) == 4
 
 
+class Longer:
+    """Sampler whose epochs grow. Its length is that of the latest `set_epoch`."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 4 * (1 + self.epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([self.epoch] * len(self))
+
+
+class Estimated(Longer):
+    """Sampler with a wrong length."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([self.epoch] * 4 * (1 + self.epoch))
+
+
+@pytest.mark.parametrize("make", [Longer, Estimated])
+def test_the_length_counts_the_indices_of_a_sampler(make: Any) -> None:
+    from torch.utils.data import BatchSampler
+
+    wrapped = BatchSampler(make(), batch_size=2, drop_last=False)
+    for settings in ({"order": make(), "batch_size": 2}, {"order": wrapped}):
+        with lp.Loader(range(9), workers=0, **settings) as each:
+            for epoch in (0, 1, 2, 5):
+                each.epoch = epoch
+                assert len(each) == len(list(each)) == 2 * (1 + epoch)
+
+
 def test_a_draw_leaves_the_generators_of_the_program_alone() -> None:
     with generators_left_alone(), loader("sampler") as here:
         read(here)
@@ -424,6 +461,29 @@ def test_set_epoch_is_called() -> None:
         assert [int(batch[0]) for _ in range(3) for batch in each] == [0, 1, 2]
 
 
+class Around:
+    """Batch sampler around another one, as Accelerate has."""
+
+    def __init__(self, batch_sampler: Any) -> None:
+        self.batch_sampler = batch_sampler
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batch_sampler)
+
+
+def test_set_epoch_is_called_for_wrapped_samplers() -> None:
+    from torch.utils.data import BatchSampler
+
+    order = Around(BatchSampler(Longer(), batch_size=9, drop_last=False))
+    with lp.Loader(range(9), order=order, workers=0) as each:
+        assert [int(batch[0]) for _ in range(2) for batch in each] == [0, 1]
+        assert each.indices(1, 0)[0] == 1
+        assert each.indices(0, 0)[0] == 0
+
+
 # ---- refusals
 
 
@@ -438,6 +498,12 @@ def refusal(order: Any, source: Any = range(9), **settings: Any) -> str:
 
 class DistributedSampler(Sampler):
     pass
+
+
+class PartOfEpoch(Sampler):
+    """Sampler for one of several processes, such as timm's `RepeatAugSampler`."""
+
+    num_replicas = 2
 
 
 class Endless:
@@ -472,6 +538,8 @@ class EndlessOfTen(Endless):
         ({1, 2}, "order must be an array of source indices, a function"),
         (5, "order must be an array of source indices, a function"),
         (DistributedSampler(), 'Pass shard="auto"'),
+        (PartOfEpoch(), "is a PartOfEpoch, which gives one process its part"),
+        (Around(Around(PartOfEpoch())), "is a PartOfEpoch, which gives one process its part"),
         (Endless(), "order=lambda epoch: itertools.islice(sampler, n)"),
         (iter([1]), "without a length"),
         (lp.Weighted([1, 2]), "for each of the 9 items of source, got the shape [2] in epoch 0"),
