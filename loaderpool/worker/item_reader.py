@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from loaderpool.sources.indexing import Indexed
     from loaderpool.worker.item_samples import ItemSamples
 
-# Number of latest runs that are remembered. A ticket of another run drops all kept blocks. Smaller:
-# concurrent passes decode blocks again. Larger: no effect.
-_RUNS = 8
+# Number of latest epochs that are remembered. A ticket of another one drops all kept blocks.
+# Smaller: concurrent passes decode blocks again. Larger: no effect.
+_EPOCHS = 8
 
 
 class ItemReader:
@@ -68,7 +68,7 @@ class ItemReader:
         self._seeding, self._unit = seeding, payload.unit
         self._getitems = getitems_of(source) if payload.has_getitems else payload.blocks_reader
         self.reads_many, self.seeds_reads = self._getitems is not None, payload.has_getitems
-        self._runs: collections.deque[int] = collections.deque(maxlen=_RUNS)
+        self._epochs: collections.deque[tuple[int, int]] = collections.deque(maxlen=_EPOCHS)
         if hasattr(payload.plan.order, "window"):
             # Imported here, because few loaders need it.
             from loaderpool.sources.decoded import reserve
@@ -127,8 +127,9 @@ class ItemReader:
             indices: source index of each row; with `samples_per_item`, the number of its sample.
             batch_rows: number of rows of each batch, if batches differ.
         """
-        if ticket.run not in self._runs:
-            self._runs.append(ticket.run)
+        epoch = ticket.run, ticket.epoch  # several epochs may have the same run
+        if epoch not in self._epochs:
+            self._epochs.append(epoch)
             forget_blocks(self._source)
         if self.samples is not None:
             count = self.samples.samples

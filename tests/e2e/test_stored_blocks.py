@@ -203,6 +203,18 @@ def test_a_pass_reads_an_array_as_it_is_now(tmp_path: Path, workers: int) -> Non
             loader.epoch = 0
 
 
+@pytest.mark.parametrize("how", [{}, {"order": lp.Blocks(window=2)}], ids=["in order", "blocks"])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_later_epochs_read_a_changed_array(tmp_path: Path, workers: int, how: Any) -> None:
+    array = zarr.create_array(tmp_path / "x.zarr", data=np.zeros(640), chunks=(16,))
+    with lp.Loader(array, batch_size=16, workers=workers, **how) as loader:
+        for number in range(1, 4):
+            array[:] = number
+            # Some or all batches of this epoch may have been made before the change.
+            assert sum(len(batch) for batch in loader) == 640
+            assert {float(value) for batch in loader for value in batch} == {number}
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_rows_beside_a_damaged_block_are_read(tmp_path: Path, workers: int) -> None:
     path = tmp_path / "x.h5"
