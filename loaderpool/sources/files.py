@@ -314,11 +314,18 @@ class FileSource:
             from loaderpool.sources.shared_index import shared_index
 
             settings = {name: each for name, each in vars(self).items() if type(each) in _PLAIN}
-            facts = repr((type(self), self._stamps, settings))
+            facts = repr((type(self), self._stamps, self._versions(), settings))
             found = shared_index(facts, self.kind, self._made_index)
         else:
             found = self._made_index()
         self._first_records, self._starts = found
+
+    def _versions(self) -> list[tuple[int, int]]:
+        """Return numbers that change if another file with an equal stamp takes a path.
+
+        They differ between machines, so only processes of one machine compare them.
+        """
+        return [(each.st_ino, each.st_ctime_ns) for each in map(os.stat, self.paths)]
 
     def _made_index(self) -> tuple[tuple[int, ...], npt.NDArray[Any] | None]:
         """Index all files. Return `first_records`, and the offsets of all files in one array.

@@ -82,6 +82,23 @@ def test_a_changed_file_is_indexed_again(ranks: Ranks, tmp_path: Path) -> None:
     assert second.run("source[1]") == "'two'"
 
 
+@pytest.mark.parametrize("how", ["renamed", "written in place"])
+def test_a_file_with_an_equal_stamp_is_indexed_again(
+    ranks: Ranks, tmp_path: Path, how: str
+) -> None:
+    path, other = tmp_path / "a", tmp_path / "b"
+    path.write_text("one\ntwo\n")
+    first, second = ranks()
+    assert first.run("make('lines', 'a')") == "2"
+    before = path.stat()
+    changed = other if how == "renamed" else path
+    changed.write_text("seven\n8\n")
+    os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
+    changed.rename(path)
+    assert second.run("make('lines', 'a')") == "2"
+    assert second.run("source[1]") == "'8'"
+
+
 def test_settings_that_differ_are_indexed_apart(ranks: Ranks, tmp_path: Path) -> None:
     write(tmp_path, "lines")
     first, second = ranks()
