@@ -11,7 +11,7 @@ and makes the file.
 Addresses are abstract Unix sockets. The kernel frees an address with its last socket, so a process
 that dies leaves nothing behind. Each side of a connection gets the user and the pid of the other
 one from the kernel. A child that C code forks keeps copies of listening sockets. So a listener
-counts only while the process that created it is alive.
+counts only while the process that created it is alive, and not stopped for long.
 """
 
 from __future__ import annotations
@@ -175,6 +175,9 @@ def _make(name: Name, make: Callable[[], tuple[int, bytes]]) -> tuple[int, bytes
 # Pid and thread of each `make` that runs, by key of its name. A child forked during `make` keeps
 # the parent's pid, so that a call of `obtain` in this child is recognized.
 _makers: dict[str, tuple[int, int]] = {}
+# Watches of the processes to which this one has connected, by pid and start time. They are kept, so
+# that a stopped process stays lost when it is met again.
+_watches: dict[tuple[int, int], machine.StopWatch] = {}
 
 
 class _Peer:
@@ -186,11 +189,20 @@ class _Peer:
         self._began = machine.start_time(self.pid)
         self.close = connection.close
 
-    def is_dead(self) -> bool:
-        """Return True if the process is dead, even if a forked child keeps the socket open."""
+    def is_lost(self) -> bool:
+        """Return True if the process is dead, or stopped for long (SIGSTOP, or Ctrl-Z in a shell).
+
+        A forked child may keep the socket open.
+        """
         if not machine.start_time(os.getpid()):  # the system has no /proc
             return False
-        return not self._began or machine.start_time(self.pid) != self._began
+        if not self._began or machine.start_time(self.pid) != self._began:
+            return True
+        watch = _watches.setdefault((self.pid, self._began), machine.StopWatch())
+        if machine.is_stopped(self.pid):
+            return watch.is_too_long()
+        watch.runs()
+        return False
 
     def why_refused(self, name: Name) -> str:
         """Return an error message if the process cannot be trusted, otherwise "".
@@ -236,14 +248,14 @@ def _connect(address: bytes) -> _Peer | None:
     except OSError:  # ECONNREFUSED: nobody listens. EAGAIN: the backlog is full.
         connection.close()
         return None
-    if peer.pid and peer.is_dead():
+    if peer.pid and peer.is_lost():
         connection.close()
         return None
     return peer
 
 
 def _first_ready(peers: list[_Peer]) -> _Peer:
-    """Return the first process that answers, closes its socket, or dies. Blocks until then."""
+    """Return the first process that answers, closes its socket, or is lost. Blocks until then."""
     poll, of = select.poll(), dict[int, _Peer]()
     for peer in peers:
         of[peer.connection.fileno()] = peer
@@ -253,7 +265,7 @@ def _first_ready(peers: list[_Peer]) -> _Peer:
             for number, _ in poll.poll(_CHECK_MS):
                 return of[number]
             for peer in peers:
-                if peer.is_dead():
+                if peer.is_lost():
                     return peer
 
 
@@ -458,10 +470,12 @@ def _become_holder(name: Name, descriptor: int, info: bytes) -> Held:
 
 
 def _end(listener: socket.socket) -> None:
-    listener.close()
     descriptor = _listeners.pop(listener, -1)
-    if descriptor >= 0:
-        os.close(descriptor)
+    # If the user has closed all descriptors (`os.closerange`), another file may have the number.
+    with contextlib.suppress(OSError):
+        listener.close()
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def _serve(listener: socket.socket, message: bytes) -> None:

@@ -37,6 +37,7 @@ import os, subprocess, sys, threading, time
 import loaderpool as lp
 
 FOLDER, NAME = sys.argv[1:]
+errors = []
 
 class Record:
     def __init__(self, number):
@@ -372,6 +373,29 @@ def test_a_maker_that_is_killed_is_replaced(start: Start, tmp_path: Path, name: 
     assert second.run("list(value)") == third.run("list(value)") == "[1, 2, 3]"
 
 
+@pytest.mark.parametrize("role", ["maker", "holder"])
+def test_nobody_waits_for_a_stopped_process(
+    start: Start, tmp_path: Path, name: str, role: str
+) -> None:
+    (tmp_path / "stopped_s").write_text("0.5")
+    first, second, third = (start(LOADERPOOL_FAULTS=str(tmp_path)) for _ in range(3))
+    first.begin(SLOWLY)
+    wait_until(lambda: calls(tmp_path) == 1)
+    if role == "holder":
+        (tmp_path / "go").touch()
+        assert first.answer() == "done"
+    os.kill(first.pid, signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    try:
+        assert second.run(SLOWLY) == third.run(SLOWLY) == "done"
+        assert calls(tmp_path) == 2
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+    if role == "maker":
+        assert first.answer() == "done"
+    assert first.run("list(value)") == third.run("list(value)") == "[1, 2, 3]"
+
+
 @pytest.mark.parametrize("when", ["while it makes", "after it"])
 def test_a_fork_in_c_does_not_stand_for_its_parent(
     start: Start, tmp_path: Path, name: str, when: str
@@ -481,6 +505,17 @@ def test_an_error_of_make_is_raised_and_the_next_tries(start: Start, tmp_path: P
     assert "LookupError: no data" in second.run("outcome(lambda: lp.share(fail, name=NAME))")
     assert first.run(SHARE) == second.run(SHARE) == "done"
     assert calls(tmp_path) == 3
+
+
+def test_closed_descriptors_do_not_break_a_holder(start: Start, tmp_path: Path) -> None:
+    first, second = start(), start()
+    assert first.run(SHARE) == "done"
+    assert first.run("threading.excepthook = errors.append") == "done"
+    assert first.run("os.closerange(3, 1000)") == "None"
+    assert second.run(SHARE) == "done"  # wakes the thread that serves
+    wait_until(lambda: first.run("threading.active_count()") == "1")
+    assert first.run("errors") == "[]"
+    assert first.run("value[999].number") == "999"
 
 
 @pytest.mark.parametrize("call", ["share_again()", "fork(share_again)"])
