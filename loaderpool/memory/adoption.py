@@ -266,6 +266,11 @@ def share_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
     Raises:
         MemoryLimitError: the machine or its cgroup has too little memory free.
     """
+    if np.ma.is_masked(array):
+        raise ArgumentError(
+            "share: a masked array would lose its mask. Pass array.filled(value), or share the "
+            "mask, too: share(array.data), share(array.mask)"
+        )
     source = np.asarray(array)
     if source.dtype.hasobject:
         raise ArgumentError(

@@ -450,6 +450,8 @@ def test_a_shared_array_is_shipped_without_a_copy_whatever_its_size() -> None:
 def test_what_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArgumentError, match="Python objects"):
         share(np.array([{}, []], object))
+    with pytest.raises(ArgumentError, match="would lose its mask"):
+        share(np.ma.array([1, 2], mask=[0, 1]))
     monkeypatch.setattr(capacity, "available_memory_bytes", lambda: 1000)
     with pytest.raises(MemoryLimitError, match="has only 1,000 bytes free"):
         share(np.zeros(5000))
