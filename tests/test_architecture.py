@@ -52,7 +52,7 @@ LAYOUT = {
 # Tokens of code. Comments, docstrings and layout are free, so that dense code gains nothing. A
 # number may rise if users gain something, and the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 285_000,
+    "loaderpool": 285_600,
     "scripts": 55_200,
     "tests": 419_900,
 }

@@ -56,7 +56,7 @@ def train(folder):
             f"{SCANS} scans, {EPOCHS} epochs, {dist.get_world_size()} ranks: {on_disk} calls of "
             f"decode with a directory, {in_memory} in memory"
         )
-    assert SCANS <= on_disk < 1.2 * SCANS and SCANS <= in_memory < 1.2 * SCANS
+    assert on_disk == in_memory == SCANS
     dist.destroy_process_group()
 
 

@@ -7,6 +7,9 @@ offset, so two processes never write to the same place, and no lock is needed. T
 written to the table, as one number. If a process dies before that, it leaves bytes that no process
 reads. If it dies afterwards, it leaves a complete entry (CACHE-1). On disk, each entry also has a
 checksum. An entry that a failing disk or a power loss has damaged is made again.
+
+A process that makes an entry has a claim, so that others wait for the entry. A claim is the record
+lock of one byte of the file. So the kernel releases the claims of a process that dies.
 """
 
 from __future__ import annotations
@@ -104,6 +107,7 @@ class Store:
             # process (SIGBUS).
             self._view = memoryview(map_memory_file(self._file, plan.max_bytes)).cast("B")
         self._spare_bytes = 0  # number of bytes to store before free memory is checked again
+        self._claims: dict[int, object] = {}  # owners of this process's claims, by item
 
     def get(self, item: int) -> memoryview | None:
         """Return the item's pickle, or None if it has no entry. The next call may overwrite it.
@@ -131,6 +135,31 @@ class Store:
         if item >= self._items:
             return False
         return any(self._read(self._table_at + _PLACE.size * item, _PLACE.size))
+
+    def claim(self, item: int, owner: object) -> bool:
+        """Claim an item, whose entry the caller makes. Pairs with `release`.
+
+        Called in the process that runs `fn`. `owner` identifies the call of `fn`, because threads
+        share the process's record locks.
+
+        Returns:
+            False if another process or thread has the claim: try again, and look for the entry.
+            True also if the claim is not worth waiting for, as `lock_byte` says.
+        """
+        if item >= self._items:  # its entry cannot be stored
+            return True
+        if self._claims.setdefault(item, owner) is not owner:
+            return False
+        if machine.lock_byte(self._file, item):
+            return True
+        del self._claims[item]
+        return False
+
+    def release(self, item: int, owner: object) -> None:
+        """Release an owner's claim. Do nothing if it does not have the claim."""
+        if self._claims.get(item) is owner:
+            machine.unlock_byte(self._file, item)
+            del self._claims[item]
 
     def put(self, item: int, pickled: bytes) -> Count | None:
         """Store the item's pickle. Called in the process that runs `fn`.

@@ -37,6 +37,7 @@ _FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _MAP_FIXED = 0x10
 _MADV_POPULATE_READ = 22
 _PEER = struct.Struct("iII")  # pid, user id, group id
+_RECORD_LOCK = struct.Struct("hhqqi0q")  # `struct flock`: type, whence, start, length, pid
 _POINTER, _SIZE, _INT, _OFFSET = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
 
 
@@ -276,9 +277,45 @@ def process_started_ns() -> int:
     return clock.wall_ns() - clock.boot_ns() + ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
-def is_stopped(pid: int) -> bool:
-    """Return True if a process is stopped (SIGSTOP), as far as the kernel reports it."""
-    return _stat_of(pid)[0] == "T"
+def is_stopped(pid: int, states: str = "T") -> bool:
+    """Return True if a process is stopped (SIGSTOP), as far as the kernel reports it.
+
+    Args:
+        pid: pid of the process.
+        states: "Tt" if a process that a debugger has stopped counts, too.
+    """
+    return _stat_of(pid)[0] in tuple(states)
+
+
+def lock_byte(descriptor: int, at: int) -> bool:
+    """Acquire the record lock of a byte of a file. Only on Linux.
+
+    The lock belongs to this process. The kernel releases it if the process dies, or closes any
+    descriptor of the file.
+
+    Returns:
+        False if another process has the lock, and may release it soon. True if this process has it,
+        or cannot get it: the owner is stopped or in another PID namespace, or the system refuses
+        such locks.
+    """
+    if not LINUX:
+        return True
+    with contextlib.suppress(OSError):  # the file system has no locks, or the descriptor was closed
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
+        except (BlockingIOError, PermissionError):
+            wanted = _RECORD_LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+            lock = fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted)
+            kind, _, _, _, owner = _RECORD_LOCK.unpack(lock)
+            return kind != fcntl.F_UNLCK and (not owner or is_stopped(owner, "Tt"))
+    return True
+
+
+def unlock_byte(descriptor: int, at: int) -> None:
+    """Release the record lock of a byte. Do nothing if this process does not have it."""
+    if LINUX:
+        with contextlib.suppress(OSError):
+            fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, at)
 
 
 # A process that is stopped for longer is ended. Smaller: it would end a process that a debugger

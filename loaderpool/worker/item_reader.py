@@ -8,7 +8,8 @@ import functools
 import inspect
 import pickle
 import struct
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
@@ -190,6 +191,14 @@ class ItemReader:
 
 # ---- items with a cache ----
 
+# Pauses between two checks of an entry that another process makes. The kernel has no wait for a
+# lock that also ends when the owner is stopped. Shorter first pause: more calls of the kernel.
+# Longer: a waiting process starts its next call later. Each pause is longer than the last one, and
+# at most a fifth of the time waited so far.
+_FIRST_PAUSE_S = 0.0002
+_LONGEST_PAUSE_S = 0.02
+_LONGER = 1.25
+
 # Snapshots of the global generators, and of those that the function holds.
 _States = tuple[Picture, object]
 
@@ -207,9 +216,12 @@ class CachedFunction:
     result could not be stored. So a sample does not depend on whether its result was in the
     cache.
 
+    Only one process makes a result at a time. Others that need the same result wait for it.
+
     Attributes:
         refusal: the reason why the function cannot be cached, once it is known. It applies to all
             samples.
+        noting_wait: returns a context manager that notes a wait on the board while it runs.
     """
 
     def __init__(
@@ -224,6 +236,8 @@ class CachedFunction:
         self._counts, self._watch = shared.counts_of(cell), GlobalsWatch()
         self._seeding = seeding  # the function must not draw from the generators that it holds
         self.refusal: CacheError | None = None
+        self.noting_wait: Callable[[], contextlib.AbstractContextManager[None]]
+        self.noting_wait = contextlib.nullcontext
 
     def __call__(self, index: int, get: Callable[[int], object] | None = None) -> object:
         """Return the result of `fn` for this source index.
@@ -262,10 +276,47 @@ class CachedFunction:
         return await self._kept_async(source.record(epoch, index), index, get)
 
     def _kept(self, entry: int, index: int, get: Callable[[int], object]) -> object:
-        is_found, found, store = self.look_up(entry)
-        if is_found:
-            return found
-        return self._put(store, entry, index, self.made(index, get))
+        is_found, found = self.look_up(entry)
+        if not is_found:
+            with self.claimed(entry):
+                is_found, found = self.look_up(entry, is_claimed=True)
+                if not is_found:
+                    found = self._put(entry, index, self.made(index, get))
+        return found
+
+    @contextlib.contextmanager
+    def claimed(self, entry: int) -> Iterator[None]:
+        """Claim an entry in the `with` block. Wait for another process or thread that has the
+        claim.
+
+        Its call has begun before, so the wait takes no longer than a call of `fn` here.
+        """
+        store, owner = self._open(), object()
+        try:
+            for pause_s in self._pauses(store, entry, owner):
+                time.sleep(pause_s)
+            yield
+        finally:
+            self._release(store, entry, owner)
+
+    def _pauses(self, store: Store | None, entry: int, owner: object) -> Iterator[float]:
+        """Yield the length of each pause in seconds, until the owner has the claim."""
+        if store is not None and not store.claim(entry, owner):
+            with self.noting_wait():
+                pause_s = _FIRST_PAUSE_S
+                while not store.claim(entry, owner):
+                    yield pause_s
+                    pause_s = min(_LONGER * pause_s, _LONGEST_PAUSE_S)
+
+    def _release(self, store: Store | None, entry: int, owner: object) -> None:
+        if store is not None:
+            store.release(entry, owner)
+
+    def _open(self) -> Store | None:
+        """Return the store, or None if it is unavailable. `look_up` counts this failure."""
+        with contextlib.suppress(OSError, ValueError):
+            return self._shared.store()
+        return None
 
     def made(self, index: int, get: Callable[[int], object]) -> object:
         """Call `fn` for an item, and return its result.
@@ -285,9 +336,24 @@ class CachedFunction:
         return value
 
     async def _kept_async(self, entry: int, index: int, get: Callable[[int], object]) -> object:
-        is_found, found, store = self.look_up(entry)
+        is_found, found = self.look_up(entry)
         if is_found:
             return found
+        # Imported here, as in `event_loop`.
+        import asyncio
+
+        store, owner = self._open(), object()
+        try:
+            for pause_s in self._pauses(store, entry, owner):
+                await asyncio.sleep(pause_s)
+            is_found, found = self.look_up(entry, is_claimed=True)
+            if is_found:
+                return found
+            return self._put(entry, index, await self._made_async(index, get))
+        finally:
+            self._release(store, entry, owner)
+
+    async def _made_async(self, index: int, get: Callable[[int], object]) -> object:
         draws: list[bool] = []
 
         async def call() -> object:
@@ -304,16 +370,20 @@ class CachedFunction:
                 break
         else:
             self._refuse(_DREW.format("random or numpy.random", index))
-        return self._put(store, entry, index, value)
+        return value
 
     def look_up(
-        self, entry: int, load: Callable[[memoryview], Any] = pickle.loads
-    ) -> tuple[bool, Any, Store | None]:
-        """Return True if a result is stored; the result; and the store, None if it is unavailable.
+        self,
+        entry: int,
+        load: Callable[[memoryview], Any] = pickle.loads,
+        is_claimed: bool = False,
+    ) -> tuple[bool, Any]:
+        """Return True if a result is stored; the result.
 
         Args:
             entry: number of the entry.
             load: converts an entry's bytes to the result.
+            is_claimed: True if the caller has the claim. Then failures are counted.
         """
         store: Store | None = None
         try:
@@ -322,13 +392,14 @@ class CachedFunction:
             if pickled is not None:
                 found = load(pickled)
                 self._counts[Count.HITS] += 1
-                return True, found, store
+                return True, found
         except Exception as error:
             if is_of_a_handler(error):
                 raise
             # The entry is unavailable or damaged. Make it again, and overwrite it.
-            self._counts[Count.NO_ROOM if store is None else Count.DAMAGED] += 1
-        return False, None, store
+            if is_claimed:
+                self._counts[Count.NO_ROOM if store is None else Count.DAMAGED] += 1
+        return False, None
 
     def _states(self) -> _States:
         """Return the states of the global generators, and of those that the function holds."""
@@ -347,19 +418,17 @@ class CachedFunction:
             self._refuse(_DREW.format("a random number generator that it holds", index))
         return of_globals != before[0]
 
-    def _put(self, store: Store | None, entry: int, index: int, value: object) -> object:
+    def _put(self, entry: int, index: int, value: object) -> object:
         """Store a result. Return it as a separate object."""
         self._counts[Count.MISSES] += 1
         made, copied = self.pickled(index, value)
-        self._store(store, entry, made)
+        self._store(self._open(), entry, made)
         return copied
 
     def keep(self, entry: int, parts: Sequence[bytes]) -> bool:
         """Store the samples of an item in consecutive entries. Return True if all are stored."""
         self._counts[Count.MISSES] += 1
-        store: Store | None = None
-        with contextlib.suppress(OSError, ValueError):  # `look_up` has counted the failure
-            store = self._shared.store()
+        store = self._open()
         stored = [self._store(store, number, part) for number, part in enumerate(parts, entry)]
         return all(stored)
 

@@ -44,8 +44,13 @@ _NOT_NOTED: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 class Cached(Protocol):
     """Cache of samples that also calls `fn`. `item_reader.CachedFunction` implements it."""
 
-    def look_up(self, entry: int, load: Callable[[memoryview], Any]) -> tuple[bool, Any, object]:
-        """Return True if an entry is stored; the result of `load` for its bytes; the store."""
+    def look_up(
+        self, entry: int, load: Callable[[memoryview], Any], is_claimed: bool = False
+    ) -> tuple[bool, Any]:
+        """Return True if an entry is stored; the result of `load` for its bytes."""
+
+    def claimed(self, entry: int) -> contextlib.AbstractContextManager[None]:
+        """Claim an entry in the `with` block. Blocks while another process has the claim."""
 
     def has(self, index: int) -> bool:
         """Return True if the entry with this number is stored."""
@@ -156,7 +161,7 @@ class ItemSamples:
 
     def _find(self, of: Pass, item: int, at: int) -> StoredSample | None:
         if self._cached is not None:
-            is_found, content, _ = self._cached.look_up(self._entry(of.epoch, item) + at, bytes)
+            is_found, content = self._cached.look_up(self._entry(of.epoch, item) + at, bytes)
             if is_found:
                 return StoredSample(content, False)
         kept = self._kept.get((of, item))
@@ -267,7 +272,18 @@ class ItemSamples:
         return None
 
     def _make(self, of: Pass, item: int, at: int) -> StoredSample:
-        """Call `fn` for an item, keep all its samples, and return one of them."""
+        """Call `fn` for an item, keep all its samples, and return one of them.
+
+        If there is a cache and another process makes the item, wait for its samples instead.
+        """
+        if self._cached is None:
+            return self._called(of, item, at)
+        entry = self._entry(of.epoch, item)
+        with self._cached.claimed(entry):
+            is_found, content = self._cached.look_up(entry + at, bytes, is_claimed=True)
+            return StoredSample(content, False) if is_found else self._called(of, item, at)
+
+    def _called(self, of: Pass, item: int, at: int) -> StoredSample:
         failures, has_failed = self._progress.failures, False
         with self._progress.calling(item) if self._is_noted else _NOT_NOTED:
             try:

@@ -482,14 +482,20 @@ class Progress:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Note that the `with` block waits for another process. Stops this process's time limit."""
-        numbers = self._numbers
+        """Note that the `with` block waits for another process.
+
+        The wait counts neither for this process's time limit nor as time of the sample's call.
+        """
+        numbers, begun_ns = self._numbers, clock.monotonic_ns()
         noted, numbers[self._index_field] = numbers[self._index_field], 0
         try:
             yield
         finally:
-            numbers[self._started_field] = clock.monotonic_ns()
+            now_ns = clock.monotonic_ns()
+            numbers[self._started_field] = now_ns
             numbers[self._index_field] = noted
+            if self._counted is not None:
+                self._counted.subtract_time(now_ns - begun_ns)
 
     @contextlib.contextmanager
     def fetching(self, index: int, rows: int) -> Iterator[None]:

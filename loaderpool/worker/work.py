@@ -144,6 +144,9 @@ class Work:
             self.items = IndexedItems(calls.reader, looks_ahead=progress.worker is None)
         if progress.worker is not None:
             calls.reader.progress = progress
+            # With concurrent calls, the main thread notes the call that it waits for.
+            if threads == 1 and calls.reader.cached is not None:
+                calls.reader.cached.noting_wait = progress.waiting
         if calls.reader.samples is not None:
             calls.reader.samples.attend(progress, calls.draws.alone)
         self._concurrent: ConcurrentCalls | None = None

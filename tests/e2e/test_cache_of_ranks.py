@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,11 @@ from tests.support.interpreters import Interpreter, Ranks, ranks_of
 from tests.support.processes import wait_until
 
 ITEMS, RANKS = 1600, 4
-MOST_CALLS = 1.3 * ITEMS  # 4,900 with a separate cache in each rank
+SLOW = 40  # items of the loaders whose function is slow
 IN_FLIGHT = 8  # calls that may be running at a kill
 
 SCRIPT = """
-import os, sys
+import asyncio, os, sys, time
 import numpy as np
 import loaderpool as lp
 
@@ -30,12 +31,39 @@ def decode(number):
 def other(number):
     return np.full(100, -number)
 
+def slow(number):
+    time.sleep(0.01)
+    return decode(number)
+
+async def slow_async(number):
+    await asyncio.sleep(0.01)
+    return decode(number)
+
+def several(number):
+    return [slow(number)] * 2
+
+def waits(number):  # for the file "go", in the first call for item 3
+    first = not os.path.exists(f"{FOLDER}/begun")
+    if number == 3 and first:
+        with open(f"{FOLDER}/begun", "w") as file:
+            file.write(f"{os.getpid()}")
+        while not os.path.exists(f"{FOLDER}/go"):
+            time.sleep(0.01)
+        if os.path.exists(f"{FOLDER}/fails"):
+            raise LookupError("it fails")
+    return decode(number)
+
 def start(fn=decode, cache="memory"):
     global loader
     loader = lp.Loader(
         range(1600), fn, cache=cache, batch_size=50, shuffle=True, seed=5, workers=1,
         shard=lp.Shard(4, RANK),
     )
+
+def start_equal(fn=slow, **given):  # all ranks have the same batches
+    global loader
+    options = {"cache": "memory", "workers": 2, "batch_size": 5, **given}
+    loader = lp.Loader(range(40), fn, **options)
 
 def sums():
     return sum(int(batch[:, 7].sum()) for batch in loader)
@@ -68,12 +96,54 @@ def test_ranks_call_the_function_once_for_each_item(ranks: Ranks, tmp_path: Path
     assert run(several, "start()") == ["None"] * RANKS
     for _ in range(4):
         assert sum(map(int, run(several, "sums()"))) == ITEMS * (ITEMS - 1) // 2
-    # A fast rank may start its next epoch while others still make the same items for the first one.
-    assert ITEMS <= calls(tmp_path) <= MOST_CALLS
+    assert calls(tmp_path) == ITEMS
     hits, misses = zip(*map(eval, run(several, "counts()")), strict=True)
-    assert sum(misses) == calls(tmp_path) and sum(hits) >= 4 * ITEMS - MOST_CALLS
+    assert sum(misses) == ITEMS and sum(hits) >= 3 * ITEMS
     sizes = {*run(several, "loader.statistics().cache.bytes")}
     assert len(sizes) == 1 and int(sizes.pop()) > ITEMS * 800
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "slow",
+        "slow_async, threads=3",
+        "slow, workers=0",
+        "several, samples_per_item=2",
+        "slow, cache=FOLDER + '/cache'",
+    ],
+)
+def test_ranks_wait_for_items_that_others_make(ranks: Ranks, tmp_path: Path, options: str) -> None:
+    several = ranks(3)
+    assert run(several, f"start_equal({options})") == ["None"] * 3
+    # The ranks start with the same items, and some are an epoch ahead of others.
+    total = SLOW * (SLOW - 1) // 2 * (2 if "several" in options else 1)
+    assert {*run(several, "[sums(), sums()]")} == {f"[{total}, {total}]"}
+    assert calls(tmp_path) == SLOW
+    assert sum(map(int, run(several, "counts()[1]"))) == SLOW
+
+
+@pytest.mark.parametrize("fate", ["killed", "stopped", "fails", "all stopped"])
+def test_no_rank_waits_for_one_that_makes_nothing(ranks: Ranks, tmp_path: Path, fate: str) -> None:
+    first, second = ranks(2)
+    run([first, second], "start_equal(waits, workers=1)")
+    first.begin("sums()")
+    begun = tmp_path / "begun"
+    wait_until(lambda: begun.exists() and begun.read_text())
+    maker = int(begun.read_text())
+    second.begin("sums()")
+    wait_until(lambda: calls(tmp_path) >= 3)
+    if fate == "killed":
+        first.end(signal.SIGKILL)
+    elif fate == "fails":
+        (tmp_path / "fails").touch()
+        (tmp_path / "go").touch()
+        assert "LookupError" in first.answer()
+    else:
+        supervisor = int(Path(f"/proc/{maker}/stat").read_text().rpartition(")")[2].split()[1])
+        for pid in (maker, *([supervisor, first.pid] if "all" in fate else ())):
+            os.kill(pid, signal.SIGSTOP)
+    assert second.answer() == str(SLOW * (SLOW - 1) // 2)
 
 
 def test_a_closed_loader_leaves_the_cache_to_others(ranks: Ranks, tmp_path: Path) -> None:

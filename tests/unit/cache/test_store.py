@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import struct
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from loaderpool.cache.setting import CachePlan, Count
 from loaderpool.cache.store import FILE_NAME, SharedCache, Store, counters_in, prepare
 from loaderpool.errors import CacheError, ClosedError
 from loaderpool.memory.arena import Arena
+from loaderpool.system import machine
 
 FIELDS = {"function": "a.b", "code of function": "00"}
 
@@ -362,3 +364,37 @@ class TestOwners:
         (tmp_path / "cache" / FILE_NAME).symlink_to(tmp_path / "elsewhere")
         with pytest.raises(CacheError, match="cannot be used"):
             _prepare(tmp_path / "cache")
+
+
+@pytest.mark.skipif(not machine.LINUX, reason="claims are record locks of Linux")
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_claim_lasts_while_its_process_runs(shared: SharedCache, end: int) -> None:
+    store, owner, (pipe, written) = shared.store(), object(), os.pipe()
+    child = os.fork()
+    if not child:
+        assert shared.store().claim(7, owner)
+        os.write(written, b".")
+        signal.pause()
+    try:
+        os.read(pipe, 1)
+        assert not store.claim(7, owner) and store.claim(8, owner)
+        os.kill(child, end)
+        os.waitpid(child, os.WUNTRACED)
+        assert store.claim(7, owner)
+    finally:
+        os.close(pipe)
+        os.close(written)
+        if end == signal.SIGSTOP:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def test_calls_of_one_process_have_separate_claims(shared: SharedCache) -> None:
+    store, first, second = shared.store(), object(), object()
+    assert store.claim(7, first) and not store.claim(7, second)
+    store.release(7, second)
+    assert not store.claim(7, second)
+    store.release(7, first)
+    assert store.claim(7, second)
+    store.put(7, b"seven")
+    assert bytes(store.get(7) or b"") == b"seven"
