@@ -53,7 +53,7 @@ LAYOUT = {
 # number may rise if users gain something, and the commit says what.
 MOST_TOKENS = {
     "loaderpool": 285_600,
-    "scripts": 55_200,
+    "scripts": 56_800,
     "tests": 419_900,
 }
 MOST_NAMES = 18  # modules directly in the package, without `__init__.py` and `py.typed`

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import loaderpool as lp
 
+from .caches import SETTINGS, run_caches
 from .leaks import run_abandoned
 from .orders import KINDS, Outcome, run_orders
 from .shapes import SHAPES
@@ -70,6 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{sharing.kills:,} processes killed that share by name: {sharing.makes:,} calls of make, "
             f"{sharing.values:,} values checked, {len(sharing.mismatches)} mismatches.\n"
         )
+    for settings in SETTINGS if options.caches and options.only is None else ():
+        with tempfile.TemporaryDirectory(prefix="loaderpool-stress-") as folder:
+            killed = run_caches(
+                options.caches, options.seed, options.deadline, Path(folder), settings
+            )
+        mismatches += [f"shared {settings}: {line}" for line in killed.mismatches]
+        print(f"shared {settings}: {killed}\n")
     deaths: list[Death] = []
     if options.trainers and options.only is None:
         deaths = run_trainer_deaths(options.trainers, options.seed, options.deadline, _say)
@@ -159,6 +167,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--passes", type=int, default=500, metavar="N", help="to abandon (500); 0: none")
     add(
         "--shares", type=int, default=500, metavar="N", help="to kill that share data by name (500)"
+    )
+    add(
+        "--caches",
+        type=int,
+        default=50,
+        metavar="N",
+        help="kills of ranks, of supervisors and of workers that share a cache or samples (50)",
     )
     add("--trainers", type=int, default=50, metavar="N", help="to die (50); 0: none")
     add(

@@ -58,7 +58,8 @@ def streams(storm_module: Callable[[str], ModuleType]) -> ModuleType:
 @pytest.mark.slow
 def test_a_short_storm_loses_nothing() -> None:
     result = storm(
-        "--seconds 6 --kills-a-round 12 --stops-every 0 --passes 30 --shares 20 --trainers 3 --deadline 40 --seed 67",
+        "--seconds 6 --kills-a-round 12 --stops-every 0 --passes 30 --shares 20 --caches 0 --trainers 3 "
+        "--deadline 40 --seed 67",
         shapes=MIXED,
     )
     assert result.returncode == 0, result.stdout + result.stderr
@@ -73,9 +74,7 @@ def test_a_short_storm_loses_nothing() -> None:
     assert "seed 67" in result.stderr
 
 
-ONLY_ORDERS = (
-    "--seconds 0 --kills 0 --supervisor-kills 0 --passes 0 --shares 0 --trainers 0 --seed 46"
-)
+ONLY_ORDERS = "--seconds 0 --kills 0 --supervisor-kills 0 --passes 0 --shares 0 --caches 0 --trainers 0 --seed 46"
 
 LOSSY = """
 save = orders._save
@@ -124,7 +123,7 @@ def bent(faults, item, rng):  # one batch hangs on who made it
     return shapes._sample(faults, item, rng)["noise"] * (1 + (item == 11 and os.getpid() != faults.trainer))
 """
     result = storm(
-        "--seconds 60 --seed 2 --passes 0 --shares 0 --kills-a-round 4 --supervisor-kills 2 --stops-every 0",
+        "--seconds 60 --seed 2 --passes 0 --shares 0 --caches 0 --kills-a-round 4 --supervisor-kills 2 --stops-every 0",
         only_single(bent),
     )
     assert result.returncode == 1, result.stdout + result.stderr
@@ -161,7 +160,7 @@ def leaking(*arguments):
 leaks._leave = leaking
 """
     result = storm(
-        "--seconds 0.1 --seed 3 --passes 30 --shares 0 --kills-a-round 4 --supervisor-kills 2 "
+        "--seconds 0.1 --seed 3 --passes 30 --shares 0 --caches 0 --kills-a-round 4 --supervisor-kills 2 "
         "--stops-every 0 --trainers 0",
         only_single(bent),
     )
