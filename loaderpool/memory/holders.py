@@ -32,7 +32,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from loaderpool.errors import ArgumentError, PoolBrokenError
+from loaderpool.errors import ArgumentError, PoolBrokenError, warn
 from loaderpool.memory.adoption import final_block
 from loaderpool.system import machine
 from loaderpool.system.hashes import checksum
@@ -178,6 +178,7 @@ _makers: dict[str, tuple[int, int]] = {}
 # Watches of the processes to which this one has connected, by pid and start time. They are kept, so
 # that a stopped process stays lost when it is met again.
 _watches: dict[tuple[int, int], machine.StopWatch] = {}
+_reported: set[tuple[int, int]] = set()  # stopped processes that a warning has named
 
 
 class _Peer:
@@ -198,11 +199,21 @@ class _Peer:
             return False
         if not self._began or machine.start_time(self.pid) != self._began:
             return True
-        watch = _watches.setdefault((self.pid, self._began), machine.StopWatch())
-        if machine.is_stopped(self.pid):
-            return watch.is_too_long()
-        watch.runs()
-        return False
+        process = self.pid, self._began
+        watch = _watches.setdefault(process, machine.StopWatch())
+        if not machine.is_stopped(self.pid):
+            watch.runs()
+            return False
+        is_lost = watch.is_too_long()
+        if is_lost and process not in _reported:
+            _reported.add(process)
+            warn(
+                f"Process {self.pid} makes or has data that this process needs, but it is stopped "
+                "(SIGSTOP or Ctrl-Z). This process does not wait for it, and makes the data again "
+                f"if no other process has them. To continue or end it: kill -CONT {self.pid}, or "
+                f"kill -KILL {self.pid}."
+            )
+        return is_lost
 
     def why_refused(self, name: Name) -> str:
         """Return an error message if the process cannot be trusted, otherwise "".

@@ -373,12 +373,20 @@ def test_a_maker_that_is_killed_is_replaced(start: Start, tmp_path: Path, name: 
     assert second.run("list(value)") == third.run("list(value)") == "[1, 2, 3]"
 
 
+NOTE_WARNINGS = """
+import warnings
+warnings.showwarning = lambda message, *_: print(message, file=open(FOLDER + "/warnings", "a"))
+""".strip()
+
+
 @pytest.mark.parametrize("role", ["maker", "holder"])
 def test_nobody_waits_for_a_stopped_process(
     start: Start, tmp_path: Path, name: str, role: str
 ) -> None:
     (tmp_path / "stopped_s").write_text("0.5")
     first, second, third = (start(LOADERPOOL_FAULTS=str(tmp_path)) for _ in range(3))
+    for line in NOTE_WARNINGS.splitlines():
+        second.run(line)
     first.begin(SLOWLY)
     wait_until(lambda: calls(tmp_path) == 1)
     if role == "holder":
@@ -389,11 +397,21 @@ def test_nobody_waits_for_a_stopped_process(
     try:
         assert second.run(SLOWLY) == third.run(SLOWLY) == "done"
         assert calls(tmp_path) == 2
+        (warning,) = (tmp_path / "warnings").read_text().splitlines()
+        assert f"kill -CONT {first.pid}" in warning
     finally:
         os.kill(first.pid, signal.SIGCONT)
     if role == "maker":
         assert first.answer() == "done"
     assert first.run("list(value)") == third.run("list(value)") == "[1, 2, 3]"
+
+
+def test_another_holder_answers_for_a_stopped_one(start: Start, tmp_path: Path) -> None:
+    first, second, third = start(), start(), start(PYTHONWARNINGS="error")
+    for rank in (first, second):
+        assert rank.run(SHARE) == "done"
+    os.kill(first.pid, signal.SIGSTOP)
+    assert third.run(SHARE) == "done" and calls(tmp_path) == 1
 
 
 @pytest.mark.parametrize("when", ["while it makes", "after it"])
