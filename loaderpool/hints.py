@@ -220,7 +220,7 @@ def _too_many_arguments(function: Function, given: tuple[Any, ...]) -> ArgumentE
         else ""
     )
     takes = (
-        f"takes only {' and '.join(unnamed)} without a name"
+        f"takes only {_listed(unnamed)} without a name"
         if unnamed
         else "takes no argument without a name"
     )
@@ -266,8 +266,11 @@ def _hint_for_argument(
     if "batch_size" in of_loader and (hint or name in of_loader):
         is_whole = hint.startswith(("Remove", "Write loader."))
         return hint if is_whole else f"Pass it to Loader. {hint}".rstrip()
-    known = list(dict.fromkeys(known))
-    return f"Its arguments are {' and '.join(filter(None, (', '.join(known[:-1]), known[-1])))}."
+    return f"Its arguments are {_listed(list(dict.fromkeys(known)))}."
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _partial_for(name: str, shown: str, arguments: Mapping[str, Any]) -> str:

@@ -15,13 +15,14 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.errors import ArgumentError, MemoryLimitError
+from loaderpool.errors import ArgumentError, MemoryLimitError, brief
 from loaderpool.memory.arena import map_memory_file
 from loaderpool.system import abilities, capacity, machine
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, checkpoint
@@ -272,6 +273,12 @@ def share_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
             "mask, too: share(array.data), share(array.mask)"
         )
     source = np.asarray(array)
+    if source.dtype.hasobject and not isinstance(array, np.ndarray):
+        is_iterated = isinstance(array, (Iterator, AbstractSet))
+        raise ArgumentError(
+            f"share needs an array, list, tuple or dict, got {brief(array)} of type "
+            f"{type(array).__name__}{'. Convert it with list(...)' * is_iterated}"
+        )
     if source.dtype.hasobject:
         raise ArgumentError(
             f"array holds Python objects (dtype {source.dtype}), which processes cannot share"

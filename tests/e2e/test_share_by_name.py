@@ -556,10 +556,11 @@ def test_a_maker_may_share_under_another_name(name: str) -> None:
         (([1],), {"name": "a"}),
         ((lambda: [1],), {"name": ""}),
         ((lambda: [1],), {"name": 5}),
+        ((lambda path: [1],), {"name": "a"}),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: Any, text: Any) -> None:
-    with pytest.raises(lp.ArgumentError, match=r"share: "):
+    with pytest.raises(lp.ArgumentError, match=r"share: |must be callable as data\(\)"):
         lp.share(*arguments, **text)
 
 

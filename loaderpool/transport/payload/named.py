@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.cache.identity import describe_code
+from loaderpool.checks import check_signature
 from loaderpool.errors import ArgumentError, UnpicklableError, brief
 from loaderpool.memory.adoption import address_of, find_file
 from loaderpool.memory.holders import Held, Name, finish, job_key, obtain, read_final
@@ -47,6 +48,7 @@ def share_by_name(make: Callable[[], object], name: str) -> object:
             f"share: with a name, pass a function that returns the data, got {brief(make)}. Only "
             "one process of the machine calls it: lp.share(lambda: data, name=...)"
         )
+    check_signature("data", make, "", ())
     if not abilities.can_fork_workers():
         return shared(make())
     shown = f"share(name={brief(name)})"

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError
+from loaderpool.hints import known_names_only
 from loaderpool.transport.payload.packing import shared
 
 _Element = TypeVar("_Element")
@@ -41,6 +42,7 @@ def share(data: Callable[[], dict[_Key, _Element]], *, name: str) -> Mapping[_Ke
 def share(data: Callable[[], npt.ArrayLike], *, name: str) -> npt.NDArray[Any]: ...
 
 
+@known_names_only
 def share(data: Any, *, name: str | None = None) -> object:
     """Copy an array, list or dict into shared memory. Loaders use the result without copying it.
 

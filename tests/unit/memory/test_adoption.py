@@ -452,6 +452,13 @@ def test_what_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         share(np.array([{}, []], object))
     with pytest.raises(ArgumentError, match="would lose its mask"):
         share(np.ma.array([1, 2], mask=[0, 1]))
+    for value, told in (
+        (None, "array, list, tuple or dict, got None of type NoneType$"),
+        ({1}, r"got \{1\} of type set. Convert it with list\(...\)$"),
+        (iter("ab"), r"of type str_\w*iterator. Convert it with list\(...\)$"),
+    ):
+        with pytest.raises(ArgumentError, match=told):
+            share(value)  # type: ignore[arg-type]
     monkeypatch.setattr(capacity, "available_memory_bytes", lambda: 1000)
     with pytest.raises(MemoryLimitError, match="has only 1,000 bytes free"):
         share(np.zeros(5000))

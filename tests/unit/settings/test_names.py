@@ -248,11 +248,7 @@ def test_constructors_and_views_name_what_was_meant_even_without_the_rest() -> N
         assert refusal(made, **given) == told
 
 
-PUBLIC = [
-    getattr(lp, name)
-    for name in lp.__all__
-    if name not in {"__version__", "parse_example", "share"}
-]
+PUBLIC = [getattr(lp, name) for name in lp.__all__ if name not in {"__version__", "parse_example"}]
 CONSTRUCTORS = [
     *(each for each in PUBLIC if not (isinstance(each, type) and issubclass(each, (BaseException, tuple)))),
     *(getattr(loader(), name) for name in ("as_dataset", "as_distributed_dataset", "for_keras", "tensors", "as_torch",
@@ -287,6 +283,8 @@ def test_each_constructor_answers_a_near_miss_of_each_of_its_arguments(made: Any
         (lambda: lp.Loader.from_generator(iter, len, workers=2), r"such as fn=\.\.\.$"),
         (lambda: lp.Limits(3), "^Limits takes no argument without a name, got 3. Write the name of the argument$"),
         (lambda: lp.Shard(2, 0, 1), r"^Shard takes only num_shards and index without a name.* name of the argument$"),
+        (lambda: lp.Weighted([1], 2, True, 3), "^Weighted takes only weights, num_samples and replacement without a"),
+        (lambda: lp.share(list, "words"), "^share takes only data without a name, got 'words' after that"),
     ],
 )  # fmt: skip
 def test_an_argument_without_its_name_says_which_need_none(
