@@ -23,6 +23,10 @@ _WITHOUT_HEADER = (
     "Remove it, and leave out the first line in your own source: __getitem__(index) reads "
     "line index + 1"
 )
+_BUDGET = "Write order=TokenBudget(lengths, max_tokens={0}), without batch_size="
+_PACKED = "Write order=Packed(lengths, length={0})"
+_LONGEST = f"{_PACKED} to pack samples into rows. To truncate, do so in fn"
+_BLOCKS = "Write order=Blocks(rows={0})"
 _YIELDS_ARRAYS = "Write iter(loader), which yields NumPy arrays"
 # Hints for arguments of other libraries, and for those of another part of loaderpool. "{0}" is the
 # value passed. A test checks that each sentence names things that exist.
@@ -59,13 +63,39 @@ ARGUMENTS = {
     "transform": "Write fn=function, or augment=function if the results of fn are cached",
     "sampler": "Write order={0}",
     "batch_sampler": "Write order={0}, without batch_size=",
-    "max_tokens": "Write order=TokenBudget(lengths, max_tokens={0}), without batch_size=",
-    "packing": "Write order=Packed(lengths, length=n)",
+    "max_tokens": _BUDGET.format("{0}"),
+    "max_duration": _BUDGET.format("{0}"),
+    "max_batch_tokens": _BUDGET.format("{0}"),
+    "max_rows": (
+        "Write order=TokenBudget(lengths, max_tokens=n, max_rows={0}), without batch_size="
+    ),
+    "group_by_length": (
+        f"{_BUDGET.format('n')}. Or write buckets=Buckets(lengths, boundaries=[...])"
+    ),
+    "packing": _PACKED.format("n"),
+    "packed": _PACKED.format("n"),
+    "pack": _PACKED.format("n"),
+    "max_length": _LONGEST,
+    "max_seq_len": _LONGEST,
+    "max_seq_length": _LONGEST,
+    "blocks": _BLOCKS,
+    "block_size": _BLOCKS,
+    "chunk_size": _BLOCKS,
+    "chunks": _BLOCKS,
+    "indices": "Write order={0}",
+    "subset": "Write order={0}",
+    "return_index": "Write batch_indices={0}",
+    "return_indices": "Write batch_indices={0}",
+    "patches_per_volume": "Write samples_per_item={0}",
+    "skip_batches": "Write loader.skip_batches({0})",
     "weights": "Write order=Weighted({0})",
     "num_samples": "Write order=Weighted(weights, num_samples={0})",
     "replacement": "Write order=Weighted(weights, replacement={0})",
     "in_order": "Write deterministic={0}",
-    "lengths": "Write buckets=Buckets({0}, boundaries=[...])",
+    "lengths": (
+        "Write buckets=Buckets({0}, boundaries=[...]), order=TokenBudget({0}, max_tokens=n) or "
+        "order=Packed({0}, length=n)"
+    ),
     "boundaries": "Write buckets=Buckets(lengths, boundaries={0})",
     "bucket_boundaries": "Write buckets=Buckets(lengths, boundaries={0})",
     "batch_sizes": "Write buckets=Buckets(lengths, boundaries, batch_sizes={0})",
@@ -81,6 +111,7 @@ ARGUMENTS = {
     "num_epochs": _NO_EPOCHS,
     "repeat": _NO_EPOCHS,
     "class_weight": "Write loader.for_keras(class_weight={0})",
+    "class_weights": "Write loader.for_keras(class_weight={0})",
     "shards": "Write Loader.from_generator(make_generator, shards={0})",
     "cycle_length": ("Write Loader.from_generator(make_generator, shards=..., cycle_length={0})"),
     "copies": "Write Loader.from_generator(make_generator, copies={0})",
@@ -137,6 +168,15 @@ ATTRIBUTES = {
     "RandomSampler": "Write Loader(..., shuffle=True)",
     "SubsetRandomSampler": "Write Loader(..., order=indices)",
     "WeightedRandomSampler": "Write Loader(..., order=Weighted(weights, num_samples=n))",
+    "SequentialSampler": "Write Loader(dataset, batch_size=n)",
+    "Subset": "Write Loader(..., order=indices)",
+    "LengthGroupedSampler": "Write Loader(..., order=TokenBudget(lengths, max_tokens=n))",
+    "DynamicBucketingSampler": "Write Loader(..., order=TokenBudget(lengths, max_tokens=n))",
+    "PackedDataset": "Write Loader(..., order=Packed(lengths, length=n))",
+    "ConcatDataset": "Write mix(sources)",
+    "interleave_datasets": "Write mix(sources, weights=[...])",
+    "sample_from_datasets": "Write mix(sources, weights=[...])",
+    "zip": "Write zip_sources(first, second)",
     "DistributedSampler": 'Write Loader(..., shuffle=True, shard="auto")',
     "__getitem__": "Write next(iter(loader)) for the first batch, or itertools.islice(loader, n)",
     "__next__": "Write next(iter(loader))",
@@ -147,6 +187,8 @@ ATTRIBUTES = {
     "ReportCallback": "It is in loaderpool.adapters.keras",
     "LoaderState": "It is in loaderpool.adapters.tensorflow",
 }
+# Settings of a loader that users also try to pass to its order or source.
+_OF_LOADER = ("batch_size", "drop_remainder", "pad", "seed", "shuffle", "workers")
 _HEADERS = ("skip", "skip_header", "skip_lines", "skip_rows", "skiprows", "header")
 _FUNCTIONS = ("fn", "batch_fn", "augment", "setup", "make_generator")
 # Similarity (`difflib`) above which a wrong name stands for a known one. Smaller: "n" would mean
@@ -261,6 +303,8 @@ def _hint_for_argument(
         return f"{_WITHOUT_HEADER}."
     if near := nearest(name, known):
         return f"Did you mean {near}={shown}?"
+    if meant_by(name) in _OF_LOADER:
+        return f"Pass it to Loader. {hint}".rstrip()
     of_loader = _names_of(type(arguments["self"]).__init__) if "self" in arguments else ()
     # the call is of a method of a loader
     if "batch_size" in of_loader and (hint or name in of_loader):
