@@ -639,10 +639,15 @@ def _check_order(name: str, value: Any) -> Any:
     if isinstance(value, (str, bytes, Mapping, set, frozenset)) or not (
         callable(value) or hasattr(value, "__iter__")
     ):
+        advice = ""
+        if isinstance(value, (bool, str)):
+            advice = ". To shuffle, write shuffle=True; for the order of the source, remove order="
+        elif isinstance(value, Buckets):
+            advice = ". Write buckets=Buckets(...)"
         raise ArgumentError(
             f"{name} must be an array of source indices, a function of the epoch, a sampler, "
             f"Weighted, Blocks, TokenBudget or Packed, got {brief(value)} of type "
-            f"{type(value).__name__}"
+            f"{type(value).__name__}{advice}"
         )
     if hasattr(value, "__iter__"):
         try:

@@ -400,7 +400,8 @@ def padding_of(pad: object, structure: Structure, name: str = "pad") -> list[Any
     """
     if not isinstance(pad, (tuple, dict)):
         return [None if pad is None or pad is True else pad] * structure.num_leaves
-    returned = f"but the function returns {shortened(str(structure))}"
+    shown = "one component" if structure.kind == "leaf" else shortened(str(structure))
+    returned = f"but the function returns {shown}"
     is_dict = isinstance(pad, dict)
     if is_dict != (structure.kind == "dict") or structure.kind == "leaf":
         raise SpecMismatchError(

@@ -391,8 +391,9 @@ def _block_plan(source: Any, size: int, config: LoaderConfig, blocks: Blocks) ->
     starts = block_starts(source, blocks.rows) if samples is None else np.arange(0, size, samples)
     if starts is None:
         raise ArgumentError(
-            f"Blocks.rows must be the rows of a block, because a {type(source).__name__} does not "
-            "say how it stores them: write loaderpool.Blocks(rows=...)"
+            "Blocks.rows must be the rows of a block, because a source of type "
+            f"{type(source).__name__} does not say how it stores them: write "
+            "loaderpool.Blocks(rows=...)"
         )
     order = BlockOrder(size, True, config.seed, starts=starts, window=blocks.window)
     plan = Plan(order, **_plan_settings(config))

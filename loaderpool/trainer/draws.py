@@ -554,7 +554,8 @@ def _lengths(
         raise ArgumentError(f"{wanted}, got {brief(given)} in epoch {epoch}") from None
     if found.shape != (items,) or found.dtype.kind not in "iu":
         got = f"{found.dtype}{list(found.shape)}"
-        raise ArgumentError(f"{wanted}, got {got} in epoch {epoch}")
+        units = ". Convert seconds to milliseconds, for example" * (found.dtype.kind == "f")
+        raise ArgumentError(f"{wanted}, got {got} in epoch {epoch}{units}")
     wrong = (found < 0) | (found > most)
     if wrong.any():
         at = int(wrong.argmax())

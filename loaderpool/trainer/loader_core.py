@@ -310,7 +310,8 @@ class LoaderCore:
         plan = self.tracker.plan_of(Position(epoch))
         if not 0 <= batch < plan.batches_per_epoch:
             raise IndexError(
-                f"epoch {epoch} has {plan.batches_per_epoch:,} batches from 0 on, got batch {batch}"
+                f"epoch {epoch} has the batches 0 to {plan.batches_per_epoch - 1:,}, got batch "
+                f"{batch:,}"
             )
         return np.array(plan.order.indices(epoch, plan.positions(epoch, batch)), np.int64)
 

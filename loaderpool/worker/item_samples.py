@@ -16,8 +16,10 @@ import functools
 import pickle
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
+
+import numpy as np
 
 from loaderpool.config import DEFAULT_WINDOW
 from loaderpool.errors import SpecMismatchError, UnpicklableError, counted
@@ -317,10 +319,17 @@ class ItemSamples:
         else:
             made = self._watched(self._call, epoch, item, get)
         if type(made) is not list or len(made) != self.samples:
-            got = counted(len(made), "sample") if type(made) is list else f"a {type(made).__name__}"
+            advice = ""
+            if type(made) is list:
+                got = counted(len(made), "sample")
+            else:
+                got = f"an object of type {type(made).__name__}"
+                if isinstance(made, (tuple, np.ndarray, Iterator)):
+                    advice = ". Convert it with list(...)"
             raise SpecMismatchError(
                 f"fn must return a list of {counted(self.samples, 'sample')} for each item "
                 f"(samples_per_item={self.samples}), but it returned {got} for source index {item}"
+                f"{advice}"
             )
         # Copy views, because the pickle of a view may contain the whole array or tensor.
         samples = map(copy_of, made)

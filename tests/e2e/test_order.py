@@ -146,7 +146,7 @@ def test_indices_are_those_of_the_batches(kind: str) -> None:
             count = len(here)
             expected = [here.indices(epoch, batch).tolist() for batch in range(count)]
             assert [items.tolist() for items, _ in here] == expected
-            with pytest.raises(IndexError, match=f"has {count} batches"):
+            with pytest.raises(IndexError, match=f"has the batches 0 to {count - 1}, got"):
                 here.indices(epoch, count)
 
 
@@ -537,6 +537,8 @@ class EndlessOfTen(Endless):
         ("abc", "order must be an array of source indices, a function"),
         ({1, 2}, "order must be an array of source indices, a function"),
         (5, "order must be an array of source indices, a function"),
+        ("random", "got 'random' of type str. To shuffle, write shuffle=True"),
+        (lp.Buckets([1], [2]), "Write buckets=Buckets(...)"),
         (DistributedSampler(), 'Pass shard="auto"'),
         (PartOfEpoch(), "is a PartOfEpoch, which gives one process its part"),
         (Around(Around(PartOfEpoch())), "is a PartOfEpoch, which gives one process its part"),
@@ -551,9 +553,15 @@ class EndlessOfTen(Endless):
             lp.Weighted([1] + [0] * 8, replacement=False),
             "must draw 9 items in epoch 0, but only 1 have a weight above 0. Set num_samples=1",
         ),
-        (lp.Blocks(), "write loaderpool.Blocks(rows=...)"),
+        (
+            lp.Blocks(),
+            "a source of type range does not say how it stores them: write loaderpool.Blocks(rows=...)",
+        ),
         (lp.TokenBudget([1, 2], 9), "for each of the 9 items of source, got int64[2] in epoch 0"),
-        (lp.TokenBudget([1.0] * 9, 9), "got float64[9] in epoch 0"),
+        (
+            lp.TokenBudget([1.0] * 9, 9),
+            "got float64[9] in epoch 0. Convert seconds to milliseconds",
+        ),
         (lp.TokenBudget([[1], [1, 2]], 9), "TokenBudget.lengths must have an integer"),
         (lp.TokenBudget([1] * 8 + [-1], 9), "got -1 for item 8 in epoch 0"),
         (

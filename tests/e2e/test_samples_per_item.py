@@ -324,7 +324,7 @@ class Fails:
 SAYS = {
     "raises": "broken volume",
     "too few": "must return a list of 5 samples .* returned 3 samples for source index 7",
-    "no list": "must return a list of 5 samples .* returned a tuple for source index 7",
+    "no list": "returned an object of type tuple for source index 7. Convert",
     "no pickle": "a sample that fn returned for source index 7 cannot be pickled",
 }
 

@@ -40,7 +40,10 @@ def test_a_value_holds_for_the_component_in_its_place_or_for_all_in_it(
         ({"x": 0}, r"pad has no value for component \['y'\].*False for no padding"),
         ({"x": 0, "y": 0, "z": 0}, r"pad has \['z'\], but the function returns"),
         ({"x": (0,), "y": 0}, r"pad\['x'\] has no value for component \[1\]"),
-        ({"x": 0, "y": {"z": 1}}, r"pad\['y'\] is \{'z': int\}, but the function returns"),
+        (
+            {"x": 0, "y": {"z": 1}},
+            r"pad\['y'\] is \{'z': int\}, but the function returns one component there",
+        ),
         ((0, 1), r"pad is \(int, int\), but the function returns .*'x'"),
     ],
 )
