@@ -186,7 +186,7 @@ def orders() -> Iterator[Panel]:
 
 
 def draw_orders() -> None:
-    """Write the picture of the orders: a point for each sample, with a colour for each batch."""
+    """Write the picture of the orders: a point for each sample, with a color for each batch."""
     from matplotlib.figure import Figure
 
     panels = [*orders()]
@@ -205,7 +205,7 @@ def draw_orders() -> None:
         axis.set_title(panel.title, fontsize=8.5, loc="left")
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=6.5)
-    figure.supxlabel("position in the epoch; the colour changes with each batch", fontsize=8.5)
+    figure.supxlabel("position in the epoch; the color changes with each batch", fontsize=8.5)
     figure.supylabel("source index", fontsize=8.5)
     data = "; ".join(panel.data for panel in panels)
     figure.savefig(DOCS / "images" / "orders.png", metadata={"Description": data})
