@@ -549,6 +549,14 @@ def test_a_maker_may_share_under_another_name(name: str) -> None:
     assert value[0] == 3
 
 
+def test_a_changed_function_needs_its_earlier_result_deleted(name: str) -> None:
+    value: Any = lp.share(lambda: [1], name=name)
+    with pytest.raises(lp.ArgumentError, match="delete the earlier result first"):
+        lp.share(lambda: [1, 2], name=name)
+    del value
+    assert len(lp.share(lambda: [1, 2], name=name)) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

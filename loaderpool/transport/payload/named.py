@@ -63,7 +63,8 @@ def share_by_name(make: Callable[[], object], name: str) -> object:
     elif _made_by[key] != made_by:
         raise ArgumentError(
             f"{shown}: this process has the data of {_made_by[key]}, and now passed {made_by}. "
-            "Pass another name, or the same function."
+            "Pass another name, or the same function. If you have changed it, as in a notebook, "
+            "delete the earlier result first"
         )
     return value
 
