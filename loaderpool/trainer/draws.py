@@ -11,6 +11,7 @@ Called in the main process.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import importlib
 import itertools
@@ -30,7 +31,7 @@ from loaderpool.config import (
     is_function_of_epoch,
     samplers_in,
 )
-from loaderpool.errors import ArgumentError, StateError, brief
+from loaderpool.errors import ArgumentError, StateError, brief, warn
 from loaderpool.plan.alias_table import alias_table
 from loaderpool.plan.batches import Plan, kept
 from loaderpool.plan.drawn import DrawnBatches, checksum_of
@@ -39,7 +40,7 @@ from loaderpool.plan.order import DrawnOrder, Order
 from loaderpool.plan.places import Position
 from loaderpool.plan.stream_kinds import PASS
 from loaderpool.plan.weighted_order import WeightedOrder, without_replacement
-from loaderpool.system.interrupts import InterruptsAllowed
+from loaderpool.system.interrupts import FailuresIgnored, InterruptsAllowed
 from loaderpool.transport.payload.generators import Registry
 
 # Number of values in the user's object that are searched for random generators. Smaller: a
@@ -55,6 +56,12 @@ _ELEMENTS = 1 << 16
 # item. Smaller: long epochs are refused. Larger: the refusal of an endless iterable takes longer,
 # and more memory.
 _MOST_ELEMENTS = 10_000_000
+# Cause and fixes of an order that cannot be drawn again.
+_OWN_STATE = (
+    "order= gives other indices each time it is drawn for one epoch. Its sampler may count epochs, "
+    "or shuffle a list in place. Give it a method set_epoch(epoch). Or make a sampler for each "
+    "epoch: order=lambda epoch: Sampler(...)."
+)
 
 
 class Drawn(NamedTuple):
@@ -174,13 +181,32 @@ class Draws:
         """
         plan = self(position.epoch)
         if position.order and position.order != checksum_of(plan):
+            fix = (
+                "Restore the weights or indices of the start of the epoch before load_state_dict "
+                "and skip_batches."
+            )
+            if not self._source.repeats and checksum_of(self(position.epoch)) != checksum_of(plan):
+                fix = _OWN_STATE
             raise StateError(
                 f"Cannot continue within epoch {position.epoch}: order= now gives other indices "
-                "than when the state was saved or batches were left out. Restore the weights or "
-                "indices of the start of the epoch before load_state_dict and skip_batches. Or set "
+                f"than when the state was saved or batches were left out. {fix} Or set "
                 "loader.epoch to start a whole epoch."
             )
         return plan
+
+    def warn_if_changing(self, epoch: int) -> None:
+        """Warn if a sampler or function gives other indices when its epoch is drawn again.
+
+        Called when a training resumes. Draws the order twice.
+
+        Raises:
+            ArgumentError: As `__call__`.
+            LoaderpoolWarning: A filter turns the warning into an error.
+        """
+        if isinstance(self._source, _Given) and not self.repeats:
+            once, again = (checksum_of(self(epoch)) for _ in range(2))
+            if once != again:
+                warn(f"Epoch {epoch} does not continue the saved training exactly. {_OWN_STATE}")
 
     def batches(self, epoch: int) -> int:
         """Return the number of batches of an epoch. Draws its order only if it must be."""
@@ -595,6 +621,10 @@ def _gives_batches(order: Any) -> bool:
         return True
     if _module_of(order) == _TORCH:
         return False
+    with FailuresIgnored():
+        # The read advances counters of the copy only. So a sampler that counts epochs starts with
+        # its first one.
+        order = copy.copy(order)
     _set_epoch(order, 0)
     first = next(iter(order), None)
     return isinstance(first, (list, tuple)) or getattr(first, "ndim", 0) > 0

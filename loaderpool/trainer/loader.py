@@ -366,6 +366,8 @@ class Loader:
         position = read_state(state, core.fingerprint, core.plan)
         if core.tracker.draws is not None:
             core.tracker.draws.generators.adopt(generators_of(state))
+            if position.epoch and not position.is_rest:
+                core.tracker.draws.warn_if_changing(position.epoch)
         core.tracker.resume_at(position)
         if core.engine is not None and core.engine.generators.adopt(generators_of(state)):
             core.engine.reseed()

@@ -484,6 +484,61 @@ def test_set_epoch_is_called_for_wrapped_samplers() -> None:
         assert each.indices(0, 0)[0] == 0
 
 
+class Counting(Sampler):
+    """Counts its epochs itself, as samplers of some libraries do."""
+
+    epoch = -1
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        return iter([self.epoch] * 23)
+
+
+class Mixing(Sampler):
+    """Shuffles its list in place, as samplers of some libraries do."""
+
+    def __init__(self) -> None:
+        self.items = list(range(23))
+
+    def __iter__(self) -> Iterator[int]:
+        random.shuffle(self.items)
+        return iter(self.items)
+
+
+def test_a_sampler_that_counts_epochs_starts_with_its_first() -> None:
+    with lp.Loader(range(9), batch_size=23, order=Counting(), workers=0) as each:
+        assert [int(batch[0]) for _ in range(3) for batch in each] == [0, 1, 2]
+
+
+def in_fives(order: Any) -> lp.Loader:
+    return lp.Loader(range(23), batch_size=5, order=order, workers=0)
+
+
+@pytest.mark.parametrize("sampler", [Counting, Mixing])
+def test_resume_names_an_order_with_its_own_state(sampler: type[Sampler]) -> None:
+    with in_fives(sampler()) as first:
+        list(first)
+        start = first.state_dict()
+        batches = iter(first)
+        next(batches)
+        middle = first.state_dict()
+    with in_fives(sampler()) as other:
+        with pytest.warns(lp.LoaderpoolWarning, match=r"set_epoch\(epoch\)"):
+            other.load_state_dict(start)
+        with pytest.raises(lp.StateError, match=r"(?s)within epoch 1.*order=lambda epoch"):
+            other.load_state_dict(middle)
+
+
+def test_a_sampler_made_for_each_epoch_resumes() -> None:
+    with in_fives(lambda epoch: Mixing()) as first:
+        list(first)
+        start = first.state_dict()
+        second = [batch.tolist() for batch in first]
+    with in_fives(lambda epoch: Mixing()) as other:
+        other.load_state_dict(start)
+        assert [batch.tolist() for batch in other] == second
+
+
 # ---- refusals
 
 
