@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,10 @@ from loaderpool.sources.tables import unequal
 if TYPE_CHECKING:
     import h5py
     import numpy.typing as npt
+
+
+# Package whose import registers compression filters with HDF5, in this process only.
+_FILTERS = "hdf5plugin"
 
 
 class HDF5(BlockFileSource):
@@ -44,6 +50,7 @@ class HDF5(BlockFileSource):
     def __init__(self, paths: Paths, keys: object) -> None:
         self._structure, self._names = _checked_keys(keys)
         self._kept = [KeptBlocks() for _ in self._names]
+        self._has_filters = _FILTERS in sys.modules
         super().__init__(paths, makes=self._names)
 
     def index(self, path: str) -> int:
@@ -80,6 +87,8 @@ class HDF5(BlockFileSource):
         """
         import h5py
 
+        if self._has_filters:  # the program has imported it, so workers need it too
+            importlib.import_module(_FILTERS)
         file = h5py.File(path, "r")
         check = functools.partial(self._stamps[self.paths.index(path)].check, path)
         columns = zip(self._names, self._kept, strict=True)

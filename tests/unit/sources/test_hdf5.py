@@ -85,6 +85,29 @@ os.lseek(descriptor(), place + 7, os.SEEK_SET)
 """).check()
 
 
+def test_workers_import_filters_that_the_program_has() -> None:
+    run_child("""
+import sys
+import h5py, numpy as np
+import loaderpool as lp
+
+with h5py.File("x.h5", "w") as file:
+    file["x"] = np.arange(10)
+with open("hdf5plugin.py", "w") as file:
+    file.write("pass")
+sys.path.insert(0, "")
+
+def has_filters(row):
+    return "hdf5plugin" in sys.modules
+
+without = lp.HDF5("x.h5", "x")
+import hdf5plugin
+for source, expected in ((without, 0), (lp.HDF5("x.h5", "x"), 10)):
+    with lp.Loader(source, has_filters, batch_size=5, workers=2) as loader:
+        assert sum(batch.sum() for batch in loader) == expected
+""").check()
+
+
 # ---- damage ----
 
 
