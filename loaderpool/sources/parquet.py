@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -53,6 +54,10 @@ class ParquetRows(BlockFileSource):
         self._columns = None if columns is None else _checked_columns(columns)
         self._kept = KeptBlocks()
         super().__init__(paths, makes=self._columns)
+        from pyarrow import parquet
+
+        # Workers read a column as its storage, unless its type is registered there, too.
+        self._extensions = [*_extensions_of(parquet.read_schema(self.paths[0]))]
 
     def index(self, path: str) -> int:
         """Return the number of rows in a file."""
@@ -71,8 +76,12 @@ class ParquetRows(BlockFileSource):
 
     def open(self, path: str) -> _FileState:
         """Return the stamp, the metadata and the row groups of a file."""
+        import pyarrow as pa
         from pyarrow import parquet
 
+        for extension in self._extensions:
+            with contextlib.suppress(pa.ArrowKeyError):  # it is registered already
+                pa.register_extension_type(extension)
         stamp, metadata = Stamp.of(path), parquet.read_metadata(path)
         counts = [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)]
         return _FileState(stamp, metadata, list(itertools.accumulate(counts)))
@@ -121,6 +130,17 @@ class ParquetRows(BlockFileSource):
             table = file.read_row_group(number, columns=names, use_threads=False)
         getters = [_getter(table.column(name)) for name in names]
         return getters, table.num_rows, table.nbytes
+
+
+def _extensions_of(fields: Iterable[pa.Field]) -> Iterator[pa.ExtensionType]:
+    """Return the extension types that the program has registered, also inside of other types."""
+    import pyarrow as pa
+
+    for field in fields:
+        kind = field.type
+        if isinstance(kind, pa.ExtensionType) and not isinstance(kind, pa.UnknownExtensionType):
+            yield kind
+        yield from _extensions_of(kind.field(at) for at in range(kind.num_fields))
 
 
 def _getter(column: pa.ChunkedArray) -> Callable[[list[int]], Iterable[Any]]:

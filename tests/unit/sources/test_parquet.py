@@ -15,6 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 import loaderpool as lp
+from tests.support.child import run_child
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -152,6 +153,38 @@ def test_any_row_in_any_order(
     rows = source.read_rows(order) if order else []
     assert [int(row["id"]) for row in rows] == order
     assert len(set(map(id, rows))) == len(order)
+
+
+def test_workers_know_registered_extension_types() -> None:
+    run_child("""
+import pyarrow as pa, pyarrow.parquet as pq
+import loaderpool as lp
+
+class Cents(pa.ExtensionType):
+    def __init__(self):
+        super().__init__(pa.int64(), "test.cents")
+
+    def __arrow_ext_serialize__(self):
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type, serialized):
+        return cls()
+
+    def __arrow_ext_scalar_class__(self):
+        return Euros
+
+class Euros(pa.ExtensionScalar):
+    def as_py(self, **_):
+        return self.value.as_py() / 100
+
+pa.register_extension_type(Cents())
+prices = pa.ExtensionArray.from_storage(Cents(), pa.array(range(10)))
+pq.write_table(pa.table({"price": prices}), "x.parquet")
+source = lp.ParquetRows("x.parquet")
+with lp.Loader(source, batch_size=10, workers=2) as loader:
+    assert next(iter(loader))["price"].tolist() == [cents / 100 for cents in range(10)]
+""").check()
 
 
 # ---- damage ----
