@@ -40,6 +40,7 @@ class _Epoch(NamedTuple):
     """Shuffled blocks of one epoch."""
 
     ends: _Integers  # position after the last row of each block
+    rows: _Integers  # number of rows of each block
     shifts: _Integers  # source index of each block's first row, minus its position
     windows: _Integers  # position after the last row of each window
 
@@ -95,10 +96,13 @@ class BlockOrder(Order):
 
     def _in_source(self, epoch: int, number: int, places: _Integers) -> _Integers:
         """Return the source indices of places in a window whose rows are not shuffled."""
-        table, start = self._epoch(epoch), number * self.window
-        blocks = slice(start, start + self.window)
+        table, blocks = self._epoch(epoch), self._blocks(number)
         found = table.ends[blocks].searchsorted(places, side="right")
         return table.shifts[blocks][found] + places
+
+    def _blocks(self, number: int) -> slice:
+        """Return the places of a window's blocks among the shuffled blocks."""
+        return slice(number * self.window, (number + 1) * self.window)
 
     def _window(self, epoch: int, number: int) -> _Window:
         windows = self._epoch(epoch).windows
@@ -111,14 +115,16 @@ class BlockOrder(Order):
         # The low bits make all numbers different. So every sorting algorithm gives the same order.
         bits = random_bits(key, places) & ~_PLACE | places.astype(np.uint64)
         bits.sort()
-        places = (bits & _PLACE).astype(np.int64)
-        return _Window(first, self._in_source(epoch, number, places + first), None)
+        # The source indices of all rows are found without a search, and then moved.
+        table, blocks = self._epoch(epoch), self._blocks(number)
+        in_order = table.shifts[blocks].repeat(table.rows[blocks]) + (places + first)
+        return _Window(first, in_order[(bits & _PLACE).view(np.int64)], None)
 
     def rank(self, epoch: int, block: int) -> int:
         """Return the place of a block among the shuffled blocks of an epoch."""
 
         def make() -> _Integers:
-            ends, shifts, _ = self._epoch(epoch)
+            ends, _, shifts, _ = self._epoch(epoch)
             firsts = np.append(0, ends[:-1])  # first position of each block
             ranks: _Integers = (shifts + firsts).argsort()
             return ranks
@@ -146,4 +152,4 @@ class BlockOrder(Order):
         rows = np.diff(self.starts, append=self.size)[order]
         ends = rows.cumsum()
         windows = np.append(ends[self.window - 1 :: self.window], ends[-1:])
-        return _Epoch(ends, self.starts[order] - ends + rows, windows)
+        return _Epoch(ends, rows, self.starts[order] - ends + rows, windows)
