@@ -17,7 +17,7 @@ from loaderpool.sources.tables import Columns, PiecesColumn, is_array
 # of this number, for any number of workers. Smaller: a call's fixed cost, up to a few
 # milliseconds, counts more for each row. Larger: fewer workers can share a slow batch, and one
 # call holds more rows in memory.
-MOST_ROWS = 256
+MOST_ROWS = 1024
 # Formats of Hugging Face datasets whose rows are tables, which `__getitems__` cannot return.
 _TABLE_FORMATS = ("arrow", "pandas", "polars")
 
