@@ -223,7 +223,9 @@ class Fetched:
         if not rows:  # they are all left out
             part.items = [_NO_ITEM] * len(all_indices)
             return
-        indices = [all_indices[each] for each in rows]
+        indices = [*all_indices]
+        if len(rows) < len(indices):
+            indices = [all_indices[each] for each in rows]
         items: list[object] = []
         is_alone = self._is_alone
         if not is_alone:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import sys
 from collections import UserDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -34,7 +35,12 @@ _WEAK_KINDS: dict[type, str] = {int: "iuf", float: "f"}
 _IMMUTABLE = (bool, int, float, complex, np.generic)
 # Dtypes of Python scalars.
 _SCALAR_DTYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
-_SHAPE, _BASE = attrgetter("shape"), attrgetter("base")
+# Dtypes of scalars whose values an array of the same dtype stores as they are.
+_DTYPES_OF_SCALARS: dict[type, np.dtype[Any]] = {
+    **_SCALAR_DTYPES,
+    **{np.dtype(code).type: np.dtype(code) for code in "?bBhHiIlLqQefdFD"},
+}
+_SHAPE, _BASE, _DTYPE = attrgetter("shape"), attrgetter("base"), attrgetter("dtype")
 _ONLY_ARRAYS = {np.ndarray}
 # Types of an array's `base` if the array owns its memory, or if the memory is immutable.
 _UNCHANGING = {type(None), bytes}
@@ -159,6 +165,39 @@ class Converter:
 
     # ---- rows of a fixed slot ----
 
+    def writer(self, arrays: Sequence[npt.NDArray[Any]], row: int) -> Callable[[object], object]:
+        """Return a function that writes one result after the other into the rows from `row` on.
+
+        It copies a result before the next call can change it, and does not keep it. It raises
+        `SpecMismatchError` without the name of the item, so the caller repeats single calls.
+        """
+        flatten, convert, rows = self._flatten, self.leaf, itertools.count(row)
+        tensor, scalars = _tensor_type(), _DTYPES_OF_SCALARS
+        columns = [
+            (component, array, array.dtype, array.shape[1:])
+            for component, array in enumerate(arrays)
+        ]
+
+        def write(result: object) -> None:
+            at = next(rows)
+            try:
+                for leaf, (component, array, dtype, shape) in zip(
+                    flatten(result), columns, strict=True
+                ):
+                    kind = type(leaf)
+                    value = leaf.numpy() if kind is tensor else leaf
+                    if kind is tensor or kind is np.ndarray:
+                        is_plain = value.dtype == dtype and value.shape == shape
+                    else:
+                        is_plain = scalars.get(kind) == dtype and not shape
+                    array[at] = value if is_plain else convert(leaf, component, 0)
+            except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+                if is_of_a_handler(error):
+                    raise
+                raise SpecMismatchError from None
+
+        return write
+
     def write_row(
         self, arrays: Sequence[npt.NDArray[Any]], row: int, result: object, index: int
     ) -> None:
@@ -205,7 +244,10 @@ class Converter:
         try:
             for component, (array, column) in enumerate(zip(arrays, columns, strict=True)):
                 kinds = set(map(type, column))
-                if kinds == _ONLY_ARRAYS:
+                if are_items and kinds == {_tensor_type()}:
+                    if not _stack_tensors(array[row : row + len(column)], column):
+                        return False
+                elif kinds == _ONLY_ARRAYS:
                     if not _join(array, row, column, are_items):
                         return False
                     if not are_items:
@@ -271,6 +313,27 @@ def _join(
         return False
     joined = array[row : row + len(column)].reshape(len(column) * shape[0], *shape[1:])
     np.concatenate(column, out=joined, casting="equiv")
+    return True
+
+
+def _tensor_type() -> object:
+    """Return the class of PyTorch's tensors; None if PyTorch is not imported."""
+    return getattr(sys.modules.get("torch"), "Tensor", None)
+
+
+def _stack_tensors(rows: npt.NDArray[Any], tensors: Sequence[Any]) -> bool:
+    """Write tensors that cannot change, by one call. Return False if they do not fit the rows."""
+    torch, first = sys.modules["torch"], tensors[0]
+    try:
+        out = torch.from_numpy(rows)
+        # `torch.stack` compares the other shapes with the first one. It would cast other dtypes.
+        if first.shape != out.shape[1:] or set(map(_DTYPE, tensors)) != {out.dtype}:
+            return False
+        torch.stack(tensors, out=out)
+    except RuntimeError as error:  # tensors of unequal shapes, of another device, or with gradients
+        if is_of_a_handler(error):
+            raise
+        return False
     return True
 
 

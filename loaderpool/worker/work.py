@@ -161,6 +161,8 @@ class Work:
         self.form: BatchForm | None = None
         self._converter: Converter
         self._block_rows = 1
+        # True if each row of a block is written before the next one is made
+        self._writes_at_once = False
         self._writes_rows = False
         self._packing: Packing | None = None
 
@@ -212,6 +214,7 @@ class Work:
         is_plain = not self.calls.chain.takes_out and not self.calls.is_async
         in_blocks = is_small and is_plain and self.config.limits.timeout_s is None
         self._block_rows = _BLOCK_ROWS if in_blocks else 1
+        self._writes_at_once = False
 
     def close(self) -> None:
         """Close the generators that run here."""
@@ -321,7 +324,6 @@ class Work:
             if read := self._handing_over.frame(opened):
                 return MadeRows(0, items=len(opened.indices), read=read)
             opened_ns = clock.monotonic_ns()
-        fetched = opened.fetched
         try:
             if concurrent is None:
                 filled = calls.watched(self._fill, calls, opened)
@@ -334,8 +336,6 @@ class Work:
         now = clock.monotonic_ns()
         if progress.worker is not None:
             progress.end_ticket(now)
-        read_ns = 0 if fetched is None else fetched.spent_ns
-        self._row_times.note((now - started - read_ns) // len(opened.indices))
         if opened_ns:
             self._handing_over.calls_ns = now - opened_ns
         return filled
@@ -396,7 +396,9 @@ class Work:
         arrays = opened.arrays
         assert arrays is not None
         rows, is_noted = len(indices), progress.worker is not None
-        is_quick = self._row_times.shorter_ns < _SINGLE_ROW_NS
+        # The source's items as they are, if no function is called.
+        items = opened.fetched if self.calls.chain.plain == [] else None
+        is_quick = items is not None or self._row_times.shorter_ns < _SINGLE_ROW_NS
         block = (
             self._block_rows
             if rows > 1 and is_quick and not ticket.deaths and calls is self.calls
@@ -404,9 +406,9 @@ class Work:
         )
         if block > 1 and is_noted:
             progress.begin_blocks(block)
-        # The source's items as they are, if no function is called.
-        items = opened.fetched if self.calls.chain.plain == [] else None
-        start = 0
+        read_ns = 0 if opened.fetched is None else -opened.fetched.spent_ns
+        write: Callable[[object], object] | None = None  # writes results of single calls
+        start = calls_ns = 0
         while start < rows:
             stop, row = min(start + block, rows), ticket.start + start
             if items is not None:  # the next call may refill the memory of this one's items
@@ -416,16 +418,27 @@ class Work:
             # slower.
             if is_noted:
                 progress.note(indices[start])
+            at_once = block > 1 and self._writes_at_once
+            begun_ns = clock.monotonic_ns()
             try:
                 if block == 1:
-                    converter.write_row(
-                        arrays, row, calls.unit(opened, start, stop), indices[start]
-                    )
+                    result = calls.unit(opened, start, stop)
+                    calls_ns += clock.monotonic_ns() - begun_ns
+                    write = write or converter.writer(arrays, row)
+                    try:
+                        write(result)
+                    except SpecMismatchError:  # the result needs a conversion, or is wrong
+                        converter.write_row(arrays, row, result, indices[start])
                 else:
+                    take: Callable[[Any], object] | None
                     take = converter.take if items is None else None
+                    if at_once:
+                        take = converter.writer(arrays, row)
                     self.calls.block(opened, start, stop, results, take)
-                    if not converter.write_block(arrays, row, results, items is not None):
-                        raise SpecMismatchError  # single calls find the wrong row
+                    calls_ns += clock.monotonic_ns() - begun_ns
+                    are_items = items is not None
+                    if not (at_once or converter.write_block(arrays, row, results, are_items)):
+                        raise SpecMismatchError  # the rows are made again
                 start = stop
             except self.failures.catches as error:
                 if block == 1 or not isinstance(error, SpecMismatchError):
@@ -435,8 +448,13 @@ class Work:
                     opened.name_sample(error, failing)
                     raise self.failures.of(error, ticket.epoch, *where) from None
                 # From now on each row is written before the next one is made.
-                block = self._block_rows = 1
-                progress.begin_blocks(0)
+                self._writes_at_once = True
+                if at_once:  # single calls find the wrong row
+                    block = self._block_rows = 1
+                    progress.begin_blocks(0)
+        if opened.fetched is not None:
+            read_ns += opened.fetched.spent_ns
+        self._row_times.note((calls_ns - read_ns) // rows)
         return MadeRows(rows, oversize=opened.own, items=rows)
 
     # ---- whole batches: any row may fail, or rows are padded, ragged or text ----

@@ -235,7 +235,7 @@ class _Buffers:
         self.turns = [np.empty(5, np.float64) for _ in range(3)]
         self.bytes = bytearray(40)
         self.text = np.empty(5, object)
-        self.calls = 0
+        self.calls = -1
 
     def same_array(self, index: int) -> Any:
         self.array[:] = index
@@ -250,6 +250,17 @@ class _Buffers:
         array = self.turns[self.calls % 3]
         array[:] = index
         return array
+
+    def chunk(self, index: int) -> Any:
+        if index // 10 != self.calls:  # another chunk takes the place of the last one
+            self.calls = index // 10
+            self.large[:10] = np.arange(10 * self.calls, 10 * self.calls + 10)[:, None]
+        return self.large[index % 10]
+
+    def chunk_of_torch(self, index: int) -> Any:
+        import torch
+
+        return torch.from_numpy(self.chunk(index))
 
     def from_bytes(self, index: int) -> Any:
         self.bytes[:] = np.full(5, float(index)).tobytes()
@@ -274,7 +285,10 @@ class _Buffers:
 @pytest.mark.parametrize(
     "form", ["fixed", "padded", "ragged", "replaced", "elements", "given None"]
 )
-@pytest.mark.parametrize("method", ["same_array", "view", "in_turn", "from_bytes", "by_protocol"])
+@pytest.mark.parametrize(
+    "method",
+    ["same_array", "view", "in_turn", "chunk", "chunk_of_torch", "from_bytes", "by_protocol"],
+)
 def test_a_buffer_that_the_function_fills_again_never_gives_a_wrong_batch(
     on: Place, method: str, form: str, workers: int
 ) -> None:

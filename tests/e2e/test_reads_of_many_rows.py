@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.errors import SampleError, SourceError
+from loaderpool.errors import SampleError, SourceError, SpecMismatchError
 from loaderpool.sources.many_rows import MOST_ROWS
 from tests.support.batches import Place, assert_same, indices_in, read
 
@@ -489,3 +489,56 @@ def test_reads_are_not_counted_as_slow_calls(tmp_path: Path) -> None:
             read(loader, 2)
             calls = loader.statistics().calls
             assert calls.slowest and calls.slowest[0].seconds < 0.08
+
+
+class Tensors:
+    """A source of tensors of PyTorch. Row `odd` has another shape or dtype, or a gradient."""
+
+    def __init__(self, odd: Any = None) -> None:
+        self.odd = odd
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        import torch
+
+        return [
+            {
+                "x": self.odd if index == 70 and self.odd is not None else torch.full((3,), index),
+                "y": torch.tensor(index / 7),
+            }
+            for index in indices
+        ]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_tensors_of_one_call_are_stacked(on: Place, workers: int) -> None:
+    pytest.importorskip("torch")
+    with lp.Loader(Tensors(), batch_size=40, **on(workers)) as loader:
+        batches = read(loader, 2)
+    assert [batch["x"].shape for batch in batches] == [(40, 3), (40, 3), (20, 3)] * 2
+    for name, expected in {"x": [*range(100)], "y": np.float32(np.arange(100) / 7)}.items():
+        rows = np.concatenate(
+            [batch[name].reshape(len(batch[name]), -1)[:, 0] for batch in batches]
+        )
+        assert np.array_equal(rows, [*expected, *expected])
+
+
+@pytest.mark.parametrize("odd", ["shape", "smaller", "dtype", "gradient"])
+def test_tensor_that_does_not_fit_its_batch_is_named(odd: str) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = {
+        "shape": torch.zeros(4, dtype=torch.int64),
+        "smaller": torch.zeros(2, dtype=torch.int64),
+        "dtype": torch.zeros(3),
+        "gradient": torch.zeros(3, requires_grad=True),
+    }[odd]
+    with (
+        lp.Loader(Tensors(tensor), batch_size=40, workers=0) as loader,
+        pytest.raises(SpecMismatchError, match="70"),
+    ):
+        read(loader)

@@ -11,21 +11,27 @@ import numpy as np
 import pytest
 
 from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec
+from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.layout import BatchForm
 from loaderpool.worker.rows import Converter, share_memory
 
 ROWS = 4
 
 
-def write(make: Callable[[int], Any]) -> list[Any] | None:
-    """Return the rows that one call of `write_block` writes. None: they must be made one by one."""
-    spec = sample_spec(make(0), None)
+def converter_of(sample: Any) -> tuple[Converter, list[Any]]:
+    """Return a converter for samples of this kind, and the arrays of a slot."""
+    spec = sample_spec(sample, None)
     components = tuple(ArraySpec((ROWS, *c.shape), c.dtype) for c in spec.components)
     form = BatchForm(ElementSpec(spec.structure, components), "sample", ROWS, None, 1, False, 0)
-    converter = Converter(form, is_given=False)
+    arrays = [np.zeros((ROWS, *c.shape), c.dtype) for c in spec.components]
+    return Converter(form, is_given=False), arrays
+
+
+def write(make: Callable[[int], Any]) -> list[Any] | None:
+    """Return the rows that one call of `write_block` writes. None: they must be made one by one."""
+    converter, arrays = converter_of(make(0))
     take = converter.take or (lambda result: result)
     results = [take(make(index)) for index in range(ROWS)]
-    arrays = [np.zeros((ROWS, *c.shape), c.dtype) for c in spec.components]
     return (
         [array.tolist() for array in arrays] if converter.write_block(arrays, 0, results) else None
     )
@@ -109,3 +115,26 @@ def test_separate_results_share_no_memory(results: list[Any]) -> None:
 
 def test_an_allowed_shared_buffer_does_not_count() -> None:
     assert not share_memory([BUFFER[0], BUFFER[1]], but=[BUFFER])
+
+
+@pytest.mark.parametrize("make", [
+    lambda index: np.arange(8.0).reshape(4, 2)[index],
+    lambda index: (np.arange(8.0).reshape(4, 2)[index], np.int64(index), True),
+    lambda index: {"x": float(index), "y": np.float32(index), "z": index},
+])  # fmt: skip
+def test_writer_copies_each_result_before_the_next_call(make: Callable[[int], Any]) -> None:
+    converter, arrays = converter_of(make(0))
+    put = converter.writer(arrays, 1)
+    for index in range(3):
+        put(make(index))
+    for index in range(3):
+        expected = converter.row(make(index), index)
+        for array, leaf in zip(arrays, expected, strict=True):
+            assert np.array_equal(array[1 + index], leaf)
+
+
+@pytest.mark.parametrize("odd", [np.zeros(3), np.zeros(2, np.float32), 1.5, "text", None], ids=str)
+def test_writer_refuses_what_does_not_fit(odd: Any) -> None:
+    converter, arrays = converter_of(np.zeros(2))
+    with pytest.raises(SpecMismatchError):
+        converter.writer(arrays, 0)(odd)
