@@ -522,11 +522,16 @@ def test_resume_names_an_order_with_its_own_state(sampler: type[Sampler]) -> Non
         batches = iter(first)
         next(batches)
         middle = first.state_dict()
-    with in_fives(sampler()) as other:
-        with pytest.warns(lp.LoaderpoolWarning, match=r"set_epoch\(epoch\)"):
-            other.load_state_dict(start)
-        with pytest.raises(lp.StateError, match=r"(?s)within epoch 1.*order=lambda epoch"):
-            other.load_state_dict(middle)
+    with (
+        in_fives(sampler()) as other,
+        pytest.warns(lp.LoaderpoolWarning, match=r"set_epoch\(epoch\)"),
+    ):
+        other.load_state_dict(start)
+    with (
+        in_fives(sampler()) as other,
+        pytest.raises(lp.StateError, match=r"(?s)within epoch 1.*order=lambda epoch"),
+    ):
+        other.load_state_dict(middle)
 
 
 def test_a_sampler_made_for_each_epoch_resumes() -> None:
