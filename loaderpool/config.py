@@ -625,6 +625,8 @@ def _check_order(name: str, value: Any) -> Any:
         return value
     if isinstance(value, type):
         raise ArgumentError(f"{name} is the class {value.__name__}: write {value.__name__}(...)")
+    if type(value).__module__.startswith("loaderpool.sources."):
+        raise ArgumentError(f"{name} is {brief(value)}, which is a source: pass it as source=")
     if is_function_of_epoch(value):
         check_signature(name, value, "epoch", ())
     for each in samplers_in(value):

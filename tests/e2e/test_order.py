@@ -589,6 +589,7 @@ class EndlessOfTen(Endless):
         ([[1, 2], None], "got None for batch 1 of epoch 0"),
         (lambda: [1], "order must be callable as order(epoch)"),
         (lp.Weighted, "order is the class Weighted: write Weighted(...)"),
+        (lp.mix([range(9)]), "<mix of 1 sources: 9 items>, which is a source: pass it as source="),
         (lambda epoch: itertools.cycle(range(9)), "such as itertools.islice(sampler, n)"),
         (EndlessOfTen(), "has given more than 10,000,000 elements for epoch 0"),
         (lp.Weighted(lambda epoch: None), "items of source, got None in epoch 0"),
