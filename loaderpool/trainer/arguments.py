@@ -9,9 +9,6 @@ import dataclasses
 import inspect
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from loaderpool.cache.setting import Cache, as_cache
 from loaderpool.checks import check_signature, is_async, open_parameter
 from loaderpool.config import DEFAULT_BATCH_SIZE, DEFAULT_RESTARTS, Auto, Blocks, LoaderConfig
@@ -21,8 +18,7 @@ from loaderpool.errors import ArgumentError, SourceError, brief, counted
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.order import Order
 from loaderpool.plan.permutation import MAX_SIZE
-from loaderpool.sources.blocks import block_starts
-from loaderpool.sources.indexing import Sized
+from loaderpool.sources.indexing import Indexed, Sized
 from loaderpool.sources.recognise import as_source, warn_of_columns, whole_batches
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
@@ -31,7 +27,6 @@ from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 from loaderpool.transport.payload.record import WorkerPayload
 
 if TYPE_CHECKING:
-    from loaderpool.config import Buckets
     from loaderpool.trainer.draws import Draws
     from loaderpool.worker.lanes import LaneItems
 
@@ -99,20 +94,7 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
                 f"shuffle={config.shuffle_window} is a window for streams, but this source can be "
                 "indexed. Set shuffle=True to shuffle all items"
             )
-        order, size = arguments["order"], len(source) * (config.samples_per_item or 1)
-        if config.shuffle and config.samples_per_item is not None:
-            order = Blocks()
-        if order is None:
-            plan = _indexed_plan(size, config, arguments["buckets"])
-        elif isinstance(order, Blocks):
-            plan = _block_plan(source, size, config, order)
-        else:
-            # Imported here, because few loaders need it.
-            from loaderpool.trainer.draws import Draws
-
-            is_sized = arguments["batch_size"] is not DEFAULT_BATCH_SIZE
-            draws = Draws(order, size, config, _plan_settings(config), is_sized)
-            config, plan = draws.config, draws.plan
+        config, plan, draws = _indexed_plan(arguments, source, config)
         if plan.rows_vary and varying(source) is not None:
             # Every epoch reads the items of epoch 0, because their lengths determined the buckets.
             items = Sized(source, len(source))
@@ -354,80 +336,52 @@ def _generators(
     return config, plan, LaneItems(generators, config.seed_globals)
 
 
-def _plan_settings(config: LoaderConfig) -> dict[str, Any]:
+def _plan_fields(config: LoaderConfig) -> dict[str, Any]:
+    """Return the fields of a plan that do not depend on the order."""
     shard = config.shard
     sizes = {"batch_size": config.batch_size, "drop_remainder": config.drop_remainder}
     return {**sizes, "num_shards": shard.num_shards, "shard_index": shard.index}
 
 
 def _open_plan(config: LoaderConfig, lanes: int = 0, is_endless: bool = False) -> Plan:
-    order, settings = Order(MAX_SIZE, seed=config.seed), _plan_settings(config)
-    return Plan(order, **settings, is_open=True, lanes=lanes, is_endless=is_endless)
+    order, fields = Order(MAX_SIZE, seed=config.seed), _plan_fields(config)
+    return Plan(order, **fields, is_open=True, lanes=lanes, is_endless=is_endless)
 
 
-def _indexed_plan(size: int, config: LoaderConfig, given: Buckets | None) -> Plan:
-    order, settings = Order(size, config.shuffle, config.seed), _plan_settings(config)
-    if config.buckets is None or given is None:
-        plan: Plan = Plan(order, **settings)
-        rows = f"batch_size={config.batch_size}"
-    else:
-        # Imported here, so that `import loaderpool` does not wait for it.
-        from loaderpool.plan.buckets import BucketPlan, ItemBuckets
+def _indexed_plan(
+    arguments: dict[str, Any], source: Indexed, config: LoaderConfig
+) -> tuple[LoaderConfig, Plan, Draws | None]:
+    """Make the plan of a source that is read by index, from the order that the arguments determine.
 
-        lengths, sizes = _lengths(given.by, size), config.buckets.batch_sizes
-        buckets = ItemBuckets.of(lengths, config.buckets.boundaries)
-        plan = BucketPlan(order, **settings, buckets=buckets, batch_sizes=sizes)
-        rows = f"no bucket fills a batch of batch_sizes={list(sizes)}"
-    if not plan.batches_per_epoch:
-        raise ArgumentError(_no_batches(size, rows, config))
-    return plan
-
-
-def _block_plan(source: Any, size: int, config: LoaderConfig, blocks: Blocks) -> Plan:
-    # Imported here, because few loaders need it.
-    from loaderpool.plan.block_order import BlockOrder
-
-    samples = config.samples_per_item
-    starts = block_starts(source, blocks.rows) if samples is None else np.arange(0, size, samples)
-    if starts is None:
-        raise ArgumentError(
-            "Blocks.rows must be the rows of a block, because a source of type "
-            f"{type(source).__name__} does not say how it stores them: write "
-            "loaderpool.Blocks(rows=...)"
-        )
-    order = BlockOrder(size, True, config.seed, starts=starts, window=blocks.window)
-    plan = Plan(order, **_plan_settings(config))
-    if not plan.batches_per_epoch:
-        raise ArgumentError(_no_batches(size, f"batch_size={config.batch_size}", config))
-    return plan
-
-
-def _no_batches(size: int, rows: str, config: LoaderConfig) -> str:
-    return (
-        f"drop_remainder=True leaves no batches: {counted(size, 'item')}, {rows}, "
-        f"num_shards={config.shard.num_shards}"
-    )
-
-
-def _lengths(by: object, size: int) -> npt.NDArray[Any]:
-    """Return `Buckets.by` as an integer array, with one length per item of the source.
+    Returns:
+        The settings, of which a batch sampler determines the batch size; the plan; and the object
+        that draws the orders of epochs, None if they are not drawn.
 
     Raises:
-        ArgumentError: It has another shape or dtype, or a negative length.
+        ArgumentError: The order does not fit the source or the settings, or leaves no batches.
     """
-    try:
-        lengths: npt.NDArray[Any] = np.asarray(by)
-    except ValueError:
-        # For example, a list of lists of different lengths. The check below refuses it.
-        lengths = np.empty((), object)
-    if lengths.shape != (size,) or (size and lengths.dtype.kind not in "iu"):
-        got = f"{lengths.dtype}{list(lengths.shape)}" if lengths.ndim else brief(by)
+    size = len(source) * (config.samples_per_item or 1)
+    value = arguments["order"] if arguments["buckets"] is None else arguments["buckets"]
+    if config.shuffle and config.samples_per_item is not None:
+        value = Blocks()
+    fields = _plan_fields(config)
+    plan: Plan | Draws
+    if value is None:
+        plan = Plan(Order(size, config.shuffle, config.seed), **fields)
+    else:
+        # Imported here, because few loaders need it.
+        from loaderpool.trainer.orders import Wanted, plan_of
+
+        is_sized = arguments["batch_size"] is not DEFAULT_BATCH_SIZE
+        plan = plan_of(Wanted(value, source, size, config, fields, is_sized))
+    if not isinstance(plan, Plan):
+        return config._replace(batch_size=plan.plan.batch_size), plan.plan, plan
+    if not plan.batches_per_epoch:
+        rows = f"batch_size={config.batch_size}"
+        if config.buckets is not None:
+            rows = f"no bucket fills a batch of batch_sizes={list(config.buckets.batch_sizes)}"
         raise ArgumentError(
-            f"Buckets.by must have the lengths of the {size:,} items of source, as a list or an "
-            f"integer array of one axis, got {got}"
+            f"drop_remainder=True leaves no batches: {counted(size, 'item')}, {rows}, "
+            f"num_shards={config.shard.num_shards}"
         )
-    if size and lengths.min() < 0:
-        raise ArgumentError(
-            f"Buckets.by[{lengths.argmin()}] is {lengths.min()}; lengths must be at least 0"
-        )
-    return lengths
+    return config, plan, None

@@ -34,12 +34,12 @@ from loaderpool.config import (
 from loaderpool.errors import ArgumentError, StateError, brief, warn
 from loaderpool.plan.alias_table import alias_table
 from loaderpool.plan.batches import Plan, kept
-from loaderpool.plan.drawn import DrawnBatches, checksum_of
+from loaderpool.plan.drawn import checksum_of
 from loaderpool.plan.generators import CapturedGenerators, global_generators
-from loaderpool.plan.order import DrawnOrder, Order
+from loaderpool.plan.order import Order
 from loaderpool.plan.places import Position
 from loaderpool.plan.stream_kinds import PASS
-from loaderpool.plan.weighted_order import WeightedOrder, without_replacement
+from loaderpool.plan.weighted_order import without_replacement
 from loaderpool.system.interrupts import FailuresIgnored, InterruptsAllowed
 from loaderpool.transport.payload.generators import Registry
 
@@ -63,6 +63,9 @@ _OWN_STATE = (
     "epoch: order=lambda epoch: Sampler(...)."
 )
 
+# Limit of a batch that an order sets: a text for messages, and the numbers in it.
+BatchLimit = tuple[str, tuple[int, ...]]
+
 
 class Drawn(NamedTuple):
     """Order of one epoch."""
@@ -77,7 +80,6 @@ class Draws:
     """Draws the order of each epoch, and makes the epoch's plan. Thread-safe.
 
     Attributes:
-        config: Settings of the loader. The order may set the batch size.
         plan: Plan of the loader, without an order.
         generators: Random generators that the user's object refers to.
         repeats: True if all epochs have the same arrays, unless the training changes the user's
@@ -86,69 +88,23 @@ class Draws:
             None: it is the loader's `batch_size`.
 
     Args:
-        order: The checked argument `order`.
-        items: Number of items of the source.
-        config: Checked settings.
-        settings: Fields of the plan other than its order.
-        is_sized: True if the user has set `batch_size`.
-
-    Raises:
-        ArgumentError: The order gives whole batches, and `batch_size` contradicts them.
+        source: Reads the order of an epoch from the user's object.
+        plan: Plan of the loader, without an order.
+        generators: Random generators that the user's object refers to.
+        batch_limit: As the attribute.
     """
 
     def __init__(
         self,
-        order: Any,
-        items: int,
-        config: LoaderConfig,
-        settings: dict[str, Any],
-        is_sized: bool,
+        source: Source,
+        plan: Plan,
+        generators: Registry,
+        batch_limit: BatchLimit | None = None,
     ) -> None:
-        roots = {} if is_array_of_indices(order) else {"order": order}
-        self.generators = Registry(roots, _MOST_ENTERED)
+        self._source, self.plan, self.generators = source, plan, generators
+        self.repeats, self.batch_limit = source.repeats, batch_limit
         self._lock = threading.RLock()  # reentrant, because a draw may use another loader
-        self._seed = config.seed
-        self._source: _Source
-        self.batch_limit: tuple[str, tuple[int, ...]] | None = None
-        self.plan: Plan
-        drawn = DrawnOrder(items, True, config.seed)
-        if isinstance(order, Weighted):
-            self._source = _Weights(order, items, config)
-            kind = WeightedOrder if order.replacement else DrawnOrder
-            self.plan = Plan(kind(items, True, config.seed), **settings)
-        elif isinstance(order, TokenBudget):
-            _check_unsized("order=TokenBudget(...)", config, is_sized, ", or set max_rows=")
-            self._source = _ByLength(order, items, config)
-            self.plan = DrawnBatches(drawn, **settings)
-            rows = () if order.max_rows is None else (order.max_rows,)
-            text = "order=lp.TokenBudget(..., max_tokens={}" + ", max_rows={}" * len(rows) + ")"
-            self.batch_limit = text, (order.max_tokens, *rows)
-        elif isinstance(order, Packed):
-            # Imported here, because few loaders need it.
-            from loaderpool.plan.packed import PackedPlan
-
-            self._source = _ByLength(order, items, config)
-            self.plan = PackedPlan(drawn, **settings, length=order.length)
-        else:
-            with self._seeded(0):
-                self._source = given = _Given(order, items)
-            if given.has_batches:
-                _check_unsized("order", config, is_sized)
-            if given.has_batches or given.batch_size is not None:
-                self.batch_limit = "", ()
-            if given.batch_size is not None:
-                if is_sized and config.batch_size != given.batch_size:
-                    raise ArgumentError(
-                        f"order gives batches of {given.batch_size}, got "
-                        f"batch_size={config.batch_size}: remove batch_size="
-                    )
-                settings = {**settings, "batch_size": given.batch_size}
-                config = config._replace(batch_size=given.batch_size)
-            made = DrawnBatches if given.has_batches else Plan
-            self.plan = made(drawn, **settings)
-        self.config = config
-        self.repeats = self._source.repeats
-        self._source.check()
+        source.check()
 
     def __call__(self, epoch: int) -> Plan:
         """Draw the order of an epoch, and return the epoch's plan. Runs the user's code.
@@ -203,7 +159,7 @@ class Draws:
             ArgumentError: As `__call__`.
             LoaderpoolWarning: A filter turns the warning into an error.
         """
-        if isinstance(self._source, _Given) and not self.repeats:
+        if isinstance(self._source, Given) and not self.repeats:
             once, again = (checksum_of(self(epoch)) for _ in range(2))
             if once != again:
                 warn(f"Epoch {epoch} does not continue the saved training exactly. {_OWN_STATE}")
@@ -218,39 +174,32 @@ class Draws:
         full, rest = divmod(count, self.plan.num_shards)
         return full + (rest > 0 and not self.plan.drop_remainder)
 
-    @contextlib.contextmanager
-    def _seeded(self, epoch: int) -> Iterator[None]:
-        """Seed all generators that the object may use, and restore their states at the end."""
-        importlib.import_module("numpy.random")  # NumPy imports it at its first use
-        python, numpy, _, torch = global_generators()
-        shared = [each for each in (python, numpy, torch) if each is not None]
-        pairs = [(each, f"order {type(each).__name__}".encode()) for each in shared]
-        seeding = CapturedGenerators([*pairs, *self.generators.pairs], self._seed)
-        restore = seeding.save()
-        seeding.begin(PASS, epoch, 0)
-        try:
-            yield
-        finally:
-            restore()
+    def _seeded(self, epoch: int) -> contextlib.AbstractContextManager[None]:
+        return seeded(self.generators, self.plan.order.seed, epoch)
 
 
-def _check_unsized(order: str, config: LoaderConfig, is_sized: bool, more: str = "") -> None:
-    """Raise an `ArgumentError` if the user has set `batch_size`. Called if the order gives batches.
-
-    Args:
-        order: Name of the order, for the message.
-        config: Checked settings.
-        is_sized: True if the user has set `batch_size`.
-        more: End of the message, with another fix.
-    """
-    if is_sized:
-        raise ArgumentError(
-            f"{order} gives batches, which cannot be combined with "
-            f"batch_size={config.batch_size}: remove batch_size={more}"
-        )
+def generators_of(order: object) -> Registry:
+    """Return the random generators that a user's order refers to."""
+    return Registry({} if is_array_of_indices(order) else {"order": order}, _MOST_ENTERED)
 
 
-class _Source(Protocol):
+@contextlib.contextmanager
+def seeded(generators: Registry, seed: int, epoch: int) -> Iterator[None]:
+    """Seed all generators that an order may use, and restore their states at the end."""
+    importlib.import_module("numpy.random")  # NumPy imports it at its first use
+    python, numpy, _, torch = global_generators()
+    shared = [each for each in (python, numpy, torch) if each is not None]
+    pairs = [(each, f"order {type(each).__name__}".encode()) for each in shared]
+    seeding = CapturedGenerators([*pairs, *generators.pairs], seed)
+    restore = seeding.save()
+    seeding.begin(PASS, epoch, 0)
+    try:
+        yield
+    finally:
+        restore()
+
+
+class Source(Protocol):
     """Reads the order of an epoch from the user's object."""
 
     @property
@@ -273,7 +222,7 @@ class _Source(Protocol):
         """
 
 
-class _Given:
+class Given:
     """Indices, or batches of them, from an array, an iterable or a function of the epoch.
 
     Attributes:
@@ -346,7 +295,7 @@ class _Given:
         return len(order) * self.batch_size if order.drop_last else len(order.sampler)
 
 
-class _Weights:
+class Weights:
     """Weights of the items, from an array or a function of the epoch."""
 
     def __init__(self, order: Weighted, items: int, config: LoaderConfig) -> None:
@@ -391,7 +340,7 @@ class _Weights:
         return self._order.num_samples or self._items
 
 
-class _ByLength:
+class ByLength:
     """Orders by the lengths of items, which come from an array or a function of the epoch.
 
     The orders of the latest epochs are kept, because an order takes a microsecond per item.
