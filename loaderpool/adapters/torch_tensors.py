@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,15 @@ def as_torch(core: LoaderCore, device: torch.device | str | None, prefetch: int)
 
 class TorchBatches(ConvertedBatches, torch.utils.data.IterableDataset):  # type: ignore[misc]
     """Iterable over a loader's batches that is an `IterableDataset` of PyTorch."""
+
+    @property
+    def dataset(self) -> NoReturn:
+        """Raise an error with the fix. `skip_first_batches` of Accelerate reads this attribute."""
+        raise AttributeError(
+            "as_torch() returns batches, which have no dataset from which to skip some. To resume "
+            "a training, save loader.state_dict(), and call loader.load_state_dict(state). For "
+            "transformers.Trainer, also write TrainingArguments(ignore_data_skip=True)"
+        )
 
 
 class TorchConversion(TensorConversion):

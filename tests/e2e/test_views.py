@@ -320,6 +320,15 @@ def test_a_data_loader_takes_the_torch_view_as_it_is(on: Place) -> None:
             assert isinstance(text, np.ndarray) and number.device.type == "meta"
 
 
+def test_libraries_that_skip_batches_get_an_error_with_the_fix() -> None:
+    pytest.importorskip("torch")
+    with lp.Loader(range(3), workers=0) as loader:
+        batches = loader.as_torch()
+        with pytest.raises(AttributeError, match=r"load_state_dict\(.*ignore_data_skip=True"):
+            batches.dataset  # noqa: B018
+        assert getattr(batches, "dataset", None) is None
+
+
 def test_a_missing_framework_is_named() -> None:
     run_child(
         """
