@@ -48,11 +48,14 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
     cache: Cache | None = None
     if arguments["cache"] is not None:
         cache = as_cache(arguments["cache"])
+    source = as_source(arguments["source"])
+    # First: if a setting does not apply to the source, changing the functions would not help.
+    if isinstance(source, (StreamSource, ReplicatedSource)):
+        _check_unindexed(source, cache, config, arguments["order"])
     _check_functions(arguments, cache is not None, config)
     if config.samples_per_item is not None:
         _check_samples_per_item(arguments)
     given_spec = None if arguments["element_spec"] is None else read_spec(arguments["element_spec"])
-    source = as_source(arguments["source"])
     # With batch_size=None, each array of a list may be a batch.
     if config.batch_size is not None and type(arguments["source"]) is list:
         has_function = arguments["fn"] is not None or arguments["batch_fn"] is not None
@@ -63,7 +66,6 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
     draws: Draws | None = None
     items: object = source
     if isinstance(source, (StreamSource, ReplicatedSource)):
-        _check_unindexed(source, cache, config, arguments["order"])
         if isinstance(source, ReplicatedSource):
             config, plan, items = _generators(source, config, pool)
         else:

@@ -572,4 +572,6 @@ def test_wrong_settings_are_refused_with_a_way_out(settings: dict[str, Any], mes
 
 def test_generators_are_refused() -> None:
     with pytest.raises(lp.ArgumentError, match="Yield the samples one by one"):
-        lp.Loader.from_generator(lambda: iter(range(3)), fn=numbers, samples_per_item=SAMPLES)
+        lp.Loader.from_generator(lambda: iter(range(3)), samples_per_item=SAMPLES)
+    with pytest.raises(lp.ArgumentError, match="cache needs a source with __len__"):
+        lp.Loader.from_generator(lambda: iter(range(3)), cache="memory")
