@@ -27,6 +27,7 @@ _BUDGET = "Write order=TokenBudget(lengths, max_tokens={0}), without batch_size=
 _PACKED = "Write order=Packed(lengths, length={0})"
 _LONGEST = f"{_PACKED} to pack samples into rows. To truncate, do so in fn"
 _BLOCKS = "Write order=Blocks(rows={0})"
+_KEPT = "Use the object that you passed as source="
 _YIELDS_ARRAYS = "Write iter(loader), which yields NumPy arrays"
 # Hints for arguments of other libraries, and for those of another part of loaderpool. "{0}" is the
 # value passed. A test checks that each sentence names things that exist.
@@ -151,6 +152,8 @@ ATTRIBUTES = {
     "reset": "Write iter(loader), which begins the next epoch. Set loader.epoch = 0 before it to "
     "begin again",
     "set_epoch": "Set loader.epoch before iter(loader)",
+    "dataset": _KEPT,
+    "source": _KEPT,
     "fit": "Pass loader.for_keras() to the model's fit",
     "to_tf": "Write loader.as_dataset()",
     "as_tf": "Write loader.as_dataset()",

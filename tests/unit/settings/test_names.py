@@ -34,6 +34,8 @@ TRIED_ATTRIBUTES = [
     "cache",
     "DataLoader",
     "Dataset",
+    "dataset",
+    "source",
 ]
 
 
