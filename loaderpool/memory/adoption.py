@@ -273,7 +273,8 @@ def share_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
             "mask, too: share(array.data), share(array.mask)"
         )
     source = np.asarray(array)
-    if source.dtype.hasobject and not isinstance(array, np.ndarray):
+    is_scalar = not (source.ndim or hasattr(array, "shape"))
+    if is_scalar or (source.dtype.hasobject and not isinstance(array, np.ndarray)):
         is_iterated = isinstance(array, (Iterator, AbstractSet))
         raise ArgumentError(
             f"share needs an array, list, tuple or dict, got {brief(array)} of type "

@@ -60,7 +60,8 @@ def share(data: Any, *, name: str | None = None) -> object:
             this process. Only Linux: elsewhere, each process calls the function.
 
     Returns:
-        A `numpy.ndarray`, or a read-only sequence or mapping. With a name, arrays are read-only.
+        A `numpy.ndarray` in C order, or a read-only sequence or mapping. With a name, arrays are
+        read-only.
 
     Raises:
         ArgumentError: If an array holds Python objects. With a name: if another function has made

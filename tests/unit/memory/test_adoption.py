@@ -454,6 +454,8 @@ def test_what_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         share(np.ma.array([1, 2], mask=[0, 1]))
     for value, told in (
         (None, "array, list, tuple or dict, got None of type NoneType$"),
+        (5, "got 5 of type int$"),
+        ("abc", "got 'abc' of type str$"),
         ({1}, r"got \{1\} of type set. Convert it with list\(...\)$"),
         (iter("ab"), r"of type str_\w*iterator. Convert it with list\(...\)$"),
     ):
