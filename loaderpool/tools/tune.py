@@ -166,7 +166,8 @@ def choose(measurements: Sequence[Measurement], cpus: int) -> tuple[Measurement,
     has_others = best.other_cpus >= _BUSY * cpus
     gain = f"{chosen.samples_per_s / first.samples_per_s:.2f} times the rate of {first.setting}"
     end = (
-        f"{gain}, and " * (chosen is not first) + f"no setting is more than {_TOLERANCE:.0%} faster"
+        f"it has {gain}, and " * (chosen is not first)
+        + f"no setting is more than {_TOLERANCE:.0%} faster"
     )
     if len(measurements) == 1:
         reason = "it is the only setting that was measured"

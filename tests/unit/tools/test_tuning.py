@@ -35,7 +35,7 @@ def measurement(workers: int, rate: float, cpus: float = 1.0, threads: int = 1) 
             {0: 100, 1: 98, 2: 190, 4: 195},
             2.0,
             2,
-            "1.90 times the rate of workers=0, and no setting is more than 5% faster",
+            "it has 1.90 times the rate of workers=0, and no setting is more than 5% faster",
         ),
         ({0: 100, 1: 98, 2: 190, 4: 195}, 2.0, 2, "because all CPUs are in use (2 CPUs)"),
         ({0: 100, 1: 100, 2: 190, 4: 195}, 0.2, 2, "with 0.2 of 2 CPUs in use"),
