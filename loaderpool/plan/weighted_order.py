@@ -19,6 +19,10 @@ from loaderpool.plan.alias_table import chosen
 from loaderpool.plan.order import DrawnOrder
 from loaderpool.plan.permutation import random_bits, stream_key
 
+# Least weight by which a random number is divided. Smaller: the result may overflow. Larger: the
+# logarithms of ordinary weights may round differently on two machines.
+_LEAST = 1e-300
+
 
 @dataclass(frozen=True, eq=False)
 class WeightedOrder(DrawnOrder):
@@ -48,7 +52,12 @@ def without_replacement(
     """
     items = np.flatnonzero(weights)
     # The smallest of exponential random numbers belongs to each item with the probability wanted.
-    numbers = -np.log1p(-uniform(seed, epoch, len(weights))[items]) / weights[items]
+    numbers, weights = -np.log1p(-uniform(seed, epoch, len(weights))[items]), weights[items]
+    if weights.min() < _LEAST:
+        with np.errstate(divide="ignore"):  # a number may be 0
+            numbers = np.log(numbers) - np.log(weights)
+    else:
+        numbers /= weights
     order: npt.NDArray[np.int64] = items[numbers.argsort(kind="stable")]
     return order
 

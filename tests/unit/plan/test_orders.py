@@ -9,7 +9,7 @@ from loaderpool.plan.alias_table import alias_table
 from loaderpool.plan.block_order import BlockOrder
 from loaderpool.plan.order import Order
 from loaderpool.plan.permutation import random_bits, stream_key
-from loaderpool.plan.weighted_order import WeightedOrder, uniform
+from loaderpool.plan.weighted_order import WeightedOrder, uniform, without_replacement
 
 # Random numbers at positions 0, 5 and 2**60, as they were when they were defined.
 RECORDED = [0x94E63B3F3CC78E7A, 0xC480299576458C28, 0xCF780E348AD26F8]
@@ -113,6 +113,12 @@ def test_random_numbers_are_uniform():
 
 
 # ---- blocks ----
+
+
+def test_the_smallest_weights_shuffle_items_as_others_do():
+    weights = np.random.default_rng(0).integers(1, 9, 1000).astype(float)
+    tiny = np.ldexp(weights, -1074)
+    assert (without_replacement(3, 0, tiny) == without_replacement(3, 0, weights)).all()
 
 
 def test_each_item_comes_once_in_every_epoch():
