@@ -497,7 +497,8 @@ class LoaderConfig(NamedTuple):
         if batch_size is None and (is_padded or ragged):
             which = "ragged" if ragged else "pad"
             raise ArgumentError(
-                f"{which} needs a batch_size: with batch_size=None, samples are not batched"
+                f"{which} and batch_size=None cannot be combined, because samples are not batched. "
+                "Remove batch_size="
             )
         if threads > 1 and given["seed_globals"] is True:
             raise ArgumentError(
@@ -651,7 +652,8 @@ def _check_order(name: str, value: Any) -> Any:
             f"Weighted, Blocks, TokenBudget or Packed, got {brief(value)} of type "
             f"{type(value).__name__}{advice}"
         )
-    if hasattr(value, "__iter__"):
+    # The form of an array is checked with the number of items.
+    if hasattr(value, "__iter__") and not is_array_of_indices(value):
         try:
             len(value)
         except (TypeError, NotImplementedError):

@@ -16,7 +16,7 @@ import dataclasses
 import importlib
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -31,7 +31,7 @@ from loaderpool.config import (
     is_function_of_epoch,
     samplers_in,
 )
-from loaderpool.errors import ArgumentError, StateError, brief, warn
+from loaderpool.errors import ArgumentError, StateError, add_note, brief, shortened, warn
 from loaderpool.plan.alias_table import alias_table
 from loaderpool.plan.batches import Plan, kept
 from loaderpool.plan.drawn import checksum_of
@@ -252,7 +252,7 @@ class Given:
     def _read(self, epoch: int) -> Drawn:
         order = self._order
         _set_epoch(order, epoch)
-        given = order(epoch) if self._is_function else order
+        given = _of_epoch("order", order, epoch) if self._is_function else order
         if self.batch_size is not None:
             given = itertools.chain.from_iterable(given)
         if not self.has_batches:
@@ -308,7 +308,9 @@ class Weights:
 
     def read(self, epoch: int) -> Drawn:
         order = self._order
-        given = order.weights(epoch) if callable(order.weights) else order.weights
+        given = order.weights
+        if callable(given):
+            given = _of_epoch("Weighted.weights", given, epoch)
         size = self.count()
         weights = _weights(given, epoch, self._items, self._of)
         if not order.replacement:
@@ -361,7 +363,9 @@ class ByLength:
 
     def _lengths(self, epoch: int) -> npt.NDArray[np.int64]:
         order = self._order
-        given = order.lengths(epoch) if callable(order.lengths) else order.lengths
+        given = order.lengths
+        if callable(given):
+            given = _of_epoch(f"{type(order).__name__}.lengths", given, epoch)
         if isinstance(order, TokenBudget):
             limit, most = "max_tokens", order.max_tokens
         else:
@@ -388,6 +392,18 @@ class ByLength:
 
     def count(self) -> None:
         """Return None, because only a draw shows the number of batches."""
+
+
+def _of_epoch(name: str, function: Callable[[int], Any], epoch: int) -> Any:
+    """Call a user's function of the epoch. An error gets a note, because the user may expect items.
+
+    `name` is the argument that the function was passed as.
+    """
+    try:
+        return function(epoch)
+    except Exception as error:
+        add_note(error, f"while {name} was called with the epoch number {epoch}")
+        raise
 
 
 def _all_of(items: int, config: LoaderConfig) -> str:
@@ -468,8 +484,9 @@ def _weights(given: Any, epoch: int, items: int, all_items: str) -> npt.NDArray[
         found = np.asarray(given)
         if found.dtype.kind not in "biuf" or found.dtype.itemsize > _WORD:
             found = found.astype(np.float64)
-    except (TypeError, ValueError):
-        raise ArgumentError(f"{of}, got {brief(given)} in epoch {epoch}") from None
+    except (TypeError, ValueError) as error:
+        got = f"got {brief(given)} in epoch {epoch}: {shortened(str(error))}"
+        raise ArgumentError(f"{of}, {got}") from None
     if given is None:
         raise ArgumentError(f"{of}, got None in epoch {epoch}")
     if found.shape != (items,):

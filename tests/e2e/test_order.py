@@ -584,6 +584,7 @@ class EndlessOfTen(Endless):
         ([0.5], "integers of one axis, got float64[1] in epoch 0"),
         (np.ones(9, bool), "pass numpy.flatnonzero(mask)"),
         (np.zeros((2, 2), int), "got int64[2, 2] in epoch 0"),
+        (np.array(5), "as integers of one axis, got int64[] in epoch 0"),
         ([], "got an empty [0] array in epoch 0"),
         ([[1, 2], 3], "must give a list of indices for each batch, got 3 for batch 1 of epoch 0"),
         ([[1, 2], None], "got None for batch 1 of epoch 0"),
@@ -609,7 +610,7 @@ class EndlessOfTen(Endless):
         (lp.Weighted([1] * 8 + [-1]), "got -1.0 for item 8 in epoch 0"),
         (lp.Weighted([float("nan")] * 9), "got nan for item 0 in epoch 0"),
         (lp.Weighted([0] * 9), "got only zeros in epoch 0"),
-        (lp.Weighted(["a"] * 9), "Weighted.weights must have one number, 0 or more"),
+        (lp.Weighted(["a"] * 9), "in epoch 0: could not convert string to float"),
         (
             lp.Weighted([1] + [0] * 8, replacement=False),
             "must draw 9 items in epoch 0, but only 1 have a weight above 0. Set num_samples=1",
@@ -646,6 +647,7 @@ def test_an_order_is_refused_beside_other_orders() -> None:
             [[0]], batch_size=size
         )
         assert "or set max_rows=" in refusal(budget, batch_size=size)
+    assert "Remove batch_size=" in refusal(budget, batch_size=None, pad=True)
     assert "leave no batches in epoch 0" in refusal([0], drop_remainder=True)
     with pytest.raises(lp.ArgumentError, match="order needs a source with __len__"):
         lp.Loader.from_generator(lambda: iter([1]), order=[0], workers=0)
@@ -674,6 +676,24 @@ def test_functions_of_the_epoch_are_checked_at_once() -> None:
         lp.Weighted(lambda: [1] * 9)
     with pytest.raises(lp.ArgumentError, match=r"callable as TokenBudget.lengths\(epoch\)"):
         lp.TokenBudget(lambda: [1] * 9, 9)
+
+
+@pytest.mark.parametrize(
+    ("order", "name"),
+    [
+        (len, "order"),
+        (lp.Weighted(len), "Weighted.weights"),
+        (lp.TokenBudget(len, 9), "TokenBudget.lengths"),
+    ],
+)
+def test_the_error_of_a_function_of_items_names_the_epoch(order: Any, name: str) -> None:
+    with (
+        pytest.raises(TypeError) as caught,
+        lp.Loader(range(9), order=order, workers=0) as each,
+    ):
+        list(each)
+    if hasattr(caught.value, "add_note"):  # from Python 3.11 on
+        assert caught.value.__notes__ == [f"while {name} was called with the epoch number 0"]
 
 
 def test_arrays_may_be_filled_after_the_loader_was_made() -> None:

@@ -65,7 +65,7 @@ def test_a_file_that_cannot_be_read() -> None:
         pytest.raises(OSError, match="truncated") as of_loader,
     ):
         list(loader)
-    if hasattr(raised.value, "__notes__"):  # from Python 3.11 on
+    if hasattr(raised.value, "add_note"):  # from Python 3.11 on
         assert raised.value.__notes__ == ["while 'b' was read"]
         assert "while 'b' was read" in str(of_loader.value)
 
