@@ -60,11 +60,11 @@ class TorchBatches(ConvertedBatches, torch.utils.data.IterableDataset):  # type:
 
     @property
     def dataset(self) -> NoReturn:
-        """Raise an error with the fix. `skip_first_batches` of Accelerate reads this attribute."""
+        """Raise an error with the fix. Accelerate reads this attribute when it skips batches."""
         raise AttributeError(
             "as_torch() returns batches, which have no dataset from which to skip some. To resume "
-            "a training, save loader.state_dict(), and call loader.load_state_dict(state). For "
-            "transformers.Trainer, also write TrainingArguments(ignore_data_skip=True)"
+            "a training, save loader.state_dict(), and call loader.load_state_dict(state). With "
+            "transformers, also write TrainingArguments(ignore_data_skip=True)"
         )
 
 
