@@ -33,7 +33,6 @@ from loaderpool.cache.setting import MEMORY, Cache, CachedOf, CachePlan, Count
 from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import ArgumentError, CacheError, brief, closed_error, counted, warn
 from loaderpool.memory.arena import Arena, Extent, map_memory_file
-from loaderpool.sources.varying import varying
 from loaderpool.system import abilities, capacity, machine, ranks
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 from loaderpool.system.process import why_not_apart
@@ -360,9 +359,8 @@ def make_cache(cache: Cache, made_of: CachedOf) -> SharedCache:
     Raises:
         CacheError: the directory belongs to another function or source, or cannot be used.
     """
-    of_epochs = varying(made_of.source)
-    items = len(made_of.source) if of_epochs is None else of_epochs.records
-    plan = CachePlan(cache.where, cache.max_bytes, items * (made_of.samples or 1))
+    items = len(made_of.source) * (made_of.samples or 1)
+    plan = CachePlan(cache.where, cache.max_bytes, items)
     if not cache.in_memory:
         from loaderpool.cache.identity import describe
 

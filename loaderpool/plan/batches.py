@@ -35,6 +35,7 @@ import numpy.typing as npt
 from loaderpool.plan.order import Order
 
 if TYPE_CHECKING:
+    from loaderpool.plan.shares import MixOrder
     from loaderpool.plan.taken import Start, Taken
 
 _Value = TypeVar("_Value")
@@ -102,6 +103,8 @@ class Plan:
     """Batches of this shard per epoch, if its generators' numbers of items are given, else None."""
     start: Start = 0
     """The start passed to `after`: the positions that were taken or left out, as in `taken`."""
+    mix: MixOrder | None = None
+    """Order of the records of a mix, if the source is one. `order` gives the indices of the mix."""
 
     # ---- numbers, the same in each epoch ----
 
@@ -247,6 +250,16 @@ class Plan:
         if full < count:
             found = np.concatenate((found, self._rows_of(epoch, stop - 1)))
         return self._located(epoch, found)
+
+    def records(self, epoch: int, indices: list[int]) -> list[int]:
+        """Return the numbers by which the items at these source indices are read in an epoch.
+
+        They are the indices, unless the source is a mix. If rows vary, each epoch has the items of
+        epoch 0, because their lengths determined the batches.
+        """
+        if self.mix is None:
+            return indices
+        return self.mix.records(0 if self.rows_vary else epoch, indices)
 
     # ---- internals ----
 

@@ -28,8 +28,10 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import operator
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,10 +48,10 @@ is read out of order takes longer than the current 0.1 ms, because its whole blo
 """
 
 _KEPT_BLOCKS = 512
-"""Number of blocks that are kept, 4 KiB each.
+"""Number of blocks that are kept, 6 KiB each.
 
 Smaller: a shuffled pass over some ten thousand items makes each of them many times. Larger: each
-worker uses more than the current 2 MiB.
+worker uses more than the current 3 MiB.
 """
 
 _OFFSET_BITS = 32
@@ -59,9 +61,15 @@ Smaller: expected counts are off by more than a 2**32th of an item. Larger: divi
 numbers.
 """
 
-# The source of each item, the number of that source's items before it in this epoch, and the number
-# of items of each source in earlier epochs.
-Block = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[int]]
+_Integers = npt.NDArray[np.int64]
+
+
+class _Block(NamedTuple):
+    """Items of one block of an epoch."""
+
+    sources: _Integers  # number of the source of each item
+    indices: _Integers  # index of each item in its source
+    records: Sequence[int]  # number of each item among the records of all sources
 
 
 class Shares:
@@ -135,32 +143,70 @@ def _last(holds: Callable[[int], bool]) -> int:
 
 
 class MixOrder:
-    """Source of each of `size` items of an epoch, and its number within that source.
+    """Order of the records of a mix: the record at each index of an epoch.
 
-    Items of a source keep their order. The last block is shorter, so that the counts are right at
-    the end, too. Threads may share it.
+    The records of all sources are numbered consecutively, one source after the other. Items of a
+    source keep their order. The last block is shorter, so that the counts are right at the end,
+    too. Threads may share it. It is pickled without its blocks.
+
+    Attributes:
+        size: Number of items in each epoch.
+        count: Number of records of all sources.
 
     Args:
-        shares: the counts.
-        seed: seed of the order.
-        size: number of items in each epoch.
+        weights: Weight of each source.
+        seed: Seed of the order.
+        size: Number of items in each epoch.
         goes_on: True if the counts continue from epoch to epoch. Then one epoch may have one more
             item of a source than another, and a very rare source is in some epochs only.
             Otherwise all epochs have the same number of items of each source, at the same places.
+        sources: Number of items of each source; or its order, if it is itself a mix. Each time that
+            such a source was read to its end, its next epoch begins.
+
+    Raises:
+        ArgumentError: The sources have more than 2**62 records together.
     """
 
-    def __init__(self, shares: Shares, seed: int, size: int, goes_on: bool) -> None:
-        self._shares = shares
-        self._seed = seed
-        self._size = size
-        self._goes_on = goes_on
-        self.each = shares.counts(size)  # items of each source in epoch 0
-        self._blocks: dict[tuple[int, int], Block] = {}
+    def __init__(
+        self,
+        weights: Sequence[int],
+        seed: int,
+        size: int,
+        goes_on: bool,
+        sources: Sequence[int | MixOrder],
+    ) -> None:
+        self._arguments = weights, seed, size, goes_on, sources
+        self._shares, self._seed, self.size = Shares(weights, seed), seed, size
+        # Items of each source in an epoch. None: they differ, because the counts continue.
+        self._each = None if goes_on else self._shares.counts(size)
+        self._inner = {at: each for at, each in enumerate(sources) if isinstance(each, MixOrder)}
+        self._sizes = [each.size if isinstance(each, MixOrder) else each for each in sources]
+        counts = [each.count if isinstance(each, MixOrder) else each for each in sources]
+        self._starts = [*itertools.accumulate(counts, initial=0)]
+        self.count: int = self._starts[-1]
+        if self.count > MAX_SIZE:
+            raise ArgumentError("sources have more than 2**62 items together")
+        self._blocks: dict[tuple[int, int], _Block] = {}
 
-    def origin(self, epoch: int, position: int) -> tuple[int, int]:
-        """Return the source at a position, 0 to size - 1, and the number of its items before."""
-        number, place = divmod(position, BLOCK)
-        key = (epoch if self._goes_on else 0), number
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MixOrder, self._arguments
+
+    def records(self, epoch: int, indices: Sequence[int]) -> list[int]:
+        """Return the records at these indices of an epoch, from 0 to size - 1."""
+        return [self.record(epoch, index) for index in indices]
+
+    def record(self, epoch: int, index: int) -> int:
+        """Return the record at an index of an epoch."""
+        block = self._blocks.get((epoch, index // BLOCK)) or self._block(epoch, index)
+        return block.records[index % BLOCK]
+
+    def origin(self, epoch: int, index: int) -> tuple[int, int]:
+        """Return the number of the source at an index of an epoch, and the index in that source."""
+        block, place = self._block(epoch, index), index % BLOCK
+        return int(block.sources[place]), int(block.indices[place])
+
+    def _block(self, epoch: int, index: int) -> _Block:
+        key = epoch, index // BLOCK
         block = self._blocks.get(key)
         if block is None:
             block = self._made(*key)
@@ -168,35 +214,34 @@ class MixOrder:
                 # All blocks, not only the oldest, because a single `clear` is atomic among threads.
                 self._blocks.clear()
             self._blocks[key] = block
-        sources, counts, earlier = block
-        source = int(sources[place])
-        before = earlier[source] if self._goes_on else epoch * self.each[source]
-        return source, before + int(counts[place])
+        return block
 
-    def _made(self, epoch: int, number: int) -> Block:
+    def _made(self, epoch: int, number: int) -> _Block:
         start = number * BLOCK
-        stop = min(start + BLOCK, self._size)
-        earlier = self._shares.counts(epoch * self._size)
-        before, until = (self._of_epoch(epoch, each, earlier) for each in (start, stop))
-        count = until - before
-        order = Permutation(stop - start, stream_key("mix", self._seed, number)).take(
-            np.arange(stop - start)
-        )
-        which = np.repeat(np.arange(len(count)), count)[order]
+        places = np.arange(min(BLOCK, self.size - start), dtype=np.int64)
+        before, until = (self._taken(epoch, start + each) for each in (0, len(places)))
+        count = np.array([*map(operator.sub, until, before)])
+        order = Permutation(len(places), stream_key("mix", self._seed, number)).take(places)
+        sources = np.repeat(np.arange(len(count)), count)[order]
         # Places of each source in the block, ascending, one source after the other. Each source's
         # items fill its places in order.
-        places = which.argsort(kind="stable")
-        counts = np.empty(stop - start, np.int64)
-        counts[places] = np.arange(stop - start) + np.repeat(
-            before - (count.cumsum() - count), count
+        ranks = np.empty_like(places)
+        ranks[sources.argsort(kind="stable")] = places - np.repeat(count.cumsum() - count, count)
+        turns, rests = zip(*map(divmod, before, self._sizes), strict=True)
+        more_turns, indices = np.divmod(
+            ranks + np.array(rests)[sources], np.array(self._sizes)[sources]
         )
-        return which, counts, earlier
+        records = indices.copy()
+        for source, inner in self._inner.items():
+            for turn in {*more_turns[sources == source].tolist()}:
+                taken = (sources == source) & (more_turns == turn)
+                records[taken] = inner.records(turns[source] + turn, indices[taken].tolist())
+        records += np.array(self._starts)[sources]
+        return _Block(sources, indices, memoryview(records))
 
-    def _of_epoch(self, epoch: int, position: int, earlier: list[int]) -> npt.NDArray[np.int64]:
-        """Return the number of items of each source before a position in its epoch.
-
-        The numbers fit 64 bits, because they do not include the earlier epochs.
-        """
-        counts = self._shares.counts(epoch * self._size + position)
-        of_epoch = [count - first for count, first in zip(counts, earlier, strict=True)]
-        return np.array(of_epoch, np.int64)
+    def _taken(self, epoch: int, index: int) -> list[int]:
+        """Return the number of items of each source before an index, from epoch 0 on."""
+        if self._each is None:
+            return self._shares.counts(epoch * self.size + index)
+        counts = self._shares.counts(index)
+        return [epoch * each + count for each, count in zip(self._each, counts, strict=True)]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from loaderpool.sources.arrays import ArrayRows
 from loaderpool.sources.indexing import Sized
+from loaderpool.sources.mixed import JoinedSources
 from loaderpool.sources.tables import Columns
 
 
@@ -54,7 +55,7 @@ def _rows_of_largest(parts: list[Any]) -> int | None:
 def _parts(source: Any) -> Iterator[Any]:
     """Yield a source and the objects that it reads rows of: columns, arrays, the user's object."""
     yield source
-    if isinstance(source, (Sized, Columns, ArrayRows)):
+    if isinstance(source, (Sized, Columns, ArrayRows, JoinedSources)):
         for _, part in source.user_parts():
             yield from _parts(part)
 

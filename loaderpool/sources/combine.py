@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import numbers
-import operator
 from collections.abc import Hashable, Sequence
 from fractions import Fraction
 from typing import Any, Literal, SupportsIndex
@@ -17,87 +15,12 @@ from loaderpool.element.structure import Kind, Structure
 from loaderpool.errors import ArgumentError, SourceError, brief
 from loaderpool.hints import known_names_only
 from loaderpool.plan.permutation import MAX_SIZE
-from loaderpool.plan.shares import MixOrder, Shares
+from loaderpool.plan.shares import Shares
 from loaderpool.sources.indexing import Indexed, position_of
+from loaderpool.sources.mixed import Mix
 from loaderpool.sources.recognise import as_source
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
 from loaderpool.sources.tables import Columns, unequal
-from loaderpool.sources.varying import VaryingSource, varying
-
-
-class Mix(VaryingSource):
-    """Items of several sources in a seeded order, as returned by `mix`."""
-
-    __slots__ = (
-        "_arguments",
-        "_getters",
-        "_order",
-        "_size",
-        "_sizes",
-        "_starts",
-        "_varying",
-        "records",
-        "varies",
-    )
-
-    def __init__(
-        self,
-        sources: list[Indexed],
-        weights: list[int],
-        seed: int,
-        size: int,
-        goes_on: bool,
-    ) -> None:
-        self._arguments = sources, weights, seed, size, goes_on
-        self._size = size
-        # If the sum of the weights divides the size, every epoch takes the same number of items
-        # from each source, and no share carries over to the next epoch.
-        goes_on = goes_on and size % sum(weights) > 0
-        self._order = MixOrder(Shares(weights, seed), seed, size, goes_on)
-        self._getters = [source.__getitem__ for source in sources]
-        self._sizes = [len(source) for source in sources]
-        # A varying source begins its next epoch each time that it was read to its end.
-        self._varying = [varying(source) for source in sources]
-        rests = itertools.starmap(operator.mod, zip(self._order.each, self._sizes, strict=True))
-        drawn = itertools.compress(self._varying, weights)
-        self.varies = any(rests) or any(each is not None for each in drawn) or goes_on
-        inner = zip(self._varying, self._sizes, strict=True)
-        records = [size if source is None else source.records for source, size in inner]
-        *self._starts, self.records = itertools.accumulate(records, initial=0)
-
-    def user_parts(self) -> list[tuple[str, Any]]:
-        """Return the sources with their numbers, for messages (`walk.parts_of`)."""
-        return [(f"source [{number}]", each) for number, each in enumerate(self._arguments[0])]
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: SupportsIndex) -> Any:
-        return self.item(0, position_of(index, self._size))
-
-    def origin(self, index: SupportsIndex, epoch: int = 0) -> tuple[int, int]:
-        """Return the number of the source of the item at `index`, and the index in that source."""
-        epoch = whole_number("epoch", epoch, at_least=0)
-        source, count = self._order.origin(epoch, position_of(index, self._size))
-        return source, count % self._sizes[source]
-
-    def item(self, epoch: int, index: int) -> object:
-        source, count = self._order.origin(epoch, index)
-        turn, record = divmod(count, self._sizes[source])
-        inner = self._varying[source]
-        return self._getters[source](record) if inner is None else inner.item(turn, record)
-
-    def record(self, epoch: int, index: int) -> int:
-        source, count = self._order.origin(epoch, index)
-        turn, record = divmod(count, self._sizes[source])
-        inner = self._varying[source]
-        return self._starts[source] + (record if inner is None else inner.record(turn, record))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Mix, self._arguments
-
-    def __repr__(self) -> str:
-        return f"<mix of {len(self._sizes)} sources: {self._size} items>"
 
 
 @known_names_only

@@ -30,6 +30,7 @@ from loaderpool.sources.arrays import (
     read_rows,
 )
 from loaderpool.sources.indexing import Indexed, Sized
+from loaderpool.sources.mixed import Mix
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import (
     IS_ASYNC,
@@ -47,18 +48,12 @@ from loaderpool.sources.tables import (
     table_columns,
     unequal,
 )
-from loaderpool.sources.varying import VaryingSource
 from loaderpool.system.interrupts import FailuresIgnored, is_of_a_handler
 
 # Types that need no `Sized`, because their length is cheap and does not change. `BatchSequence` is
 # here because hooks find the user's object through it.
-_READY = (list, range, Columns, BatchSequence, SparseRows)
-_ALSO_READY = (
-    tuple,
-    np.ndarray,
-    ArrayRows,
-    VaryingSource,
-)  # types that need no `Sized`, with subclasses
+_READY = (list, range, Columns, BatchSequence, SparseRows, Mix)
+_ALSO_READY = (tuple, np.ndarray, ArrayRows)  # types that need no `Sized`, with subclasses
 
 
 def as_source(obj: object) -> Indexed | StreamSource | ReplicatedSource:

@@ -18,11 +18,11 @@ from loaderpool.errors import ArgumentError, SourceError, brief, counted
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.order import Order
 from loaderpool.plan.permutation import MAX_SIZE
-from loaderpool.sources.indexing import Indexed, Sized
+from loaderpool.sources.indexing import Indexed
+from loaderpool.sources.mixed import Mix
 from loaderpool.sources.recognise import as_source, warn_of_columns, whole_batches
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
-from loaderpool.sources.varying import varying
 from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 from loaderpool.transport.payload.record import WorkerPayload
 
@@ -97,9 +97,7 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
                 "indexed. Set shuffle=True to shuffle all items"
             )
         config, plan, draws = _indexed_plan(arguments, source, config)
-        if plan.rows_vary and varying(source) is not None:
-            # Every epoch reads the items of epoch 0, because their lengths determined the buckets.
-            items = Sized(source, len(source))
+        items = source.records if isinstance(source, Mix) else source
     if plan.is_open and isinstance(config.on_error.budget, float):
         raise ArgumentError(
             "on_error[1] must be an integer for a stream, generators or an endless sequence, whose "
@@ -366,7 +364,7 @@ def _indexed_plan(
     value = arguments["order"] if arguments["buckets"] is None else arguments["buckets"]
     if config.shuffle and config.samples_per_item is not None:
         value = Blocks()
-    fields = _plan_fields(config)
+    fields = {**_plan_fields(config), "mix": source.order if isinstance(source, Mix) else None}
     plan: Plan | Draws
     if value is None:
         plan = Plan(Order(size, config.shuffle, config.seed), **fields)

@@ -29,8 +29,7 @@ _Result = TypeVar("_Result")
 class KeptResults(dict[int, object]):
     """Results of the probe's calls in one epoch. Each is used once, instead of a second call.
 
-    The key is the index of the (first) item. With `samples_per_item`, it is the number of the
-    sample.
+    The key is the position of the (first) row.
     """
 
     _epoch = 0
@@ -236,7 +235,7 @@ class Calls:
 
         It is a sample or whole element for row `start`, or a batch of all rows by `batch_fn`.
         """
-        if self.kept and (value := self.kept.pop(opened.keys[start], None)) is not None:
+        if self.kept and (value := self.kept.pop(opened.positions[start], None)) is not None:
             return value
         if self.is_async:
             return self.event_loop.run(self.unit_async(opened, start, stop), self.context)
@@ -261,8 +260,8 @@ class Calls:
         If a call raises, `len(results)` shows which one.
         """
         chain, seeding, kept = self.chain, self.seeding, self.kept
-        indices = opened.keys[start:stop]
-        are_kept = bool(kept) and not kept.keys().isdisjoint(indices)
+        keys = opened.keys[start:stop]
+        are_kept = bool(kept) and not kept.keys().isdisjoint(opened.positions[start:stop])
         if are_kept or chain.plain is None or seeding.seeds_globals or seeding.captured is not None:
             for at, position in enumerate(opened.positions[start:stop].tolist(), start):
                 value = (
@@ -276,12 +275,12 @@ class Calls:
             if opened.fetched is not None:
                 values = opened.fetched.values(start, stop)
             else:
-                values = indices if self.reader.are_indices else map(opened.read, indices)
+                values = keys if self.reader.are_indices else map(opened.read, keys)
             for function in chain.plain if take is None else (*chain.plain, take):
                 values = map(function, values)
             results.extend(values)  # a loop in C; if a call raises, earlier results stay
         end_stray()
-        if len(results) < len(indices):
+        if len(results) < len(keys):
             # A StopIteration ended `extend` without an error. Call the function again, so that it
             # is raised as an error.
             chain.sample(opened, start + len(results), 0)

@@ -68,7 +68,7 @@ class Chain:
             generator = self._seeding.begin(epoch, position)
         else:
             generator = self._seeding.begin(epoch, position)
-            value = opened.read(opened.indices[at])
+            value = opened.read(opened.keys[at])
         for function, takes_rng in self._functions:
             value = function(value, rng=generator) if takes_rng else function(value)
         if self._last is not None:
@@ -98,8 +98,8 @@ class Chain:
             if opened.fetched is not None:
                 items.extend(opened.fetched.values(start, stop))
             else:
-                for index in opened.indices[start:stop]:
-                    items.append(opened.read(index))
+                for key in opened.keys[start:stop]:
+                    items.append(opened.read(key))
         except Exception as error:
             add_note(error, f"while source[{opened.indices[start + len(items)]}] was read")
             raise
@@ -117,7 +117,7 @@ class Chain:
             generator = self._seeding.begin(epoch, position, streams=streams)
         else:
             generator = self._seeding.begin(epoch, position, streams=streams)
-            value = opened.read(opened.indices[at])
+            value = opened.read(opened.keys[at])
         for function, takes_rng in self._functions:
             value = function(value, rng=generator) if takes_rng else function(value)
             if inspect.isawaitable(value):  # functions that are not async may be in the chain

@@ -239,7 +239,7 @@ class ConcurrentCalls:
                 continue
             call = calls[start] = Call(self._calls, opened, start, stop)
             # Taken now, because the next submitted ticket may be of another epoch.
-            call.result = self._calls.kept.pop(opened.keys[start], None)
+            call.result = self._calls.kept.pop(opened.positions[start], None)
             if call.result is None:
                 self.executor.submit(call)
             else:

@@ -9,7 +9,7 @@ import inspect
 import pickle
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
@@ -20,7 +20,6 @@ from loaderpool.errors import CacheError, SourceError
 from loaderpool.plan.stream_kinds import BATCH
 from loaderpool.sources.blocks import forget_blocks
 from loaderpool.sources.many_rows import checked_rows, getitems_of
-from loaderpool.sources.varying import VaryingSource, varying
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.messages import Ticket
 from loaderpool.transport.payload.record import WorkerPayload
@@ -65,8 +64,7 @@ class ItemReader:
 
     def __init__(self, payload: WorkerPayload, cell: int, seeding: Seeding) -> None:
         source = self._source = payload.source
-        epochs = varying(source)  # None: all epochs have the same items
-        self._seeding, self._unit = seeding, payload.unit
+        self._plan, self._seeding, self._unit = payload.plan, seeding, payload.unit
         self._getitems = getitems_of(source) if payload.has_getitems else payload.blocks_reader
         self.reads_many, self.seeds_reads = self._getitems is not None, payload.has_getitems
         self._epochs: collections.deque[tuple[int, int]] = collections.deque(maxlen=_EPOCHS)
@@ -78,17 +76,12 @@ class ItemReader:
         self.stops_at_errors = self._unit == "batch" or payload.config.on_error.action == "raise"
         self.progress: Progress | None = None
         self.refusal: Exception | None = None
-        self.through_cache: Callable[[int, Callable[[int], object]], object] | None = None
+        self.through_cache: Callable[..., object] | None = None
         self.cached: CachedFunction | None = None
-        self._read: Callable[[int], object] = source.__getitem__
-        self._of_epoch = None if epochs is None else epochs.item
+        self._read: Callable[..., object] = source.__getitem__
         if payload.cache is not None and payload.fn is not None:
             cached = self.cached = CachedFunction(source, payload.fn, payload.cache, cell, seeding)
-            call = cached.call_async if payload.is_async else cached
-            self._read, self.through_cache = call, call
-            if epochs is not None:
-                of_epoch = cached.of_epoch_async if payload.is_async else cached.of_epoch
-                self._of_epoch = functools.partial(of_epoch, epochs)
+            self._read = self.through_cache = cached.call_async if payload.is_async else cached
         self.samples: ItemSamples | None = None
         if payload.config.samples_per_item is not None:
             # Imported here, because few loaders need it.
@@ -139,13 +132,11 @@ class ItemReader:
             others = () if ticket.deaths else indices
             read = self.samples.reader(ticket.epoch, ticket.run, others)
             items = [number // count for number in indices]
-            opened = Opened(ticket, positions, items, read, batch_rows, numbers=indices)
-            opened.samples = count
-            return opened
-        read = self._read
-        if self._of_epoch is not None:
-            read = functools.partial(self._of_epoch, ticket.epoch)
-        opened = Opened(ticket, positions, indices, read, batch_rows)
+            return Opened(ticket, positions, items, read, batch_rows, indices, samples=count)
+        keys, read = self._plan.records(ticket.epoch, indices), self._read
+        if self.cached is not None:
+            read = functools.partial(read, indices=dict(zip(keys, indices, strict=True)))
+        opened = Opened(ticket, positions, indices, read, batch_rows, keys)
         if self.reads_many:
             # After a death, rows are read one by one to find the cause. With `batch_fn` this is
             # useless, because a whole batch is retried or fails.
@@ -199,6 +190,9 @@ _FIRST_PAUSE_S = 0.0002
 _LONGEST_PAUSE_S = 0.02
 _LONGER = 1.25
 
+# Source indices that are equal to their keys.
+_SAME: Mapping[int, int] = {}
+
 # Snapshots of the global generators, and of those that the function holds.
 _States = tuple[Picture, object]
 
@@ -239,50 +233,38 @@ class CachedFunction:
         self.noting_wait: Callable[[], contextlib.AbstractContextManager[None]]
         self.noting_wait = contextlib.nullcontext
 
-    def __call__(self, index: int, get: Callable[[int], object] | None = None) -> object:
-        """Return the result of `fn` for this source index.
+    def __call__(
+        self,
+        key: int,
+        get: Callable[[int], object] | None = None,
+        indices: Mapping[int, int] = _SAME,
+    ) -> object:
+        """Return the result of `fn` for an item.
 
         Args:
-            index: the source index.
+            key: number by which the item is read.
             get: returns the item. None: it is read from the source.
+            indices: source indices of keys, for messages. Others are their keys.
 
         Raises:
             CacheError: the result is random, or cannot be pickled.
         """
-        return self._kept(index, index, get or self._source.__getitem__)
+        is_found, found = self.look_up(key)
+        if not is_found:
+            with self.claimed(key):
+                is_found, found = self.look_up(key, is_claimed=True)
+                if not is_found:
+                    index = indices.get(key, key)
+                    read = functools.partial(get or self._source.__getitem__, key)
+                    found = self._put(key, index, self.made(index, read))
+        return found
 
-    def has(self, index: int) -> bool:
-        """Return True if the cache has an entry for this source index. It may be damaged."""
+    def has(self, key: int) -> bool:
+        """Return True if the cache has an entry for this key. It may be damaged."""
         try:
-            return self._shared.store().has(index)
+            return self._shared.store().has(key)
         except (OSError, ValueError, struct.error):
             return False
-
-    def of_epoch(self, source: VaryingSource, epoch: int, index: int) -> object:
-        """Return the result of `fn` for an index in one epoch of a source.
-
-        Each record has one entry.
-        """
-        get = functools.partial(source.item, epoch)
-        return self._kept(source.record(epoch, index), index, get)
-
-    async def call_async(self, index: int, get: Callable[[int], object] | None = None) -> object:
-        """Return the result of an async `fn`, as `__call__` does."""
-        return await self._kept_async(index, index, get or self._source.__getitem__)
-
-    async def of_epoch_async(self, source: VaryingSource, epoch: int, index: int) -> object:
-        """Return the result of an async `fn`, as `of_epoch` does."""
-        get = functools.partial(source.item, epoch)
-        return await self._kept_async(source.record(epoch, index), index, get)
-
-    def _kept(self, entry: int, index: int, get: Callable[[int], object]) -> object:
-        is_found, found = self.look_up(entry)
-        if not is_found:
-            with self.claimed(entry):
-                is_found, found = self.look_up(entry, is_claimed=True)
-                if not is_found:
-                    found = self._put(entry, index, self.made(index, get))
-        return found
 
     @contextlib.contextmanager
     def claimed(self, entry: int) -> Iterator[None]:
@@ -318,8 +300,8 @@ class CachedFunction:
             return self._shared.store()
         return None
 
-    def made(self, index: int, get: Callable[[int], object]) -> object:
-        """Call `fn` for an item, and return its result.
+    def made(self, index: int, get: Callable[[], object]) -> object:
+        """Call `fn` for the item that `get` returns, and return its result.
 
         Raises:
             CacheError: the result is random.
@@ -328,15 +310,21 @@ class CachedFunction:
         # drawn.
         for _ in range(2):
             before = self._states()
-            value = self._fn(get(index))
+            value = self._fn(get())
             if not self._drew(before, index):
                 break
         else:
             self._refuse(_DREW.format("random or numpy.random", index))
         return value
 
-    async def _kept_async(self, entry: int, index: int, get: Callable[[int], object]) -> object:
-        is_found, found = self.look_up(entry)
+    async def call_async(
+        self,
+        key: int,
+        get: Callable[[int], object] | None = None,
+        indices: Mapping[int, int] = _SAME,
+    ) -> object:
+        """Return the result of an async `fn`, as `__call__` does."""
+        is_found, found = self.look_up(key)
         if is_found:
             return found
         # Imported here, as in `event_loop`.
@@ -344,20 +332,22 @@ class CachedFunction:
 
         store, owner = self._open(), object()
         try:
-            for pause_s in self._pauses(store, entry, owner):
+            for pause_s in self._pauses(store, key, owner):
                 await asyncio.sleep(pause_s)
-            is_found, found = self.look_up(entry, is_claimed=True)
+            is_found, found = self.look_up(key, is_claimed=True)
             if is_found:
                 return found
-            return self._put(entry, index, await self._made_async(index, get))
+            index = indices.get(key, key)
+            read = functools.partial(get or self._source.__getitem__, key)
+            return self._put(key, index, await self._made_async(index, read))
         finally:
-            self._release(store, entry, owner)
+            self._release(store, key, owner)
 
-    async def _made_async(self, index: int, get: Callable[[int], object]) -> object:
+    async def _made_async(self, index: int, get: Callable[[], object]) -> object:
         draws: list[bool] = []
 
         async def call() -> object:
-            value = self._fn(get(index))
+            value = self._fn(get())
             return await value if inspect.isawaitable(value) else value
 
         def note(before: _States) -> None:

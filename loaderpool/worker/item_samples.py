@@ -26,7 +26,6 @@ from loaderpool.errors import SpecMismatchError, UnpicklableError, counted
 from loaderpool.memory.samples import Pass, StoredSample
 from loaderpool.plan.block_order import BlockOrder
 from loaderpool.plan.stream_kinds import ITEM
-from loaderpool.sources.varying import varying
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.payload.record import WorkerPayload
 from loaderpool.worker.bundles import Bundle, packed, unpacked
@@ -54,10 +53,10 @@ class Cached(Protocol):
     def claimed(self, entry: int) -> contextlib.AbstractContextManager[None]:
         """Claim an entry in the `with` block. Blocks while another process has the claim."""
 
-    def has(self, index: int) -> bool:
+    def has(self, entry: int) -> bool:
         """Return True if the entry with this number is stored."""
 
-    def made(self, index: int, get: Callable[[int], object]) -> object:
+    def made(self, index: int, get: Callable[[], object]) -> object:
         """Call `fn` for the item that `get` returns. Raises CacheError if the result is random."""
 
     def pickled(self, index: int, value: object) -> tuple[bytes, object]:
@@ -82,7 +81,7 @@ class ItemSamples:
     def __init__(self, payload: WorkerPayload, seeding: Seeding, cached: Cached | None) -> None:
         assert payload.fn is not None and payload.config.samples_per_item is not None
         self.samples = payload.config.samples_per_item
-        self._fn, self._source, self._varying = payload.fn, payload.source, varying(payload.source)
+        self._fn, self._source, self._plan = payload.fn, payload.source, payload.plan
         self._takes_rng = "fn" in payload.takes_rng
         self._seeding, self._cached, self._shared = seeding, cached, payload.samples
         self._loader = payload.loader
@@ -158,8 +157,7 @@ class ItemSamples:
 
     def _entry(self, epoch: int, item: int) -> int:
         """Return the number of an item's first sample in the cache."""
-        record = item if self._varying is None else self._varying.record(epoch, item)
-        return record * self.samples
+        return self._plan.records(epoch, [item])[0] * self.samples
 
     def _find(self, of: Pass, item: int, at: int) -> StoredSample | None:
         if self._cached is not None:
@@ -311,9 +309,8 @@ class ItemSamples:
             UnpicklableError: a sample cannot be pickled.
             BaseException: an exception of the function or of the source.
         """
-        get: Callable[[int], object] = self._source.__getitem__
-        if self._varying is not None:
-            get = functools.partial(self._varying.item, epoch)
+        (record,) = self._plan.records(epoch, [item])
+        get = functools.partial(self._source.__getitem__, record)
         if self._cached is not None:
             made = self._cached.made(item, get)
         else:
@@ -347,9 +344,9 @@ class ItemSamples:
                 "or strings, or objects that can be pickled"
             ) from error
 
-    def _call(self, epoch: int, item: int, get: Callable[[int], object]) -> object:
+    def _call(self, epoch: int, item: int, get: Callable[[], object]) -> object:
         generator = self._seeding.begin(epoch, item, ITEM)
-        value = get(item)
+        value = get()
         made = self._fn(value, rng=generator) if self._takes_rng else self._fn(value)
         end_stray()
         return made

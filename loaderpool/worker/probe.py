@@ -197,8 +197,7 @@ def _probe_at(
     They are part of a batch of `batch_rows` rows.
     """
     calls, failures = work.calls, work.failures
-    numbers = order.indices(epoch, positions)
-    opened = calls.reader.open(Ticket(epoch=epoch), positions, numbers)
+    opened = calls.reader.open(Ticket(epoch=epoch), positions, order.indices(epoch, positions))
     indices = opened.indices
     excluded = failures.excluded(epoch, indices)
     if excluded is not None:
@@ -225,7 +224,7 @@ def _probe_at(
         raise failed from None
     # In a drawn order, the first use of an item may be at another position.
     if calls.can_reuse_probe and not order.is_drawn:
-        calls.kept[numbers[0]] = spec.structure.unflatten(kept)
+        calls.kept[positions[0]] = spec.structure.unflatten(kept)
     return Probe(
         spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows, _classes_of(result)
     )
@@ -264,7 +263,8 @@ def _refuse_elements_for_items(
     so none is skipped.
     """
     calls, rows, indices = work.calls, len(positions), plan.order.indices(epoch, positions)
-    kept = calls.kept.pop(indices[0], None)
+    first = int(positions[0])
+    kept = calls.kept.pop(first, None)
     try:
         opened = calls.reader.open(Ticket(epoch=epoch), positions, indices)
         fewer = Structure.of(calls.watched(calls.unit, opened, 0, rows - 1))
@@ -272,7 +272,7 @@ def _refuse_elements_for_items(
         # If it matters, it fails again in its own ticket.
         return
     finally:
-        calls.kept[indices[0]] = kept
+        calls.kept[first] = kept
     if fewer == structure or not _has_tuple_of(fewer, rows - 1):
         return
     error = SpecMismatchError(
@@ -284,7 +284,7 @@ def _refuse_elements_for_items(
         "    batch_size=None, no batch_fn: load single samples, and collate them in the training "
         "loop"
     )
-    raise work.failures.of(error, epoch, indices, int(positions[0]))
+    raise work.failures.of(error, epoch, indices, first)
 
 
 def _classes_of(result: object) -> bytes:

@@ -61,29 +61,28 @@ class Opened:
     ticket: Ticket
     positions: npt.NDArray[np.int64]  # positions of the rows, in the plan's order
     indices: list[int]  # source index of each position
-    # Returns the item of a source index, even after later tickets were opened.
+    # Returns the item of a key, even after later tickets were opened.
     read: Callable[[int], object]
     batch_rows: tuple[int, ...] = ()  # rows of each whole batch, if batches differ
+    # Argument of `read` for each row: its source index, its record of a mix, or the number of its
+    # sample, if an item has several. Empty: the source indices.
+    keys: Sequence[int] = ()
     # the slot's arrays, if each row is written before the next one is made
     arrays: Sequence[npt.NDArray[Any]] | None = None
     own: OwnMemory | None = None  # memory of `arrays`, if the rows do not fit the slot
     # buffer, first byte in it, number of bytes; the probe and `replay` have no slot
     slot: tuple[Buffer, int, int] = _NO_SLOT
     fetched: Fetched | None = None  # the items, if the source reads many rows with one call
-    # numbers of the samples, if an item has several; `read` then takes a number, not an index
-    numbers: Sequence[int] = ()
-    samples: int = 1  # number of samples of each item
+    samples: int = 0  # number of samples of each item; 0: an item is one sample
     plan: Plan | None = None  # plan of the ticket's epoch, or of its remainder
 
-    @property
-    def keys(self) -> Sequence[int]:
-        """Argument of `read` for each row: its source index, or the number of its sample."""
-        return self.numbers or self.indices
+    def __post_init__(self) -> None:
+        self.keys = self.keys or self.indices
 
     def name_sample(self, error: BaseException, row: int) -> None:
         """Add a note to an error: the number of the row's sample within its item."""
-        if self.numbers:
-            at = self.numbers[row] % self.samples
+        if self.samples:
+            at = self.keys[row] % self.samples
             add_note(error, f"for sample {at} of the item (of {self.samples}, from 0)")
 
     def item(self, row: int) -> object:

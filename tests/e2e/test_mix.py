@@ -31,6 +31,18 @@ def double(row: Any) -> Any:
     return 2 * row
 
 
+def noisy(row: Any, rng: Any) -> Any:
+    return row + rng.random()
+
+
+def twice(row: Any, rng: Any) -> Any:
+    return [row + rng.random(), row + rng.random()]
+
+
+def pickled_unless(row: int) -> Any:
+    return lambda each: each if each != row else (x for x in "a")
+
+
 # ---- rows of epochs ----
 
 
@@ -70,15 +82,23 @@ WAYS: dict[str, dict[str, Any]] = {
     "elements": {"batch_size": None},
     "threads": {"threads": 3},
     "a shard": {"shard": lp.Shard(2, 1)},
+    "several samples": {"fn": twice, "samples_per_item": 2, "shuffle": True},
+    "random samples": {"fn": noisy},
+    "an order": {"fn": noisy, "order": lp.Weighted(range(33))},
+    "blocks": {"fn": noisy, "order": lp.Blocks(rows=4)},
+    "indices": {"batch_indices": True, "shuffle": True},
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_later_epochs_are_the_same_for_any_number_of_workers(on: Place, way: str) -> None:
     settings = {"fn": double, "batch_size": 4, "seed": 3, **WAYS[way]}
-    with lp.Loader(mixed(33), workers=0, **settings) as loader:
+    source = mixed(33)
+    if way == "random samples":  # a record comes several times in an epoch
+        source = lp.mix([COMMON[:7], RARE], weights=[5, 1], stop="all")
+    with lp.Loader(source, workers=0, **settings) as loader:
         expected = read(loader, passes=3)
-    with lp.Loader(mixed(33), **on(2), **settings) as loader:
+    with lp.Loader(source, **on(2), **settings) as loader:
         assert_same(read(loader, passes=3), expected)
 
 
@@ -123,6 +143,26 @@ def test_an_errors_index_and_epoch_lead_to_the_record(on: Place, workers: int) -
     assert source.origin(caught.value.index, caught.value.epoch) == (0, 50)
 
 
+def test_indices_lead_to_the_records_of_their_epoch() -> None:
+    source, settings = mixed(33), {"batch_size": 4, "shuffle": True, "batch_indices": True}
+    with lp.Loader(source, workers=0, **settings) as loader:
+        for epoch in range(3):
+            for number, (indices, rows) in enumerate(loader):
+                assert indices.tolist() == loader.indices(epoch, number).tolist()
+                records = [source.origin(index, epoch) for index in indices.tolist()]
+                assert rows.tolist() == [70 * part + record for part, record in records]
+
+
+def test_a_cache_names_the_index_of_an_item(on: Place) -> None:
+    source = mixed(33)
+    loader = lp.Loader(source, pickled_unless(50), batch_size=4, cache="memory", **on(1))
+    with loader, pytest.raises(lp.CacheError) as caught:
+        rows_of(loader, 9)
+    assert caught.value.index is not None and caught.value.epoch is not None
+    assert source.origin(caught.value.index, caught.value.epoch) == (0, 50)
+    assert f"fn for source index {caught.value.index}, a generator" in str(caught.value)
+
+
 # ---- mixes of other sources, and other settings ----
 
 
@@ -154,6 +194,26 @@ def test_a_cache_has_an_entry_for_each_record(where: str, tmp_path: Path) -> Non
     with lp.Loader(mixed(33), fn, batch_size=4, workers=0, cache=place) as loader:
         assert rows_of(loader, 7) == expected
     assert sorted(calls) == list(range(80))
+
+
+def test_a_cache_fits_other_weights_of_its_sources(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"fn": double, "batch_size": 4, "workers": 0}
+    with lp.Loader(mixed(160), cache=tmp_path, **settings) as loader:
+        rows_of(loader, 1)  # all 80 records
+    for stop, seed in (("first", 5), ("all", 6)):
+        source = lp.mix([COMMON, RARE], weights=[1, 3], stop=stop, seed=seed)
+        with lp.Loader(source, **settings) as loader:
+            expected = rows_of(loader, 2)
+        with lp.Loader(source, cache=tmp_path, **settings) as loader:
+            assert rows_of(loader, 2) == expected
+            assert loader.statistics().cache.misses == 0
+
+
+def test_a_cache_of_other_sources_is_refused(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"fn": double, "cache": tmp_path, "workers": 0}
+    lp.Loader(mixed(), **settings).close()
+    with pytest.raises(lp.CacheError, match="another function or source: source"):
+        lp.Loader(lp.mix([COMMON, RARE + 1], weights=[1, 1], seed=1), **settings)
 
 
 def test_a_cached_mix_has_the_same_batches_in_workers(on: Place) -> None:

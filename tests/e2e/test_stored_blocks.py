@@ -193,10 +193,12 @@ def first_of(item: Any) -> Any:
 # ---- arrays that change, and damaged files ----
 
 
+@pytest.mark.parametrize("is_mixed", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_pass_reads_an_array_as_it_is_now(tmp_path: Path, workers: int) -> None:
+def test_a_pass_reads_an_array_as_it_is_now(tmp_path: Path, workers: int, is_mixed: bool) -> None:
     array = zarr.create_array(tmp_path / "x.zarr", data=np.zeros(64), chunks=(16,))
-    with lp.Loader(array, batch_size=16, workers=workers) as loader:
+    source = lp.mix([array]) if is_mixed else array
+    with lp.Loader(source, batch_size=16, workers=workers) as loader:
         for number in range(3):
             array[:] = number
             assert {float(value) for batch in loader for value in batch} == {number}

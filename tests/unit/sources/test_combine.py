@@ -77,10 +77,10 @@ def test_an_item_of_a_huge_mix_is_read_without_those_before_it() -> None:
     assert len(mixed) == 11 * 10**12
     source, record = mixed.origin(10**13)
     assert abs(record - 10**13 * (1, 10)[source] // 11) < BLOCK
-    assert len(mixed._order._blocks) == 1
+    assert len(mixed.order._blocks) == 1
     for index in range(0, len(mixed), len(mixed) // 700):
         mixed.origin(index)
-    assert len(mixed._order._blocks) <= 512
+    assert len(mixed.order._blocks) <= 512
 
 
 def test_negative_indices_and_ends_are_those_of_a_list() -> None:
@@ -196,6 +196,11 @@ def test_zips_travel_and_nest() -> None:
             lp.mix,
             ([SMALL, LARGE], [1, 1e-30], 0, "all"),
             r"weights differ so much .* 2\*\*62 items",
+        ),
+        (
+            lp.mix,
+            ([SMALL, range(2**62)], [1, 1], 0, 10),
+            r"sources have more than 2\*\*62 items together",
         ),
         (lp.mix, ([SMALL], None, -1), "seed must be at least 0, got -1"),
         (
