@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from loaderpool.sources.arrays import ArrayRows
 from loaderpool.sources.indexing import Sized
-from loaderpool.sources.mixed import JoinedSources
+from loaderpool.sources.mixed import MixRecords
 from loaderpool.sources.tables import Columns
 
 
@@ -55,7 +55,7 @@ def _rows_of_largest(parts: list[Any]) -> int | None:
 def _parts(source: Any) -> Iterator[Any]:
     """Yield a source and the objects that it reads rows of: columns, arrays, the user's object."""
     yield source
-    if isinstance(source, (Sized, Columns, ArrayRows, JoinedSources)):
+    if isinstance(source, (Sized, Columns, ArrayRows, MixRecords)):
         for _, part in source.user_parts():
             yield from _parts(part)
 

@@ -12,7 +12,7 @@ from loaderpool.plan.shares import MixOrder
 from loaderpool.sources.indexing import Indexed, position_of
 
 
-class JoinedSources:
+class MixRecords:
     """Records of several sources, one source after the other."""
 
     def __init__(self, sources: Sequence[Indexed]) -> None:
@@ -47,7 +47,7 @@ class Mix:
         orders = [each.order if isinstance(each, Mix) else len(each) for each in sources]
         self.order: MixOrder = MixOrder(weights, seed, size, goes_on, orders)
         parts = [each.records if isinstance(each, Mix) else each for each in sources]
-        self.records: JoinedSources = JoinedSources(parts)
+        self.records: MixRecords = MixRecords(parts)
 
     def user_parts(self) -> list[tuple[str, Any]]:
         """Return the sources with their numbers, for messages (`walk.parts_of`)."""
