@@ -61,6 +61,8 @@ def _parts(datasets: Any) -> Iterator[object]:
 def blocks_reader_of(source: Any) -> GetItems | None:
     """Return a function that reads many rows of a source, and decodes each block once.
 
+    A `TensorDataset` of PyTorch has no blocks, but one call for many of its rows is faster.
+
     The function returns the same items as `source[index]`, and uses no random generator. Return
     None if the source is not read in blocks, or contains objects of the user that may be random.
     """
@@ -74,10 +76,26 @@ def blocks_reader_of(source: Any) -> GetItems | None:
             for reader, column in zip(readers, columns, strict=True)
         )
         return functools.partial(source.join, readers) if any(readers) and are_known else None
+    if _has_plain_tensors(source):
+        return functools.partial(_rows_of_tensors, source)
     reader: GetItems | None = None
     if type(source).__module__.startswith("loaderpool."):  # a user's class may read in another way
         reader = getattr(source, "read_rows", None)
     return reader
+
+
+def _has_plain_tensors(source: Any) -> bool:
+    """Return True for a `TensorDataset` of PyTorch, whose rows are those of its tensors."""
+    name = f"{type(source).__module__}.{type(source).__name__}"  # a subclass may do more
+    return name == "torch.utils.data.dataset.TensorDataset" and all(
+        type(tensor).__name__ == "Tensor" and str(tensor.layout) == "torch.strided"
+        for tensor in source.tensors
+    )
+
+
+def _rows_of_tensors(source: Any, rows: list[int]) -> list[object]:
+    """Return several rows of a `TensorDataset`. They are copies, and not views of its tensors."""
+    return [*zip(*(tensor[rows] for tensor in source.tensors), strict=True)]
 
 
 # Types of columns whose rows are read without calling code of the user.

@@ -208,9 +208,12 @@ class Calls:
         """True if the result of the probe may be used for the ticket that has its row.
 
         The probe reads its row alone. In a read of many rows, a random source would return another
-        item, because its generators are seeded for each read.
+        item, because its generators are seeded for each read. If no function is called, such a read
+        returns the item anyway, in the form of the others.
         """
         seeding = self.seeding
+        if self.reader.reads_many and self.chain.plain == []:
+            return False
         is_random = seeding.seeds_globals or seeding.captured is not None
         return not (is_random and self.reader.seeds_reads and self.chain.batch_fn is None)
 

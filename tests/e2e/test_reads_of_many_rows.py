@@ -528,6 +528,47 @@ def test_tensors_of_one_call_are_stacked(on: Place, workers: int) -> None:
         assert np.array_equal(rows, [*expected, *expected])
 
 
+def test_rows_of_a_tensor_dataset_are_read_together(on: Place) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.utils.data import TensorDataset
+
+    class Rows(TensorDataset):
+        """Read row by row, because a subclass may do more than index its tensors."""
+
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index)
+
+    tensors = torch.arange(300).reshape(100, 3) / 7, torch.arange(100), torch.arange(100) % 2 == 0
+
+    def double(item: Any, rng: np.random.Generator) -> Any:
+        assert type(item) is tuple and {type(part) for part in item} == {torch.Tensor}
+        item[0].mul_(2)  # changes no row of the dataset
+        return (*item, rng.random())
+
+    for fn in (None, double):
+        found = []
+        for kind in (Rows, TensorDataset):
+            for workers in (0, 2):
+                settings = {"batch_size": 40, "shuffle": True, **on(workers)}
+                with lp.Loader(kind(*(each.clone() for each in tensors)), fn, **settings) as loader:
+                    found.append(read(loader, 1 if fn else 2))
+        for other in found[1:]:
+            for batch, expected in zip(other, found[0], strict=True):
+                for part, values in zip(batch, expected, strict=True):
+                    assert part.dtype == values.dtype and np.array_equal(part, values)
+
+
+def test_replaced_tensors_of_a_dataset_are_read() -> None:
+    torch = pytest.importorskip("torch")
+    dataset = torch.utils.data.TensorDataset(torch.zeros(10))
+    for workers in (0, 2):
+        with lp.Loader(dataset, batch_size=10, workers=workers) as loader:
+            assert not any(part.any() for part in read(loader)[0])
+            dataset.tensors = (torch.ones(10),)
+            assert all(part.all() for part in read(loader)[0])
+            dataset.tensors = (torch.zeros(10),)
+
+
 @pytest.mark.parametrize("odd", ["shape", "smaller", "dtype", "gradient"])
 def test_tensor_that_does_not_fit_its_batch_is_named(odd: str) -> None:
     torch = pytest.importorskip("torch")
