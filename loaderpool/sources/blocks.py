@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.sources.arrays import ArrayRows
-from loaderpool.sources.indexing import Sized
-from loaderpool.sources.mixed import MixRecords
+from loaderpool.sources.indexing import MixRecords, Sized
 from loaderpool.sources.tables import Columns
 
 

@@ -1,9 +1,11 @@
-"""Indices with the semantics of Python sequences."""
+"""Sources that are read by index, and indices with the semantics of Python sequences."""
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, SupportsIndex
 
 from loaderpool.errors import brief
@@ -61,3 +63,22 @@ def position_of(index: SupportsIndex, size: int) -> int:
             f"index {operator.index(index)} is out of range for a source of {size} items"
         )
     return position
+
+
+class MixRecords:
+    """Records of the sources of a mix, one source after the other."""
+
+    def __init__(self, sources: Sequence[Indexed]) -> None:
+        self.sources = sources
+        self._starts = [*itertools.accumulate(map(len, sources), initial=0)]
+
+    def user_parts(self) -> list[tuple[str, Any]]:
+        """Return the sources with their numbers, for messages (`walk.parts_of`)."""
+        return [(f"source [{number}]", each) for number, each in enumerate(self.sources)]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, record: int) -> object:
+        source = bisect_right(self._starts, record) - 1
+        return self.sources[source][record - self._starts[source]]

@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_right
-from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
 from loaderpool.checks import whole_number
 from loaderpool.plan.shares import MixOrder
-from loaderpool.sources.indexing import Indexed, position_of
-
-
-class MixRecords:
-    """Records of several sources, one source after the other."""
-
-    def __init__(self, sources: Sequence[Indexed]) -> None:
-        self.sources = sources
-        self._starts = [*itertools.accumulate(map(len, sources), initial=0)]
-
-    def user_parts(self) -> list[tuple[str, Any]]:
-        """Return the sources with their numbers, for messages (`walk.parts_of`)."""
-        return [(f"source [{number}]", each) for number, each in enumerate(self.sources)]
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    def __getitem__(self, record: int) -> object:
-        source = bisect_right(self._starts, record) - 1
-        return self.sources[source][record - self._starts[source]]
+from loaderpool.sources.indexing import Indexed, MixRecords, position_of
 
 
 class Mix:

@@ -172,6 +172,7 @@ def test_a_function_that_calls_sys_exit_ends_no_worker() -> None:
 
 def test_how_many_deaths_are_too_many_can_be_set(tmp_path: Path) -> None:
     def fn(item: int) -> int:
+        time.sleep(0.001)  # rows of slow functions are made one by one, so each crash has its row
         if item == 5:
             with open(tmp_path / "deaths", "ab") as file:
                 file.write(b"x")
