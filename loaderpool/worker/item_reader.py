@@ -134,7 +134,7 @@ class ItemReader:
             items = [number // count for number in indices]
             return Opened(ticket, positions, items, read, batch_rows, indices, samples=count)
         keys, read = self._plan.records(ticket.epoch, indices), self._read
-        if self.cached is not None:
+        if self.cached is not None and keys is not indices:
             read = functools.partial(read, indices=dict(zip(keys, indices, strict=True)))
         opened = Opened(ticket, positions, indices, read, batch_rows, keys)
         if self.reads_many:

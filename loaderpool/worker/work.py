@@ -406,7 +406,8 @@ class Work:
         )
         if block > 1 and is_noted:
             progress.begin_blocks(block)
-        read_ns = 0 if opened.fetched is None else -opened.fetched.spent_ns
+        fetched = opened.fetched
+        read_before_ns = 0 if fetched is None else fetched.spent_ns
         write: Callable[[object], object] | None = None  # writes results of single calls
         start = calls_ns = 0
         while start < rows:
@@ -452,9 +453,9 @@ class Work:
                 if at_once:  # single calls find the wrong row
                     block = self._block_rows = 1
                     progress.begin_blocks(0)
-        if opened.fetched is not None:
-            read_ns += opened.fetched.spent_ns
-        self._row_times.note((calls_ns - read_ns) // rows)
+        if fetched is not None:  # reads are not calls of the user's function
+            calls_ns -= fetched.spent_ns - read_before_ns
+        self._row_times.note(calls_ns // rows)
         return MadeRows(rows, oversize=opened.own, items=rows)
 
     # ---- whole batches: any row may fail, or rows are padded, ragged or text ----
