@@ -194,7 +194,7 @@ def test_a_payload_that_cannot_be_loaded_is_told() -> None:
 
 
 def test_a_process_that_a_worker_has_forked_holds_up_nothing(tmp_path: Path) -> None:
-    """It has the worker's end of the connection, which therefore does not end with the worker."""
+    """The process has the worker's end of the connection, so it does not end with the worker."""
     forked = tmp_path / "forked"
 
     def forks(item: int) -> int:

@@ -187,7 +187,7 @@ def test_of_several_trainings_one_must_be_chosen(start: Callable[[str], RunningT
 
 
 def test_a_worker_is_no_training(start: Callable[[str], RunningTraining]) -> None:
-    """It has inherited the page of its training."""
+    """The process has inherited the page of its training."""
     found = look_until(start("waiting"), lambda found: len(found["loaders"][0]["workers"]) == 2)
     worker = found["loaders"][0]["workers"][0]["pid"]
     said = top(worker, status=1).stderr

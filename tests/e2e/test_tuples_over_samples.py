@@ -115,7 +115,7 @@ def test_pairs_are_no_tuples_over_two_samples(workers: int) -> None:
 
 @WORKERS
 def test_the_call_with_fewer_items_changes_no_batch(workers: int) -> None:
-    """It draws random numbers, and fills the buffers in which the first batch is returned."""
+    """The function draws random numbers, and fills the buffers of the first batch."""
     buffers = np.zeros((2, 2))
 
     def noisy(items: list[int], rng: np.random.Generator) -> Any:

@@ -192,7 +192,7 @@ assert sizes and not any(sizes), sizes
 
 
 def test_import_hooks_of_a_module_work() -> None:
-    """This one calls all other finders, as loaderpool's does."""
+    """The finder calls all other finders, as loaderpool's does."""
     run("""
 Path("hooks.py").write_text('''
 import sys

@@ -127,7 +127,7 @@ def test_a_frozen_program_gets_no_arguments_of_pythons(tmp_path: Path) -> None:
 
 
 def test_a_loader_in_a_copy_of_the_program_is_an_error(tmp_path: Path) -> None:
-    """It looks like a child of loaderpool, and does not work as one."""
+    """The process looks like a child of loaderpool, and does not work as one."""
     does = "exec {python} -c \"exec(open('{program}').read())\""
     result, starts = run_program(tmp_path, does, TWICE)
     assert result.returncode == 1

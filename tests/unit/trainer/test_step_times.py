@@ -89,7 +89,7 @@ def test_a_wait_that_lasts_counts_so_far() -> None:
 
 @pytest.mark.parametrize("name", ["recorder", "on_mark"])
 def test_a_close_on_another_thread_ends_no_step(name: str) -> None:
-    """It removes the times of a delivery, perhaps between the check that they exist and their
+    """A close removes the times of a delivery, perhaps between the check that they exist and their
     use.
     """
 
