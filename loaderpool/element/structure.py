@@ -119,14 +119,18 @@ class Structure:
         return Structure(kind, keys, children, cls)
 
     def columns(self, values: Sequence[Any]) -> list[Sequence[Any]]:
-        """Return the leaves of many values: one sequence per component. Raises as `flatten`."""
+        """Return the leaves of many values: one sequence per component.
+
+        A leaf may be None, a tuple or a dict, which `flatten` would refuse.
+
+        Raises:
+            SpecMismatchError: as `flatten`.
+        """
         cls, count = {"dict": dict, "tuple": tuple}.get(self.kind), len(self.keys)
         is_exact = {cls} == set(map(type, values)) and {count} == set(map(len, values))
-        if is_exact and _is_flat(self):
+        if is_exact and has_only_leaves(self):
             with contextlib.suppress(KeyError):
-                columns: list[Sequence[Any]] = [[each[key] for each in values] for key in self.keys]
-                if all(_NO_LEAVES.isdisjoint(map(type, column)) for column in columns):
-                    return columns
+                return [[each[key] for each in values] for key in self.keys]
         return [*zip(*map(self.flatten, values), strict=True)]
 
     def rebuilder(self, classes: OwnClasses | None) -> Callable[[Sequence[Any]], Any]:
@@ -239,7 +243,7 @@ def _quick_flattener(structure: Structure) -> Callable[[Any], list[Any] | None]:
         if count > 1
         else lambda d: (d[keys[0]],)
     )
-    have_leaves, is_flat = _NO_LEAVES.isdisjoint, _is_flat(structure)
+    have_leaves, is_flat = _NO_LEAVES.isdisjoint, has_only_leaves(structure)
     flatteners = [_quick_flattener(child) for child in structure.children]
 
     def flatten(value: object) -> list[Any] | None:
@@ -263,7 +267,8 @@ def _quick_flattener(structure: Structure) -> Callable[[Any], list[Any] | None]:
     return flatten
 
 
-def _is_flat(structure: Structure) -> bool:
+def has_only_leaves(structure: Structure) -> bool:
+    """Return True if a structure is a leaf, or if all its parts are leaves."""
     return all(child.kind == "leaf" for child in structure.children)
 
 
@@ -318,7 +323,7 @@ def _unflattener(
         together = lambda parts: dict(zip(keys, parts, strict=True))  # noqa: E731
     if own is not None:
         together = lambda parts: rebuilt(own, structure.kind, keys, parts)  # noqa: E731
-    if _is_flat(structure):
+    if has_only_leaves(structure):
         return together
     ends = list(itertools.accumulate((child.num_leaves for child in structure.children), initial=0))
     inner = [

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from loaderpool.element.structure import Structure
 from loaderpool.errors import SourceError, counted
 from loaderpool.sources.arrays import is_of
 from loaderpool.sources.indexing import Sized
@@ -100,6 +103,33 @@ def _rows_of_tensors(source: Any, rows: list[int]) -> list[object]:
 
 # Types of columns whose rows are read without calling code of the user.
 _PLAIN = (list, np.ndarray, PiecesColumn)
+# Types of arrays in memory or in a mapped file.
+_ARRAYS = (np.ndarray, np.memmap)
+
+
+def arrays_of(source: Any, structure: Structure) -> list[npt.NDArray[Any]]:
+    """Return the arrays whose rows are the leaves of a source's items, without copies of data.
+
+    Args:
+        source: The source.
+        structure: Structure of the items. Its leaves are in the order of the returned arrays.
+
+    Returns:
+        Arrays `dtype[rows, ...]`. An empty list if the items are something else.
+    """
+    if isinstance(source, Sized):
+        source = source.items
+    columns: list[Any] = []
+    if type(source) in _ARRAYS and structure.kind == "leaf":
+        columns = [source]
+    elif isinstance(source, Columns) and source.structure == structure:
+        columns = [column for _, column in source.user_parts()]
+    elif _has_plain_tensors(source) and structure.kind == "tuple":
+        # NumPy refuses tensors that have gradients, or are on another device.
+        with contextlib.suppress(RuntimeError, TypeError):
+            columns = [tensor.numpy() for tensor in source.tensors]
+    are_arrays = all(type(column) in _ARRAYS for column in columns)
+    return columns if are_arrays and len(columns) == structure.num_leaves else []
 
 
 def checked_rows(rows: object, count: int) -> list[object]:

@@ -33,13 +33,16 @@ class Columns:
         structure: structure of an item; its leaves are the columns.
         columns: the columns, in the order of the leaves.
         size: number of rows.
+
+    Attributes:
+        structure: structure of an item.
     """
 
-    __slots__ = ("_columns", "_getters", "_size", "_structure", "_unflatten")
+    __slots__ = ("_columns", "_getters", "_size", "_unflatten", "structure")
     part = "column"  # name of a part in messages
 
     def __init__(self, structure: Structure, columns: Sequence[Indexed], size: int) -> None:
-        self._structure, self._columns, self._size = structure, columns, size
+        self.structure, self._columns, self._size = structure, columns, size
         # Methods are looked up once, not for each row.
         self._getters = [column.__getitem__ for column in columns]
         self._unflatten = structure.unflatten
@@ -47,7 +50,7 @@ class Columns:
     @property
     def paths(self) -> tuple[str, ...]:
         """Paths of the columns in an item, such as "['image']"."""
-        return self._structure.paths
+        return self.structure.paths
 
     def __len__(self) -> int:
         return self._size
@@ -66,13 +69,13 @@ class Columns:
         return [self._unflatten(list(leaves)) for leaves in zip(*columns, strict=True)]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._structure, self._columns, self._size)
+        return type(self), (self.structure, self._columns, self._size)
 
     def user_parts(self) -> list[tuple[str, Any]]:
         """Return the columns with their paths, for messages (`walk.parts_of`)."""
         return [
             (f"{self.part} {path}", each)
-            for path, each in zip(self._structure.paths, self._columns, strict=True)
+            for path, each in zip(self.structure.paths, self._columns, strict=True)
         ]
 
     @property
@@ -84,9 +87,9 @@ class Columns:
         """Return `Columns` of `function(column, path)` for each column, with the same size."""
         columns = [
             function(column, path)
-            for column, path in zip(self._columns, self._structure.paths, strict=True)
+            for column, path in zip(self._columns, self.structure.paths, strict=True)
         ]
-        return Columns(self._structure, columns, self._size)
+        return Columns(self.structure, columns, self._size)
 
 
 def is_array(value: object) -> TypeGuard[Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import math
@@ -9,7 +10,7 @@ import sys
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,13 @@ from loaderpool.element.spec import (
     mismatch,
     padding_of,
 )
-from loaderpool.element.structure import can_write, convert_leaf, named, none_refusal
+from loaderpool.element.structure import (
+    can_write,
+    convert_leaf,
+    has_only_leaves,
+    named,
+    none_refusal,
+)
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.layout import BatchForm, Block
 from loaderpool.plan.item_names import item_name
@@ -72,9 +79,11 @@ class Converter:
         spec = self._spec = form.item_spec or form.spec
         self._flatten = spec.structure.flatten
         self.paths = spec.structure.paths
+        # The leaves of such a result are its elements.
+        self._is_tuple = spec.structure.kind == "tuple" and has_only_leaves(spec.structure)
         # Called with each result of a block as soon as it is there, because the function may refill
         # a dict for the next result.
-        self.take = None if self.paths == ("",) else self._flatten
+        self.take = None if self._is_tuple or self.paths == ("",) else self._flatten
         drop = 1 if form.unit == "sample" else 0
         self.expected = tuple(ArraySpec(c.shape[drop:], c.dtype, c.text) for c in spec.components)
         first = self.expected[0]
@@ -171,32 +180,59 @@ class Converter:
         It copies a result before the next call can change it, and does not keep it. It raises
         `SpecMismatchError` without the name of the item, so the caller repeats single calls.
         """
-        flatten, convert, rows = self._flatten, self.leaf, itertools.count(row)
-        tensor, scalars = _tensor_type(), _DTYPES_OF_SCALARS
-        columns = [
-            (component, array, array.dtype, array.shape[1:])
+        rows, flatten = itertools.count(row), self._flatten
+        puts = [
+            (self._putter if array.ndim > 1 else self._scalar_putter)(component, array)
             for component, array in enumerate(arrays)
         ]
+        flat = tuple if self._is_tuple else None  # the functions in `puts` check the elements
 
-        def write(result: object) -> None:
+        def write(result: Any) -> None:
             at = next(rows)
             try:
-                for leaf, (component, array, dtype, shape) in zip(
-                    flatten(result), columns, strict=True
-                ):
-                    kind = type(leaf)
-                    value = leaf.numpy() if kind is tensor else leaf
-                    if kind is tensor or kind is np.ndarray:
-                        is_plain = value.dtype == dtype and value.shape == shape
-                    else:
-                        is_plain = scalars.get(kind) == dtype and not shape
-                    array[at] = value if is_plain else convert(leaf, component, 0)
+                leaves = result if type(result) is flat else flatten(result)
+                for put, leaf in zip(puts, leaves, strict=True):
+                    put(at, leaf)
             except (TypeError, ValueError, OverflowError, RuntimeError) as error:
                 if is_of_a_handler(error):
                     raise
                 raise SpecMismatchError from None
 
         return write
+
+    def _putter(self, component: int, array: npt.NDArray[Any]) -> Callable[[int, object], None]:
+        """Return a function that writes a leaf with axes into a row of an array."""
+        dtype, shape, tensor, convert = array.dtype, array.shape[1:], _tensor_type(), self.leaf
+
+        def put(at: int, leaf: Any) -> None:
+            value = leaf.numpy() if type(leaf) is tensor else leaf
+            if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape:
+                array[at] = value
+            else:
+                array[at] = convert(leaf, component, 0)
+
+        return put
+
+    def _scalar_putter(
+        self, component: int, array: npt.NDArray[Any]
+    ) -> Callable[[int, object], None]:
+        """Return a function that writes a scalar into a row of an array."""
+        dtype, tensor, put_array = array.dtype, _tensor_type(), self._putter(component, array)
+        kinds = {kind for kind, scalar in _DTYPES_OF_SCALARS.items() if scalar == dtype}
+        of_torch = None
+        if tensor is not None and dtype.kind in "biu":  # a number of Python has all their values
+            with contextlib.suppress(TypeError):  # PyTorch lacks the dtype
+                of_torch = sys.modules["torch"].from_numpy(array).dtype
+
+        def put(at: int, leaf: Any) -> None:
+            if type(leaf) in kinds:
+                array[at] = leaf
+            elif type(leaf) is tensor and leaf.dtype is of_torch and not leaf.ndim and leaf.is_cpu:
+                array[at] = leaf.item()  # takes a fifth of the time of `numpy`
+            else:
+                put_array(at, leaf)
+
+        return put
 
     def write_row(
         self, arrays: Sequence[npt.NDArray[Any]], row: int, result: object, index: int
@@ -219,6 +255,7 @@ class Converter:
         row: int,
         results: Sequence[Any],
         are_items: bool = False,
+        own_rows: OwnRows | None = None,
     ) -> bool:
         """Write several results of `take` into the rows from `row` on.
 
@@ -232,20 +269,26 @@ class Converter:
             results: the results.
             are_items: True if the results are items that one call of the source returned. They
                 cannot have changed.
+            own_rows: the items of the results. None: unknown.
         """
         columns: Iterable[Sequence[Any]] = [results]
-        if self.take is not None:
-            is_flat = not are_items
-            columns = (
-                zip(*results, strict=True) if is_flat else self._spec.structure.columns(results)
-            )
+        if self.take is not None and not are_items:
+            columns = zip(*results, strict=True)
+        elif self.paths != ("",):
+            columns = self._spec.structure.columns(results)
         waiting: set[int] = set()
         count = 0
         try:
             for component, (array, column) in enumerate(zip(arrays, columns, strict=True)):
                 kinds = set(map(type, column))
-                if are_items and kinds == {_tensor_type()}:
-                    if not _stack_tensors(array[row : row + len(column)], column):
+                if kinds == {_tensor_type()}:
+                    rows = array[row : row + len(column)]
+                    is_written = (
+                        _stack_tensors(rows, column)
+                        if are_items
+                        else own_rows is not None and own_rows.write(rows, column)
+                    )
+                    if not is_written:
                         return False
                 elif kinds == _ONLY_ARRAYS:
                     if not _join(array, row, column, are_items):
@@ -319,6 +362,44 @@ def _join(
 def _tensor_type() -> object:
     """Return the class of PyTorch's tensors; None if PyTorch is not imported."""
     return getattr(sys.modules.get("torch"), "Tensor", None)
+
+
+class OwnRows(NamedTuple):
+    """Items of a source that may be views of one tensor, which has equal parts for all items."""
+
+    size: int  # number of items of the source
+    indices: Sequence[int]  # index of each item
+
+    def write(self, rows: npt.NDArray[Any], tensors: Sequence[Any]) -> bool:
+        """Write tensors, each of which is its item's part. Return False if one is something else.
+
+        A call for another item changes other parts. So the tensors have not changed, although they
+        are views.
+        """
+        base, of, count = tensors[0]._base, type(tensors[0]), len(tensors)
+        if base is None or base.numel() != self.size * math.prod(rows.shape[1:]):
+            return False
+        try:
+            memory = base.numpy()
+        except (RuntimeError, TypeError) as error:  # of another device, or with gradients
+            if is_of_a_handler(error):
+                raise
+            return False
+        start, step = base.data_ptr(), memory.nbytes // self.size
+        are_parts = (
+            memory.dtype == rows.dtype
+            and memory.dtype.kind != "c"  # views may be conjugates
+            and memory.flags.c_contiguous
+            and [*map(of.data_ptr, tensors)] == [start + step * index for index in self.indices]
+            and [*map(_DTYPE, tensors)].count(base.dtype) == count
+            and [*map(of.size, tensors)].count(rows.shape[1:]) == count
+            and all(map(of.is_contiguous, tensors))
+            and len({*self.indices}) == count
+        )
+        if are_parts:
+            parts = memory.reshape(self.size, *rows.shape[1:])
+            np.take(parts, self.indices, axis=0, out=rows, mode="clip")
+        return are_parts
 
 
 def _stack_tensors(rows: npt.NDArray[Any], tensors: Sequence[Any]) -> bool:

@@ -20,6 +20,7 @@ from loaderpool.memory.board import Board
 from loaderpool.memory.layout import BatchForm, Block, Buffer, OwnMemory, VaryingLayout
 from loaderpool.plan.batches import Plan, kept
 from loaderpool.plan.drawn import read_order
+from loaderpool.sources.many_rows import MOST_ROWS, arrays_of
 from loaderpool.sources.tables import Columns
 from loaderpool.system import clock
 from loaderpool.transport.messages import Ticket
@@ -33,7 +34,7 @@ from loaderpool.worker.event_loop import EventLoop
 from loaderpool.worker.handing_over import HandingOver
 from loaderpool.worker.items import IndexedItems
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
-from loaderpool.worker.rows import Converter, blocks_of_array, collate
+from loaderpool.worker.rows import Converter, OwnRows, blocks_of_array, collate
 from loaderpool.worker.tickets import (
     MadeRows,
     Opened,
@@ -117,7 +118,7 @@ class Work:
         self.check: Callable[[], None] = end_stray
         self.given_spec = payload.given_spec
         failures.timeout_s = config.limits.timeout_s or 0.0
-        source = payload.source
+        source = self._source = payload.source
         failures.columns = source.paths if isinstance(source, Columns) else ()
         if self.plan.lanes:
             # If no function is called for an item that a generator yields, the generator's time
@@ -133,6 +134,7 @@ class Work:
         if progress.worker is not None and config.limits.timeout_s is not None:
             calls.limit = TimeLimit(config.limits.timeout_s, progress)
         self.items: Items
+        self._size = 0  # number of the source's items; 0 for generators and streams
         if self.plan.lanes:
             self.items = source
             source.attend(
@@ -142,6 +144,7 @@ class Work:
             self.items, source.shared, source.loader = source, shared, loader
         else:
             self.items = IndexedItems(calls.reader, looks_ahead=progress.worker is None)
+            self._size = len(source)
         if progress.worker is not None:
             calls.reader.progress = progress
             # With concurrent calls, the main thread notes the call that it waits for.
@@ -164,6 +167,8 @@ class Work:
         # True if each row of a block is written before the next one is made
         self._writes_at_once = False
         self._writes_rows = False
+        # True if items become rows of a slot without a call of the user's functions
+        self._copies_columns = False
         self._packing: Packing | None = None
 
     def seed_captured(self, pairs: list[Pair]) -> None:
@@ -197,14 +202,15 @@ class Work:
     def set_form(self, form: BatchForm, is_given: bool) -> None:
         """Set the form of the batches, which the main process has decided."""
         self.form = form
-        config, origin = self.config, self.calls.chain.origin
+        config, calls = self.config, self.calls
         if form.item_spec is None:
-            self.calls.chain.unflatten = form.spec.structure.unflatten
+            calls.chain.unflatten = form.spec.structure.unflatten
         else:
             # Imported here, because few loaders need it.
             from loaderpool.worker.packing import Packing
 
             self._packing = Packing(form, config.on_error.action == "skip")
+        origin = calls.chain.origin
         self._converter = Converter(form, is_given, config.pad, config.ragged, origin)
         # The last batch of a generator is shorter, so its batches vary in size. But no row of them
         # is ever left out.
@@ -215,6 +221,8 @@ class Work:
         in_blocks = is_small and is_plain and self.config.limits.timeout_s is None
         self._block_rows = _BLOCK_ROWS if in_blocks else 1
         self._writes_at_once = False
+        is_called = calls.chain.plain != [] or calls.reader.calls_fn
+        self._copies_columns = self._writes_rows and not is_called and self.unit == "sample"
 
     def close(self) -> None:
         """Close the generators that run here."""
@@ -325,7 +333,9 @@ class Work:
                 return MadeRows(0, items=len(opened.indices), read=read)
             opened_ns = clock.monotonic_ns()
         try:
-            if concurrent is None:
+            if concurrent is None and self._copy_columns(opened):
+                filled = MadeRows(len(opened.indices), (), opened.own, len(opened.indices))
+            elif concurrent is None:
                 filled = calls.watched(self._fill, calls, opened)
             else:
                 filled = concurrent.run(opened, self._fill, self.look_ahead)
@@ -383,6 +393,33 @@ class Work:
         fill = self._fill_batches if opened.arrays is None else self._fill_rows
         return fill(calls, opened)
 
+    # ---- rows of arrays in memory ----
+
+    def _copy_columns(self, opened: Opened) -> bool:
+        """Copy the rows of a ticket from the source's arrays, with one call for each array.
+
+        Returns False if rows must be made one by one.
+        """
+        if not self._copies_columns or opened.ticket.deaths:
+            return False
+        assert self.form is not None and opened.arrays is not None
+        start, rows = opened.ticket.start, np.asarray(opened.keys)
+        columns = arrays_of(self._source, self.form.spec.structure)
+        slots = [array[start : start + len(rows)] for array in opened.arrays]
+        are_alike = columns and all(
+            # `take` would copy the whole of another array first
+            column.flags.c_contiguous
+            and column.flags.aligned
+            and (column.dtype, column.shape[1:]) == (slot.dtype, slot.shape[1:])
+            and rows.max() < len(column)
+            for column, slot in zip(columns, slots, strict=True)
+        )
+        if are_alike:
+            for column, slot in zip(columns, slots, strict=True):
+                # With another mode, `take` would write into a copy of the slot.
+                np.take(column, rows, axis=0, out=slot, mode="clip")
+        return bool(are_alike)
+
     # ---- rows that are written before the next ones are made ----
 
     def _fill_rows(self, calls: Runner, opened: Opened) -> MadeRows:
@@ -399,11 +436,11 @@ class Work:
         # The source's items as they are, if no function is called.
         items = opened.fetched if self.calls.chain.plain == [] else None
         is_quick = items is not None or self._row_times.shorter_ns < _SINGLE_ROW_NS
-        block = (
-            self._block_rows
-            if rows > 1 and is_quick and not ticket.deaths and calls is self.calls
-            else 1
-        )
+        block = self._block_rows
+        if rows == 1 or not is_quick or ticket.deaths or calls is not self.calls:
+            block = 1
+        elif items is not None and block > 1:
+            block = MOST_ROWS  # they are in memory already
         if block > 1 and is_noted:
             progress.begin_blocks(block)
         fetched = opened.fetched
@@ -438,7 +475,10 @@ class Work:
                     self.calls.block(opened, start, stop, results, take)
                     calls_ns += clock.monotonic_ns() - begun_ns
                     are_items = items is not None
-                    if not (at_once or converter.write_block(arrays, row, results, are_items)):
+                    own_rows = OwnRows(self._size, opened.keys[start:stop])
+                    if not at_once and not converter.write_block(
+                        arrays, row, results, are_items, own_rows
+                    ):
                         raise SpecMismatchError  # the rows are made again
                 start = stop
             except self.failures.catches as error:

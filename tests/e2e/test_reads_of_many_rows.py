@@ -583,3 +583,106 @@ def test_tensor_that_does_not_fit_its_batch_is_named(odd: str) -> None:
         pytest.raises(SpecMismatchError, match="70"),
     ):
         read(loader)
+
+
+ARRAYS = {
+    "one": lambda path: np.arange(300.0).reshape(100, 3),
+    "tuple": lambda path: (np.arange(300, dtype=np.uint8).reshape(100, 3), np.arange(100) % 2 == 0),
+    "nested": lambda path: {"x": (np.arange(100.0), np.arange(100)), "y": np.ones((100, 2, 2))},
+    "columns": lambda path: (np.arange(300.0).reshape(3, 100).T, np.arange(100)),
+    "reversed": lambda path: (np.arange(300.0).reshape(100, 3)[::-1], np.arange(100)),
+    "big-endian": lambda path: (np.arange(100, dtype=">i4"), np.arange(100)),
+    "file": lambda path: (np.memmap(path, np.float32, "w+", shape=(100, 3)), np.arange(100)),
+    "zipped": lambda path: lp.zip_sources(np.arange(100.0), {"y": np.arange(100)}),
+    "list": lambda path: (np.arange(100.0), [*range(100)]),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_arrays_in_memory_give_the_same_rows_as_items(
+    kind: str, workers: int, tmp_path: Path, on: Place
+) -> None:
+    source = ARRAYS[kind](tmp_path / "array")
+    if kind == "file":
+        source[0][:] = np.arange(300).reshape(100, 3)
+    found = []
+    for fn in (None, lambda item: item):  # a function gets items, row by row
+        with lp.Loader(source, fn, batch_size=40, shuffle=True, **on(workers)) as loader:
+            found.append(read(loader, 2))
+    assert_same(*found)
+
+
+def test_arrays_in_another_order_than_the_spec_are_not_mixed_up() -> None:
+    source = {"x": np.arange(100), "y": -np.arange(100)}
+    spec = {name: lp.ArraySpec((None,), np.int64) for name in ("y", "x")}
+    with lp.Loader(source, batch_size=40, element_spec=spec, workers=0) as loader:
+        for batch in read(loader):
+            assert np.array_equal(batch["y"], -batch["x"]) and batch["x"].min() >= 0
+
+
+class OfTensors:
+    """A dataset that returns a view of its tensor, made by a function of dataset and index."""
+
+    def __init__(self, view: Any) -> None:
+        self.torch = pytest.importorskip("torch")
+        self.view, self.calls = view, 0
+        self.flat = self.torch.arange(100 * 4, dtype=self.torch.float32)
+        self.x = self.flat.view(100, 2, 2).clone()  # no view, but a tensor of its own
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> Any:
+        self.calls += 1
+        return self.view(self, index)
+
+
+ORDER = np.random.default_rng(0).permutation(100).repeat(2)  # each item twice in a row
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("view", [
+    lambda dataset, index: dataset.x[index],
+    lambda dataset, index: dataset.flat.view(100, 2, 2)[index],
+    lambda dataset, index: dataset.x[99 - index],
+    lambda dataset, index: dataset.x[index].T,
+    lambda dataset, index: dataset.x[index : index + 1, 0].expand(2, 2),
+    lambda dataset, index: dataset.x[index].view(dataset.torch.int32),
+    lambda dataset, index: dataset.x.view(50, 2, 2, 2)[index % 50, 0],
+    lambda dataset, index: dataset.x[index].clone(),
+    lambda dataset, index: dataset.x[0].fill_(index),
+], ids=["rows", "flat", "others", "turned", "expanded", "bits", "halves", "copies", "refilled"])  # fmt: skip
+@pytest.mark.parametrize("order", [None, ORDER], ids=["once", "twice"])
+def test_views_of_a_tensor_are_copied_before_they_change(
+    view: Any, order: Any, workers: int, on: Place
+) -> None:
+    dataset = OfTensors(view)
+    expected = [dataset[index].numpy().copy() for index in (range(100) if order is None else order)]
+    settings = {"batch_size": 50, "order": order, **on(workers)}
+    with lp.Loader(OfTensors(view), **settings) as loader:
+        for _ in range(2):
+            assert np.array_equal(np.concatenate(read(loader)), expected)
+
+
+def test_two_calls_for_an_item_that_change_its_row_give_two_rows() -> None:
+    dataset = OfTensors(lambda dataset, index: dataset.x[index].fill_(dataset.calls))
+    with lp.Loader(dataset, batch_size=50, order=ORDER, workers=0) as loader:
+        for _ in range(2):
+            rows = np.concatenate(read(loader))
+            assert np.array_equal(rows[1::2], rows[::2] + 1)
+
+
+@pytest.mark.parametrize("odd", [
+    lambda dataset: dataset.x[7].view(dataset.torch.int32),
+    lambda dataset: dataset.x[7][:1],
+], ids=["bits", "smaller"])  # fmt: skip
+def test_view_of_a_tensor_that_does_not_fit_its_batch_is_named(odd: Any) -> None:
+    dataset = OfTensors(
+        lambda each, index: each.x[index] if index != 7 or each.calls < 20 else odd(each)
+    )
+    with (
+        lp.Loader(dataset, batch_size=10, workers=0) as loader,
+        pytest.raises(SpecMismatchError, match="source index 7"),
+    ):
+        read(loader, 2)
