@@ -134,7 +134,7 @@ class Work:
         if progress.worker is not None and config.limits.timeout_s is not None:
             calls.limit = TimeLimit(config.limits.timeout_s, progress)
         self.items: Items
-        self._size = 0  # number of the source's items; 0 for generators and streams
+        self._size = 0  # number of the source's items; 0 if it gives no samples by index
         if self.plan.lanes:
             self.items = source
             source.attend(
@@ -144,7 +144,8 @@ class Work:
             self.items, source.shared, source.loader = source, shared, loader
         else:
             self.items = IndexedItems(calls.reader, looks_ahead=progress.worker is None)
-            self._size = len(source)
+            if self.unit == "sample":  # a sequence of batches may have no length
+                self._size = len(source)
         if progress.worker is not None:
             calls.reader.progress = progress
             # With concurrent calls, the main thread notes the call that it waits for.
