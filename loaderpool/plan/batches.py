@@ -216,7 +216,8 @@ class Plan:
 
     def batch_rows(self, epoch: int, batch: int, count: int) -> tuple[int, ...]:
         """Return the number of rows of each of `count` consecutive batches. Raises like `rows`."""
-        return tuple(self.rows(epoch, each) for each in range(batch, batch + count))
+        starts, stops = self._spans(epoch, batch, count)
+        return tuple((stops - starts).tolist())
 
     def positions(self, epoch: int, batch: int, count: int = 1) -> npt.NDArray[np.int64]:
         """Return the positions of `count` consecutive batches, one batch after the other.
@@ -237,9 +238,7 @@ class Plan:
         if not count:
             return np.empty(0, np.int64)
         if self.rows_vary:
-            return self._located(
-                epoch, np.concatenate([self._rows_of(epoch, each) for each in range(batch, stop)])
-            )
+            return self._located(epoch, joined_ranges(*self._spans(epoch, batch, count)))
         first, last = self._span(epoch, batch)[0], self._span(epoch, stop - 1)[1]
         if self.num_shards == 1 or count == 1:
             return self._located(epoch, np.arange(first, last, dtype=np.int64))
@@ -346,6 +345,14 @@ class Plan:
         first, rows = self._share(tail)
         return self._size - tail + first, self._size - tail + first + rows
 
+    def _spans(
+        self, epoch: int, batch: int, count: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the first row and the end of each of `count` consecutive batches, as `_span`."""
+        spans = [self._span(epoch, each) for each in range(batch, batch + count)]
+        starts, stops = np.array(spans, np.int64).reshape(count, 2).T
+        return starts, stops
+
     @cached_property
     def _rests(self) -> dict[Start, Plan]:
         return {}
@@ -410,6 +417,15 @@ class Numbering:
         """Return the number of rows of each of `count` batches of one epoch, from `number` on."""
         epoch, batch, rest = self.locate(number)
         return (self._rest_plan if rest else self._plan).batch_rows(epoch, batch, count)
+
+
+def joined_ranges(
+    starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return the numbers of several ranges, one range after the other."""
+    counts = stops - starts
+    before = counts.cumsum() - counts
+    return np.repeat(starts - before, counts) + np.arange(counts.sum())
 
 
 def bounds_of(rows: Sequence[int]) -> list[tuple[int, int]]:

@@ -144,12 +144,20 @@ class BucketPlan(Plan):
 
     def _span(self, epoch: int, batch: int) -> tuple[int, int]:
         """Return the range of a batch in the epoch's positions, which are sorted by bucket."""
-        if not 0 <= batch < self.batches_per_epoch:
+        starts, stops = self._spans(epoch, batch, 1)
+        return int(starts[0]), int(stops[0])
+
+    def _spans(
+        self, epoch: int, batch: int, count: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        if not 0 <= batch <= batch + count <= self.batches_per_epoch:
             raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
-        table = self._epoch(epoch)
-        start, rows = self._share(int(table.rows[batch]))
-        start += int(table.firsts[batch])
-        return start, start + rows
+        table, chosen = self._epoch(epoch), slice(batch, batch + count)
+        starts, rows = table.firsts[chosen], table.rows[chosen]
+        if self.num_shards > 1:
+            shares = np.array([*map(self._share, rows.tolist())], np.int64).reshape(count, 2)
+            starts, rows = starts + shares[:, 0], shares[:, 1]
+        return starts, starts + rows
 
     @cached_property
     def _epochs(self) -> dict[int, _Epoch]:

@@ -22,6 +22,7 @@ import bisect
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.plan.batches import joined_ranges
 from loaderpool.plan.permutation import permuted_blocks, stream_key
 
 _Integers = npt.NDArray[np.int64]
@@ -77,7 +78,7 @@ def token_batches(
     if shuffle:
         keys = _random_keys("batches", seed, epoch, len(ends))
         shuffled = np.lexsort((keys, np.array(is_rest), windows[ends - 1]))
-        by_length = by_length[_joined((ends - rows)[shuffled], rows[shuffled])]
+        by_length = by_length[joined_ranges((ends - rows)[shuffled], ends[shuffled])]
         ends = rows[shuffled].cumsum()
     return items[by_length], ends
 
@@ -131,12 +132,6 @@ def _random_keys(purpose: str, seed: int, epoch: int, size: int) -> npt.NDArray[
         key=stream_key(purpose, seed, epoch)
     ).random_raw(size)
     return keys
-
-
-def _joined(starts: _Integers, counts: _Integers) -> _Integers:
-    """Concatenate ranges of numbers. Range i has `counts[i]` numbers, from `starts[i]` on."""
-    before = counts.cumsum() - counts
-    return np.repeat(starts - before, counts) + np.arange(counts.sum())
 
 
 # ---- rows of one window ----

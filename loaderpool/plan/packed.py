@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.plan.batches import Plan
+from loaderpool.plan.batches import Plan, joined_ranges
 from loaderpool.plan.drawn import NO_STOPS, DrawnBatches
 from loaderpool.plan.order import Order
 
@@ -79,17 +79,24 @@ class PackedPlan(DrawnBatches):
         return self._row_plan.start_after(epoch, batches)
 
     def rows(self, epoch: int, batch: int) -> int:
-        return sum(map(len, self.row_lengths(epoch, batch)))
+        return self.batch_rows(epoch, batch, 1)[0]
 
     def batch_rows(self, epoch: int, batch: int, count: int) -> tuple[int, ...]:
-        return Plan.batch_rows(self, epoch, batch, count)
+        if not 0 <= batch <= batch + count <= self.batches_per_epoch:
+            raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
+        return tuple(self._counts[batch : batch + count].tolist())
 
     def positions(self, epoch: int, batch: int, count: int = 1) -> npt.NDArray[np.int64]:
-        return Plan.positions(self, epoch, batch, count)
+        return joined_ranges(*self._items_of(epoch, batch, count))
 
-    def row_lengths(self, epoch: int, batch: int) -> list[list[int]]:
-        """Return the lengths of the items in each row of a batch. Raises like `rows`."""
-        return [self.lengths[begin:end].tolist() for begin, end in self._items_of(epoch, batch)]
+    def row_items(
+        self, epoch: int, batch: int, count: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the length of each item of `count` consecutive batches, and the number of items in
+        each of their rows. Raises like `rows`.
+        """
+        starts, stops = self._items_of(epoch, batch, count)
+        return self.lengths[joined_ranges(starts, stops)], stops - starts
 
     # ---- internals ----
 
@@ -123,15 +130,9 @@ class PackedPlan(DrawnBatches):
         counts: npt.NDArray[np.int64] = np.add.reduceat(np.diff(self._ends)[numbers], firsts)
         return counts
 
-    def _items_of(self, epoch: int, batch: int) -> list[tuple[int, int]]:
-        """Return the first position and the end of each row of a batch."""
-        numbers = self._row_plan.positions(epoch, batch)
-        ends = self._ends
-        return [*zip(ends[numbers].tolist(), ends[numbers + 1].tolist(), strict=True)]
-
-    def _rows_of(self, epoch: int, batch: int) -> npt.NDArray[np.int64]:
-        ranges = [np.arange(*bounds, dtype=np.int64) for bounds in self._items_of(epoch, batch)]
-        return np.concatenate(ranges)
-
-    def _located(self, epoch: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return rows  # `_row_plan` already leaves out the skipped rows
+    def _items_of(
+        self, epoch: int, batch: int, count: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the first position and the end of each row of `count` consecutive batches."""
+        numbers = self._row_plan.positions(epoch, batch, count)
+        return self._ends[numbers], self._ends[numbers + 1]

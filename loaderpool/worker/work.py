@@ -204,15 +204,15 @@ class Work:
         """Set the form of the batches, which the main process has decided."""
         self.form = form
         config, calls = self.config, self.calls
+        origin = calls.chain.origin
+        self._converter = Converter(form, is_given, config.pad, config.ragged, origin)
         if form.item_spec is None:
             calls.chain.unflatten = form.spec.structure.unflatten
         else:
             # Imported here, because few loaders need it.
             from loaderpool.worker.packing import Packing
 
-            self._packing = Packing(form, config.on_error.action == "skip")
-        origin = calls.chain.origin
-        self._converter = Converter(form, is_given, config.pad, config.ragged, origin)
+            self._packing = Packing(form, self._converter)
         # The last batch of a generator is shorter, so its batches vary in size. But no row of them
         # is ever left out.
         may_write_rows = form.fixed is not None or (form.has_plain_rows and self.plan.lanes > 0)
@@ -221,7 +221,7 @@ class Work:
         is_plain = not self.calls.chain.takes_out and not self.calls.is_async
         in_blocks = is_small and is_plain and self.config.limits.timeout_s is None
         self._block_rows = _BLOCK_ROWS if in_blocks else 1
-        self._writes_at_once = False
+        self._writes_at_once = form.item_spec is not None
         is_called = calls.chain.plain != [] or calls.reader.calls_fn
         self._copies_columns = self._writes_rows and not is_called and self.unit == "sample"
 
@@ -390,6 +390,9 @@ class Work:
     def _fill(self, calls: Runner, opened: Opened) -> MadeRows:
         if opened.fetched is not None and calls is self.calls:
             opened.fetched.reset()
+        if self._packing is not None and self.config.on_error.action == "raise":
+            self._packing.open(opened)
+            opened.arrays = ()
         # Not stored in `self`: a reference cycle would keep the files of a dropped loader open.
         fill = self._fill_batches if opened.arrays is None else self._fill_rows
         return fill(calls, opened)
@@ -431,6 +434,7 @@ class Work:
             self._converter,
             self.progress,
         )
+        target = self._packing or converter
         arrays = opened.arrays
         assert arrays is not None
         rows, is_noted = len(indices), progress.worker is not None
@@ -463,16 +467,16 @@ class Work:
                 if block == 1:
                     result = calls.unit(opened, start, stop)
                     calls_ns += clock.monotonic_ns() - begun_ns
-                    write = write or converter.writer(arrays, row)
+                    write = write or target.writer(arrays, row)
                     try:
                         write(result)
                     except SpecMismatchError:  # the result needs a conversion, or is wrong
-                        converter.write_row(arrays, row, result, indices[start])
+                        target.write_row(arrays, row, result, indices[start])
                 else:
                     take: Callable[[Any], object] | None
                     take = converter.take if items is None else None
                     if at_once:
-                        take = converter.writer(arrays, row)
+                        take = target.writer(arrays, row)
                     self.calls.block(opened, start, stop, results, take)
                     calls_ns += clock.monotonic_ns() - begun_ns
                     are_items = items is not None

@@ -18,6 +18,7 @@ import loaderpool as lp
 from tests.support.batches import (
     Place,
     assert_same,
+    calls_of,
     kill_supervisor,
     kill_worker,
     read,
@@ -249,6 +250,34 @@ def test_a_sample_that_does_not_fit_is_named(make: Any, message: str, workers: i
     with packed(fn=make, workers=workers) as loader, pytest.raises(lp.LoaderpoolError) as caught:
         read(loader)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_functions_may_refill_their_result(workers: int) -> None:
+    buffer = np.zeros(LENGTH, np.int64)
+
+    def refill(item: int) -> Any:
+        buffer[: LENGTHS[item]] = item
+        return buffer[: LENGTHS[item]]
+
+    makes = (refill, lambda item: [item] * LENGTHS[item], lambda item: np.full(LENGTHS[item], item))
+    found = []
+    for make in makes:
+        with packed(fn=make, workers=workers) as loader:
+            found.append(read(loader, passes=2))
+    assert_same(found[0], found[2])
+    assert_same(found[1], found[2])
+
+
+def test_one_more_sample_costs_few_calls() -> None:
+    def calls(samples: int) -> int:
+        items = np.arange(samples * 2 * 40).reshape(-1, 2)
+        order = lp.Packed([2] * len(items), 2 * samples)
+        with lp.Loader(items, batch_size=8, order=order, workers=0) as loader:
+            read(loader)
+            return calls_of(lambda: read(loader))
+
+    assert calls(60) - calls(10) < 4 * 50 * 40
 
 
 # ---- failures

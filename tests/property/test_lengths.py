@@ -121,12 +121,14 @@ def shards_of(plan: PackedPlan, count: int) -> list[PackedPlan]:
 
 def rows_of(plan: PackedPlan, batch: int) -> list[tuple[int, ...]]:
     """Return the positions of each row of a batch, and check their places."""
-    lengths, positions = plan.row_lengths(5, batch), plan.positions(5, batch).tolist()
-    assert plan.rows(5, batch) == len(positions) == sum(map(len, lengths))
-    assert [length for row in lengths for length in row] == plan.lengths[positions].tolist()
-    assert max(map(sum, lengths)) <= plan.packed_length
+    positions = plan.positions(5, batch).tolist()
+    lengths, counts = plan.row_items(5, batch, 1)
+    assert plan.rows(5, batch) == len(positions) == counts.sum()
+    assert lengths.tolist() == plan.lengths[positions].tolist()
     left = iter(positions)
-    return [tuple(next(left) for _ in row) for row in lengths]
+    rows = [tuple(next(left) for _ in range(count)) for count in counts.tolist()]
+    assert all(plan.lengths[[*row]].sum() <= plan.packed_length for row in rows)
+    return rows
 
 
 def batches_of(plan: PackedPlan) -> list[list[tuple[int, ...]]]:

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -41,6 +42,17 @@ def copied(batch: Any) -> Any:
 def read(batches: Iterable[Any], passes: int = 1) -> list[Any]:
     """Return all batches of some passes. Each is copied as soon as it arrives."""
     return [copied(batch) for _ in range(passes) for batch in batches]
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Return the number of calls of Python functions that `work` makes."""
+    count = itertools.count()
+    sys.setprofile(lambda _frame, event, _arg: next(count) if event == "call" else None)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return next(count)
 
 
 def read_while(batches: Iterable[Any], doing: Mapping[int, Callable[[], object]]) -> list[Any]:

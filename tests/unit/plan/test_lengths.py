@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 
 import numpy as np
+import pytest
 
+from loaderpool.plan.buckets import BucketPlan, ItemBuckets
 from loaderpool.plan.drawn import DrawnBatches
 from loaderpool.plan.lengths import fewest_rows, packed_rows, token_batches
 from loaderpool.plan.order import DrawnOrder, Order
 from loaderpool.plan.packed import PackedPlan
+from tests.support.batches import calls_of
 
 WAY = {"seed": 3, "epoch": 0, "shuffle": True}
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(5, 0.9, 5000), 1, 1000).astype(np.int64)
@@ -122,6 +126,30 @@ def test_first_fit_is_used_where_it_needs_fewer_rows():
     ):
         found = packed_rows(np.array(lengths), capacity, 99, **WAY)
         assert len(found[1]) == fewest
+
+
+# ---- rows of several batches at once ----
+
+
+@pytest.mark.parametrize("kind", ["packed", "budget", "buckets"])
+def test_more_batches_cost_no_more_calls(kind):
+    if kind == "buckets":
+        order, buckets = Order(len(LENGTHS), True), ItemBuckets.of(LENGTHS, (90, 200))
+        plan = BucketPlan(order, 4, buckets=buckets, batch_sizes=(4, 3, 2))
+    else:
+        empty = {
+            "packed": PackedPlan(DrawnOrder(len(LENGTHS)), 4, length=1000),
+            "budget": DrawnBatches(DrawnOrder(len(LENGTHS)), 4),
+        }[kind]
+        items, stops = packed_rows(LENGTHS, 1000, 5000, **WAY)
+        plan = empty.drawn(items, len(items), stops, LENGTHS[items])
+    plan.batch_rows(0, 0, 1)  # makes the tables of the epoch
+    for look_up in (plan.batch_rows, plan.positions):
+        calls = [calls_of(partial(look_up, 0, 3, count)) for count in (2, 200)]
+        assert calls[1] <= calls[0], look_up
+    each = [plan.positions(0, batch).tolist() for batch in range(3, 203)]
+    assert plan.batch_rows(0, 3, 200) == tuple(map(len, each))
+    assert plan.positions(0, 3, 200).tolist() == [*chain.from_iterable(each)]
 
 
 # ---- plans before an epoch was drawn ----
