@@ -245,14 +245,14 @@ def read_varying(
     """
     numbers, headers = _headers(anchor)
     for header in headers:
-        at, blocks = header + _COUNTS, []
+        # A header ends before its first block.
+        words = numbers[header : int(numbers[header + _COUNTS]) // _NUMBER_BYTES].tolist()
+        at, blocks = _COUNTS, []
         for dtype in block_dtypes:
-            offset, ndim = numbers[at : at + 2].tolist()
-            blocks.append(
-                np.ndarray(numbers[at + 2 : at + 2 + ndim].tolist(), dtype, anchor, offset)
-            )
+            offset, ndim = words[at : at + 2]
+            blocks.append(np.ndarray(words[at + 2 : at + 2 + ndim], dtype, anchor, offset))
             at += 2 + ndim
-        yield int(numbers[header]), blocks
+        yield words[0], blocks
 
 
 # Maximum size of a chunk. Smaller: tiny batches cost more, because there are more tickets. Larger:
