@@ -27,11 +27,12 @@ Each epoch continues in each source where the epoch before stopped, so every rec
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import operator
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -47,12 +48,15 @@ Smaller: the order is less random, down to strict alternation of two sources. La
 is read out of order takes longer than the current 0.1 ms, because its whole block is made.
 """
 
-_KEPT_BLOCKS = 512
-"""Number of blocks that are kept, 6 KiB each.
+_KEPT_BLOCKS = 1 << 15
+"""Number of blocks of an epoch whose records are kept, 1.7 KiB each (2.7 from 2**31 records on).
 
-Smaller: a shuffled pass over some ten thousand items makes each of them many times. Larger: each
-worker uses more than the current 3 MiB.
+Smaller: a shuffled pass over some million items makes each block many times, which takes as long as
+60 rows. Larger: a worker may use more than the current 56 MiB for an epoch of 8 million items.
 """
+
+_KEPT_ORIGINS = 512
+"""Number of blocks whose sources are kept for `origin`, 6 KiB each."""
 
 _OFFSET_BITS = 32
 """Number of bits of an offset.
@@ -186,35 +190,49 @@ class MixOrder:
         self.count: int = self._starts[-1]
         if self.count > MAX_SIZE:
             raise ArgumentError("sources have more than 2**62 items together")
-        self._blocks: dict[tuple[int, int], _Block] = {}
+        self._dtype = np.int32 if self.count < 1 << 31 else np.int64
+        # Records of each block, for the latest two epochs.
+        self._epochs: dict[int, dict[int, Sequence[int]]] = {}
+        self._block = functools.lru_cache(_KEPT_ORIGINS)(self._made)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MixOrder, self._arguments
 
     def records(self, epoch: int, indices: Sequence[int]) -> list[int]:
         """Return the records at these indices of an epoch, from 0 to size - 1."""
-        return [self.record(epoch, index) for index in indices]
+        # A loop with few calls, because it runs for each row.
+        blocks = self._epochs.get(epoch)
+        if blocks is None:
+            for old in [*self._epochs][:-1]:
+                self._epochs.pop(old, None)
+            blocks = self._epochs[epoch] = {}
+        found: list[int] = []
+        latest, records = -1, cast(Sequence[int], ())
+        for index in indices:
+            number = index // BLOCK
+            if number != latest:
+                latest, records = number, blocks.get(number) or self._records(blocks, epoch, number)
+            found.append(records[index % BLOCK])
+        return found
 
     def record(self, epoch: int, index: int) -> int:
         """Return the record at an index of an epoch."""
-        block = self._blocks.get((epoch, index // BLOCK)) or self._block(epoch, index)
-        return block.records[index % BLOCK]
+        return self.records(epoch, [index])[0]
 
     def origin(self, epoch: int, index: int) -> tuple[int, int]:
         """Return the number of the source at an index of an epoch, and the index in that source."""
-        block, place = self._block(epoch, index), index % BLOCK
+        number, place = divmod(index, BLOCK)
+        block = self._block(epoch, number)
         return int(block.sources[place]), int(block.indices[place])
 
-    def _block(self, epoch: int, index: int) -> _Block:
-        key = epoch, index // BLOCK
-        block = self._blocks.get(key)
-        if block is None:
-            block = self._made(*key)
-            if len(self._blocks) >= _KEPT_BLOCKS:
-                # All blocks, not only the oldest, because a single `clear` is atomic among threads.
-                self._blocks.clear()
-            self._blocks[key] = block
-        return block
+    def _records(self, blocks: dict[int, Sequence[int]], epoch: int, number: int) -> Sequence[int]:
+        """Make a block, and keep its records."""
+        records = self._made(epoch, number).records
+        if len(blocks) >= _KEPT_BLOCKS:
+            # All blocks, not only the oldest, because a single `clear` is atomic among threads.
+            blocks.clear()
+        blocks[number] = records
+        return records
 
     def _made(self, epoch: int, number: int) -> _Block:
         start = number * BLOCK
@@ -237,7 +255,7 @@ class MixOrder:
                 taken = (sources == source) & (more_turns == turn)
                 records[taken] = inner.records(turns[source] + turn, indices[taken].tolist())
         records += np.array(self._starts)[sources]
-        return _Block(sources, indices, memoryview(records))
+        return _Block(sources, indices, memoryview(records.astype(self._dtype)))
 
     def _taken(self, epoch: int, index: int) -> list[int]:
         """Return the number of items of each source before an index, from epoch 0 on."""

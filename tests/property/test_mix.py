@@ -9,11 +9,14 @@ from collections import Counter
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import loaderpool as lp
+from loaderpool.plan.order import Order
 from loaderpool.plan.shares import Shares
+from tests.support.batches import calls_of
 
 whole_weights = st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any)
 any_weights = st.lists(st.integers(0, 9) | st.floats(0.01, 9), min_size=1, max_size=6).filter(any)
@@ -122,3 +125,13 @@ def test_an_item_is_the_same_however_it_is_reached(made: Any, data: st.DataObjec
         assert pickle.loads(pickle.dumps(mixed)).origin(index) == expected[index]
     there = pickle.loads(pickle.dumps(mixed))
     assert [there.origin(index) for index in indices] == [expected[index] for index in indices]
+
+
+def test_shuffled_rows_of_a_large_mix_make_each_block_once() -> None:
+    order = lp.mix([range(100_000), range(100_000)]).order
+    indices = Order(order.size, True).indices(0, np.arange(order.size))
+    found = order.records(0, indices)
+    assert sorted(found) == [*range(order.size)]
+    more = []
+    assert calls_of(lambda: more.extend(order.records(0, indices))) < 10
+    assert more == found
