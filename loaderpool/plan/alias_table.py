@@ -33,8 +33,9 @@ import numpy.typing as npt
 _Integers = npt.NDArray[np.int64]
 # All cells together have about 2**62 levels. Sums of levels fit int64.
 _LEVELS_BITS = 62
-# Items of a chunk. Smaller: more calls of NumPy. Larger: arrays of a chunk leave the CPU cache.
-_CHUNK = 1 << 14
+# Items of a chunk. Smaller: more calls of NumPy. Larger: the allocator maps new pages for each
+# array, and their page faults take longer than the calls.
+_CHUNK = 1 << 15
 # Number of weights that are added at once. Another number rounds sums differently, which may change
 # tables, and with them the items of an epoch.
 _COLUMNS = 1 << 12
@@ -59,34 +60,43 @@ def alias_table(weights: npt.NDArray[Any], chunk: int = _CHUNK) -> npt.NDArray[n
     item_levels = _ItemLevels(weights, levels, chunk)
     table = np.empty(count, np.int64)
     lights = item_levels.items(is_heavy=False)
-    # The current chunk of light items, their levels, and running sums of their missing levels.
+    # The current chunk of light items, their thresholds, and running sums of their missing levels.
     # `lacks` begins with the sum before the chunk. Light items before `at` have an alias already.
     light, kept, lacks, at = _NONE, _NONE, np.zeros(1, np.int64), 0
     heavy, given, waiting = np.array([item_levels.largest]), 0, _NONE
-    for heavy, held in item_levels.items(is_heavy=True):
-        gives = held - levels
+    for heavy, gives in item_levels.items(is_heavy=True):
+        gives -= levels
         gives[0] += given
         np.add.accumulate(gives, out=gives)
         given, done = int(gives[-1]), 0
         # The last heavy item of the previous chunk had itself as alias, in place of this one.
         table[waiting] += heavy[0] - waiting
+        following = np.append(heavy[1:], heavy[-1])
         while True:
-            # The first heavy item with surplus left fills the cell of a light item.
+            # Take the light cells that this chunk can fill, and the heavy items that are without
+            # surplus after them.
             stop = at + int(lacks[at:-1].searchsorted(given))
-            givers, before = _ranks(gives[done:], lacks[at : stop + 1])
-            table[light[at:stop]] = (kept[at:stop] << shift) | heavy[done + givers[:-1]]
-            # Heavy items without surplus left. Each may have put too much into its last light cell.
             lacking = lacks[stop]
             ended = done + int(gives[done:].searchsorted(lacking, side="right"))
-            over = lacks[at + before[: ended - done]] - gives[done:ended]
-            following = np.append(heavy[done + 1 : ended + 1], heavy[-1])[: ended - done]
-            table[heavy[done:ended]] = ((levels - over) << shift) | following
+            # The first heavy item with surplus left fills the cell of a light item.
+            givers, before = _ranks(lacks[at:stop], gives[done:ended])
+            givers += done
+            entries = heavy.take(givers)
+            entries |= kept[at:stop]
+            table[light[at:stop]] = entries
+            # Each of these heavy items may have put too much into its last light cell.
+            entries = gives[done:ended] + levels
+            entries -= lacks[before + at]
+            entries <<= shift
+            entries |= following[done:ended]
+            table[heavy[done:ended]] = entries
             at, done = stop, ended
             block = None if done == len(heavy) else next(lights, None)
             if block is None:
                 break
             (light, kept), at = block, 0
             lacks = np.add.accumulate(np.append(lacking, levels - kept))
+            kept <<= shift
         waiting = heavy[done - 1 : done]
         if done < len(heavy):  # because of rounding, no light cell needs the surplus of these
             table[heavy[done:]] = (levels << shift) | heavy[done:]
@@ -94,7 +104,7 @@ def alias_table(weights: npt.NDArray[Any], chunk: int = _CHUNK) -> npt.NDArray[n
     # Because of rounding, a few levels may still be missing. The last heavy item fills them.
     last = int(heavy[-1])
     table[last] = (levels << shift) | last
-    table[light[at:]] = (kept[at:] << shift) | last
+    table[light[at:]] = kept[at:] | last
     for light, kept in lights:
         table[light] = (kept << shift) | last
     return table.view(np.uint64)
@@ -125,16 +135,18 @@ def _item_bits(count: int) -> int:
     return (count - 1).bit_length()
 
 
-def _ranks(gives: _Integers, lacks: _Integers) -> tuple[_Integers, _Integers]:
+def _ranks(lacks: _Integers, gives: _Integers) -> tuple[_Integers, _Integers]:
     """Return the rank of each number of two ascending arrays in the other array.
 
-    The rank of x in `lacks` is the number of `gives` that are at most x. The rank of x in `gives`
+    The rank of x in `gives` is the number of `gives` that are at most x. The rank of x in `lacks`
     is the number of `lacks` that are below x.
     """
     # A stable sort merges two sorted arrays. It takes a fifth of the time of two binary searches.
-    is_lack = np.concatenate((gives, lacks)).argsort(kind="stable") >= len(gives)
-    of_lacks, of_gives = np.flatnonzero(is_lack), np.flatnonzero(~is_lack)
-    return of_lacks - np.arange(len(lacks)), of_gives - np.arange(len(gives))
+    is_give = np.concatenate((gives, lacks)).argsort(kind="stable") < len(gives)
+    of_lacks, of_gives = np.flatnonzero(~is_give), np.flatnonzero(is_give)
+    of_lacks -= np.arange(len(lacks))
+    of_gives -= np.arange(len(gives))
+    return of_lacks, of_gives
 
 
 class _ItemLevels:
@@ -152,12 +164,14 @@ class _ItemLevels:
     """
 
     def __init__(self, weights: npt.NDArray[Any], levels: int, chunk: int) -> None:
-        self._weights, self._levels, self._chunk = weights, levels, chunk
-        # Reused buffers: in new arrays for each chunk, page faults would take most of the time.
-        self._numbers, self._shares = np.empty(max(chunk, _COLUMNS)), np.empty(chunk, np.int64)
+        self._weights, self._chunk = weights, chunk
+        self._numbers = np.empty(chunk)  # reused
+        # The least float64 of a heavy item. float64 has not all integers above 2**53.
+        self._least = float(levels)
+        if self._least < levels:
+            self._least = math.nextafter(self._least, math.inf)
         self.largest = int(weights.argmax())
         self._exponent = math.frexp(float(weights[self.largest]))[1]
-        self._factor = 1.0
         self._factor = len(weights) * levels / self._total()
 
     def _total(self) -> float:
@@ -168,27 +182,28 @@ class _ItemLevels:
         """
         sums = np.zeros(_COLUMNS)
         for start in range(0, len(self._weights), _COLUMNS):
-            part = self._part(slice(start, start + _COLUMNS))
+            part = self._scaled(slice(start, start + _COLUMNS))
             sums[: len(part)] += part
         return float(np.add.accumulate(sums)[-1])
 
-    def _part(self, items: slice) -> npt.NDArray[np.float64]:
+    def _scaled(self, items: slice) -> npt.NDArray[Any]:
         part = self._weights[items]
-        numbers = self._numbers[: len(part)]
         if abs(self._exponent) > _MOST_EXPONENT:
-            part = np.ldexp(part.astype(np.float64), -self._exponent)
-        np.multiply(part, self._factor, out=numbers, dtype=np.float64)
-        return numbers
+            return np.ldexp(part.astype(np.float64), -self._exponent)
+        return part
 
     def items(self, is_heavy: bool) -> Iterator[tuple[_Integers, _Integers]]:
         """Yield the light or heavy items of each chunk, and their numbers of levels.
 
         Chunks without such items are left out.
         """
+        find = np.greater_equal if is_heavy else np.less
         for start in range(0, len(self._weights), self._chunk):
-            numbers = self._part(slice(start, start + self._chunk))
-            shares = self._shares[: len(numbers)]
-            shares[:] = numbers
-            found = np.flatnonzero((shares >= self._levels) == is_heavy)
+            part = self._scaled(slice(start, start + self._chunk))
+            numbers = self._numbers[: len(part)]
+            np.multiply(part, self._factor, out=numbers, dtype=np.float64)
+            found = np.flatnonzero(find(numbers, self._least))
             if found.size:
-                yield found + start, shares[found]
+                levels = numbers.take(found).astype(np.int64)
+                found += start
+                yield found, levels

@@ -47,8 +47,11 @@ from loaderpool.transport.payload.generators import Registry
 # generator deep inside a sampler is not seeded. Larger: a sampler that holds its data takes longer
 # to search.
 _MOST_ENTERED = 20_000
-# Number of weights that are checked or compared at once, so that they stay in the CPU cache.
+# Number of weights that are copied and checked at once, so that they stay in the CPU cache.
 _CHUNK = 1 << 15
+# Number of elements that are compared at once. Smaller: more calls of NumPy. Larger: the results of
+# a comparison leave the CPU cache.
+_COMPARED = 1 << 18
 _WORD = 8
 # Number of elements of an iterable that are read at once. Ctrl-C is handled between two reads.
 _ELEMENTS = 1 << 16
@@ -314,20 +317,18 @@ class Weights:
         size = self.count()
         weights = _weights(given, epoch, self._items, self._of)
         if not order.replacement:
-            _check_weights(weights, epoch)
+            weights = _checked(weights, epoch)
             most = np.count_nonzero(weights)
             if size > most:
                 raise ArgumentError(
                     f"order=Weighted(replacement=False) must draw {size:,} items in epoch {epoch}, "
                     f"but only {most:,} have a weight above 0. Set num_samples={most}"
                 )
-            weights = weights.astype(np.float64)
+            weights = weights.astype(np.float64, copy=False)
             return Drawn(without_replacement(self._seed, epoch, weights)[:size], size)
         if self._latest is None or not _are_equal(weights, self._latest[0]):
             self._latest = None  # frees its memory before new arrays are made
-            # Copy before the check, because another thread may change the user's array.
-            weights = weights.copy()
-            _check_weights(weights, epoch)
+            weights = _checked(weights, epoch)
             self._latest = weights, alias_table(weights)
         return Drawn(self._latest[1], size)
 
@@ -494,18 +495,27 @@ def _weights(given: Any, epoch: int, items: int, all_items: str) -> npt.NDArray[
     return found
 
 
-def _check_weights(weights: npt.NDArray[Any], epoch: int) -> None:
-    """Raise `ArgumentError` if a weight is negative or not finite, or if all are 0."""
+def _checked(weights: npt.NDArray[Any], epoch: int) -> npt.NDArray[Any]:
+    """Return a copy of weights.
+
+    Raises:
+        ArgumentError: A weight is negative or not finite, or all are 0.
+    """
     of, largest = "Weighted.weights must have finite numbers from 0", 0.0
+    checked = np.empty_like(weights)
     for start in range(0, len(weights), _CHUNK):
-        part = weights[start : start + _CHUNK]
-        if not (part.min() >= 0 and part.max() < np.inf):  # NaN is neither
+        part = checked[start : start + _CHUNK]
+        # Copied before the check, because another thread may change the user's array.
+        part[:] = weights[start : start + _CHUNK]
+        most = part.max()
+        if not (part.min() >= 0 and most < np.inf):  # NaN is neither
             at = int((~((part >= 0) & np.isfinite(part))).argmax())
             got = float(part[at])
             raise ArgumentError(f"{of}, got {got} for item {start + at:,} in epoch {epoch}")
-        largest = max(largest, float(part.max()))
+        largest = max(largest, most)
     if not largest:
         raise ArgumentError(f"{of}, and one above 0, got only zeros in epoch {epoch}")
+    return checked
 
 
 def _are_equal_orders(one: Drawn, other: Drawn) -> bool:
@@ -517,7 +527,7 @@ def _are_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     """Return True if two arrays have the same numbers. Compares them in small chunks."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
-    parts = (slice(at, at + _CHUNK) for at in range(0, len(one), _CHUNK))
+    parts = (slice(at, at + _COMPARED) for at in range(0, len(one), _COMPARED))
     return all((one[part] == other[part]).all() for part in parts)
 
 

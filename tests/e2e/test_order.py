@@ -353,6 +353,20 @@ def test_weights_are_read_when_a_pass_begins() -> None:
             assert {int(item) for batch in each for item in batch} == {9}
 
 
+def test_all_of_many_weights_are_compared_and_checked() -> None:
+    weights = np.zeros(300_000, np.float32)
+    last = len(weights) - 1
+    order = lp.Weighted(weights, num_samples=8)
+    with lp.Loader(range(len(weights)), order=order, workers=0) as loader:
+        for item in (0, last):
+            weights[:] = 0
+            weights[item] = 1
+            assert {int(item) for batch in loader for item in batch} == {item}
+        weights[last] = -1
+        with pytest.raises(lp.ArgumentError, match=r"got -1\.0 for item 299,999 in epoch 2"):
+            list(loader)
+
+
 def test_the_length_is_that_of_the_coming_epoch() -> None:
     indices = [0, 1, 2, 3, 4]
     with lp.Loader(range(9), batch_size=2, order=indices, workers=0) as each:

@@ -10,11 +10,13 @@ from loaderpool.plan.block_order import BlockOrder
 from loaderpool.plan.order import Order
 from loaderpool.plan.permutation import random_bits, stream_key
 from loaderpool.plan.weighted_order import WeightedOrder, uniform, without_replacement
+from loaderpool.system.hashes import checksum
 
 # Random numbers at positions 0, 5 and 2**60, as they were when they were defined.
 RECORDED = [0x94E63B3F3CC78E7A, 0xC480299576458C28, 0xCF780E348AD26F8]
-# Items at positions 0 to 9, as they were when these orders were defined.
+# Items at positions 0 to 9, and a checksum of tables, as they were when they were defined.
 RECORDED_WEIGHTED = [2, 1, 1, 3, 1, 2, 3, 1, 1, 3]
+RECORDED_TABLES = "f907c8ddead09c62"
 RECORDED_BLOCKS = [[19, 6, 18, 7, 12], [3351, 6362, 732, 3823, 5873]]
 WEIGHTS = {
     "random": lambda rng, items: rng.random(items),
@@ -97,6 +99,21 @@ def test_an_alias_table_has_the_probabilities_of_the_weights(kind):
         assert not np.array(found, object)[weights == 0].any()
         for chunk in (1, 2, 7, 100):
             assert alias_table(weights, chunk).tolist() == table.tolist()
+
+
+def test_tables_never_change():
+    tables = []
+    for items in (1, 3, 7, 57, 1000, 100_003):
+        numbers = np.arange(items) * 7919 % 101 + 1
+        for weights in (
+            numbers,
+            1 / numbers**3,
+            numbers % 2 == 1,
+            np.ones(items),
+            2.0 ** -(numbers * 9),
+        ):
+            tables.append(alias_table(weights))
+    assert checksum(tables) == RECORDED_TABLES
 
 
 def test_draws_of_a_table_never_change():
