@@ -10,7 +10,7 @@ import sys
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,7 @@ class Converter:
             allows no cast of arrays.
         pad, is_ragged: as in `LoaderConfig`, for the advice in errors.
         origin: start of a message about a result, as in `Chain`.
+        size: number of the source's items. 0: it gives no samples by index.
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class Converter:
         pad: object = False,
         is_ragged: bool = False,
         origin: str = "fn returned",
+        size: int = 0,
     ) -> None:
+        self._size = size
         self._is_given, self._pad, self._unit, self._origin = is_given, pad, form.unit, origin
         spec = self._spec = form.item_spec or form.spec
         self._flatten = spec.structure.flatten
@@ -255,7 +258,7 @@ class Converter:
         row: int,
         results: Sequence[Any],
         are_items: bool = False,
-        own_rows: OwnRows | None = None,
+        indices: Sequence[int] = (),
     ) -> bool:
         """Write several results of `take` into the rows from `row` on.
 
@@ -269,7 +272,7 @@ class Converter:
             results: the results.
             are_items: True if the results are items that one call of the source returned. They
                 cannot have changed.
-            own_rows: the items of the results. None: unknown.
+            indices: index of each row's item.
         """
         columns: Iterable[Sequence[Any]] = [results]
         if self.take is not None and not are_items:
@@ -286,7 +289,7 @@ class Converter:
                     is_written = (
                         _stack_tensors(rows, column)
                         if are_items
-                        else own_rows is not None and own_rows.write(rows, column)
+                        else _write_parts(rows, column, indices, self._size)
                     )
                     if not is_written:
                         return False
@@ -364,42 +367,46 @@ def _tensor_type() -> object:
     return getattr(sys.modules.get("torch"), "Tensor", None)
 
 
-class OwnRows(NamedTuple):
-    """Items of a source that may be views of one tensor, which has equal parts for all items."""
+def _write_parts(
+    rows: npt.NDArray[Any], tensors: Sequence[Any], indices: Sequence[int], size: int
+) -> bool:
+    """Write views of one tensor that has equal parts for all items of the source.
 
-    size: int  # number of items of the source
-    indices: Sequence[int]  # index of each item
+    A call for another item changes other parts. So the views have not changed since their calls.
 
-    def write(self, rows: npt.NDArray[Any], tensors: Sequence[Any]) -> bool:
-        """Write tensors, each of which is its item's part. Return False if one is something else.
+    Args:
+        rows: rows to write.
+        tensors: a tensor for each row.
+        indices: index of each row's item.
+        size: number of the source's items.
 
-        A call for another item changes other parts. So the tensors have not changed, although they
-        are views.
-        """
-        base, of, count = tensors[0]._base, type(tensors[0]), len(tensors)
-        if base is None or base.numel() != self.size * math.prod(rows.shape[1:]):
-            return False
-        try:
-            memory = base.numpy()
-        except (RuntimeError, TypeError) as error:  # of another device, or with gradients
-            if is_of_a_handler(error):
-                raise
-            return False
-        start, step = base.data_ptr(), memory.nbytes // self.size
-        are_parts = (
-            memory.dtype == rows.dtype
-            and memory.dtype.kind != "c"  # views may be conjugates
-            and memory.flags.c_contiguous
-            and [*map(of.data_ptr, tensors)] == [start + step * index for index in self.indices]
-            and [*map(_DTYPE, tensors)].count(base.dtype) == count
-            and [*map(of.size, tensors)].count(rows.shape[1:]) == count
-            and all(map(of.is_contiguous, tensors))
-            and len({*self.indices}) == count
-        )
-        if are_parts:
-            parts = memory.reshape(self.size, *rows.shape[1:])
-            np.take(parts, self.indices, axis=0, out=rows, mode="clip")
-        return are_parts
+    Returns:
+        False if a tensor is not its item's part.
+    """
+    base, of, count = tensors[0]._base, type(tensors[0]), len(tensors)
+    if base is None or not size or base.numel() != size * math.prod(rows.shape[1:]):
+        return False
+    try:
+        memory = base.numpy()
+    except (RuntimeError, TypeError) as error:  # of another device, or with gradients
+        if is_of_a_handler(error):
+            raise
+        return False
+    start, step = base.data_ptr(), memory.nbytes // size
+    are_parts = (
+        memory.dtype == rows.dtype
+        and memory.dtype.kind != "c"  # views may be conjugates
+        and memory.flags.c_contiguous
+        and [*map(of.data_ptr, tensors)] == [start + step * index for index in indices]
+        and [*map(_DTYPE, tensors)].count(base.dtype) == count
+        and [*map(of.size, tensors)].count(rows.shape[1:]) == count
+        and all(map(of.is_contiguous, tensors))
+        and len({*indices}) == count
+    )
+    if are_parts:
+        parts = memory.reshape(size, *rows.shape[1:])
+        np.take(parts, indices, axis=0, out=rows, mode="clip")
+    return are_parts
 
 
 def _stack_tensors(rows: npt.NDArray[Any], tensors: Sequence[Any]) -> bool:

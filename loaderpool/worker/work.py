@@ -34,7 +34,7 @@ from loaderpool.worker.event_loop import EventLoop
 from loaderpool.worker.handing_over import HandingOver
 from loaderpool.worker.items import IndexedItems
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
-from loaderpool.worker.rows import Converter, OwnRows, blocks_of_array, collate
+from loaderpool.worker.rows import Converter, blocks_of_array, collate
 from loaderpool.worker.tickets import (
     MadeRows,
     Opened,
@@ -134,7 +134,6 @@ class Work:
         if progress.worker is not None and config.limits.timeout_s is not None:
             calls.limit = TimeLimit(config.limits.timeout_s, progress)
         self.items: Items
-        self._size = 0  # number of the source's items; 0 if it gives no samples by index
         if self.plan.lanes:
             self.items = source
             source.attend(
@@ -144,8 +143,6 @@ class Work:
             self.items, source.shared, source.loader = source, shared, loader
         else:
             self.items = IndexedItems(calls.reader, looks_ahead=progress.worker is None)
-            if self.unit == "sample":  # a sequence of batches may have no length
-                self._size = len(source)
         if progress.worker is not None:
             calls.reader.progress = progress
             # With concurrent calls, the main thread notes the call that it waits for.
@@ -205,7 +202,10 @@ class Work:
         self.form = form
         config, calls = self.config, self.calls
         origin = calls.chain.origin
-        self._converter = Converter(form, is_given, config.pad, config.ragged, origin)
+        # A sequence of batches may have no length.
+        has_samples = self.unit == "sample" and isinstance(self.items, IndexedItems)
+        size = len(self._source) if has_samples else 0
+        self._converter = Converter(form, is_given, config.pad, config.ragged, origin, size)
         if form.item_spec is None:
             calls.chain.unflatten = form.spec.structure.unflatten
         else:
@@ -334,7 +334,8 @@ class Work:
                 return MadeRows(0, items=len(opened.indices), read=read)
             opened_ns = clock.monotonic_ns()
         try:
-            if concurrent is None and self._copy_columns(opened):
+            copies_columns = self._copies_columns and concurrent is None and not ticket.deaths
+            if copies_columns and self._copy_columns(opened):
                 filled = MadeRows(len(opened.indices), (), opened.own, len(opened.indices))
             elif concurrent is None:
                 filled = calls.watched(self._fill, calls, opened)
@@ -404,8 +405,6 @@ class Work:
 
         Returns False if rows must be made one by one.
         """
-        if not self._copies_columns or opened.ticket.deaths:
-            return False
         assert self.form is not None and opened.arrays is not None
         start, rows = opened.ticket.start, np.asarray(opened.keys)
         columns = arrays_of(self._source, self.form.spec.structure)
@@ -480,9 +479,8 @@ class Work:
                     self.calls.block(opened, start, stop, results, take)
                     calls_ns += clock.monotonic_ns() - begun_ns
                     are_items = items is not None
-                    own_rows = OwnRows(self._size, opened.keys[start:stop])
                     if not at_once and not converter.write_block(
-                        arrays, row, results, are_items, own_rows
+                        arrays, row, results, are_items, opened.keys[start:stop]
                     ):
                         raise SpecMismatchError  # the rows are made again
                 start = stop
