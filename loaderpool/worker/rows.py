@@ -245,7 +245,7 @@ class Converter:
         Raises:
             SpecMismatchError: the result differs from the spec.
         """
-        if self.take is None:
+        if self.paths == ("",):
             is_plain = type(result) is np.ndarray and (result.dtype, result.shape) == self._plain
             arrays[0][row] = result if is_plain else self.leaf(result, 0, index)
             return
@@ -318,7 +318,8 @@ class Converter:
         kind = next(iter(kinds))
         # Common case: scalars such as labels.
         if len(kinds) == array.ndim == 1 and (
-            _SCALAR_DTYPES.get(kind) == array.dtype
+            # Not None, which NumPy takes for float64.
+            _SCALAR_DTYPES.get(kind, object) == array.dtype
             or (issubclass(kind, np.generic) and np.dtype(kind) == array.dtype)
         ):
             array[row : row + len(column)] = column

@@ -686,3 +686,48 @@ def test_view_of_a_tensor_that_does_not_fit_its_batch_is_named(odd: Any) -> None
         pytest.raises(SpecMismatchError, match="source index 7"),
     ):
         read(loader, 2)
+
+
+WRONG = [None, "2.5", b"2.5", (), {}]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+@pytest.mark.parametrize("at", [None, 0, 1, "x"])
+@pytest.mark.parametrize("kind", ["list", "function", "__getitems__"])
+def test_a_block_of_wrong_leaves_is_an_error(
+    wrong: Any, at: Any, kind: str, tmp_path: Path
+) -> None:
+    parts = {None: lambda x: x, 0: lambda x: (x, 1), 1: lambda x: (1, x), "x": lambda x: {"x": x}}
+
+    def item(index: Any) -> Any:
+        return parts[at](1.0 if index < 100 else wrong)
+
+    class Items(Table):
+        def row(self, index: int) -> Any:
+            return item(index)
+
+    source: Any = [*map(item, range(200))] if kind == "list" else range(200)
+    if kind == "__getitems__":
+        source = Items(tmp_path / "log", 200)
+    fn = item if kind == "function" else None
+    with (
+        lp.Loader(source, fn, batch_size=50, workers=0) as loader,
+        pytest.raises(SpecMismatchError, match="source index 100") as caught,
+    ):
+        read(loader)
+    assert at is None or ("['x']" if at == "x" else f"[{at}]") in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [
+    np.ones(3), 1.5, [np.ones(3), np.ones(2)], (np.ones(3),), (np.ones(3), np.ones(4)), None,
+], ids=["array", "number", "list", "short", "part", "none"])  # fmt: skip
+def test_result_that_differs_from_its_tuple_is_an_error(wrong: Any) -> None:
+    def item(index: int) -> Any:
+        return wrong if index == 70 else (np.ones(3), np.ones(2))
+
+    with (
+        lp.Loader(range(100), item, batch_size=50, workers=0) as loader,
+        pytest.raises(SpecMismatchError, match="source index 70") as caught,
+    ):
+        read(loader)
+    assert "type tuple" not in str(caught.value)
