@@ -78,6 +78,8 @@ class Converter:
         size: int = 0,
     ) -> None:
         self._size = size
+        self._watched: list[Any] = []  # tensors whose changes are noticed
+        self._versions: list[int] = []  # of these tensors, before the calls of a block
         self._is_given, self._pad, self._unit, self._origin = is_given, pad, form.unit, origin
         spec = self._spec = form.item_spec or form.spec
         self._flatten = spec.structure.flatten
@@ -289,7 +291,8 @@ class Converter:
                     is_written = (
                         _stack_tensors(rows, column)
                         if are_items
-                        else _write_parts(rows, column, indices, self._size)
+                        else self._is_unchanged(column[0]._base)
+                        and _write_parts(rows, column, indices, self._size)
                     )
                     if not is_written:
                         return False
@@ -306,6 +309,26 @@ class Converter:
                 raise
             return False  # another dtype or number of axes, or a value that is too large
         return len(waiting) == count
+
+    def watch(self, result: object) -> None:
+        """Watch the tensors of which the leaves of a result are views."""
+        leaves = self._flatten(result)
+        bases = [leaf._base for leaf in leaves if type(leaf) is _tensor_type()]
+        self._watched = [
+            base for base in bases if base is not None and 0 < self._size <= base.numel()
+        ]
+
+    def begin_block(self) -> None:
+        """Note that the calls begin whose results `write_block` writes."""
+        # Counts of changes by PyTorch's functions, also of changes by views.
+        self._versions = [base._version for base in self._watched]
+
+    def _is_unchanged(self, base: Any) -> bool:
+        """Return True if a watched tensor has not changed since `begin_block`."""
+        return any(
+            base is each and base._version == version
+            for each, version in zip(self._watched, self._versions, strict=True)
+        )
 
     def _write_scalars(
         self,
@@ -373,7 +396,8 @@ def _write_parts(
 ) -> bool:
     """Write views of one tensor that has equal parts for all items of the source.
 
-    A call for another item changes other parts. So the views have not changed since their calls.
+    The views have not changed since their calls: no function of PyTorch has changed the tensor, and
+    another item's call may change other parts in another way.
 
     Args:
         rows: rows to write.
@@ -385,7 +409,7 @@ def _write_parts(
         False if a tensor is not its item's part.
     """
     base, of, count = tensors[0]._base, type(tensors[0]), len(tensors)
-    if base is None or not size or base.numel() != size * math.prod(rows.shape[1:]):
+    if not 0 < base.numel() == size * math.prod(rows.shape[1:]):
         return False
     try:
         memory = base.numpy()

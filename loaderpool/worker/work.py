@@ -471,11 +471,14 @@ class Work:
                         write(result)
                     except SpecMismatchError:  # the result needs a conversion, or is wrong
                         target.write_row(arrays, row, result, indices[start])
+                    if stop == rows > 1 and self._block_rows > 1:
+                        converter.watch(result)
                 else:
                     take: Callable[[Any], object] | None
                     take = converter.take if items is None else None
                     if at_once:
                         take = target.writer(arrays, row)
+                    converter.begin_block()
                     self.calls.block(opened, start, stop, results, take)
                     calls_ns += clock.monotonic_ns() - begun_ns
                     are_items = items is not None

@@ -688,6 +688,42 @@ def test_view_of_a_tensor_that_does_not_fit_its_batch_is_named(odd: Any) -> None
         read(loader, 2)
 
 
+def with_former(dataset: Any, index: int) -> Any:
+    dataset.x[index - 1].fill_(-1)
+    return dataset.x[index].fill_(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("view", [
+    lambda dataset, index: dataset.x.fill_(index)[index],
+    lambda dataset, index: (np.float32(index), dataset.x.fill_(index)[index]),
+    lambda dataset, index: {"x": dataset.x[index].fill_(index), "y": dataset.y.fill_(index)[index]},
+    with_former,
+], ids=["all", "second", "dict", "former"])  # fmt: skip
+def test_view_of_a_tensor_that_each_call_changes_is_copied_at_once(
+    view: Any, workers: int, on: Place
+) -> None:
+    dataset = OfTensors(view)
+    dataset.y = dataset.torch.zeros(100)
+    with lp.Loader(dataset, batch_size=25, **on(workers)) as loader:
+        for batch in read(loader, 2):
+            parts = [*batch.values()] if isinstance(batch, dict) else [*batch][-1:]
+            for part in parts if isinstance(batch, (dict, tuple)) else [batch]:
+                values = part.reshape(25, -1)
+                assert (values[0] % 25 == 0).all() and (np.diff(values, axis=0) == 1).all()
+
+
+def test_views_of_an_empty_tensor_are_empty_rows() -> None:
+    torch = pytest.importorskip("torch")
+
+    def rows() -> Any:
+        empty = torch.zeros(100, 0)
+        yield from (empty[index] for index in range(100))
+
+    with lp.Loader.from_generator(rows, batch_size=10, workers=0) as loader:
+        assert [batch.shape for batch in loader] == [(10, 0)] * 10
+
+
 WRONG = [None, "2.5", b"2.5", (), {}]
 
 
