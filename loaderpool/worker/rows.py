@@ -78,7 +78,7 @@ class Converter:
         size: int = 0,
     ) -> None:
         self._size = size
-        self._watched: list[Any] = []  # tensors whose changes are noticed
+        self.watched: list[Any] = []  # tensors whose changes are noticed
         self._versions: list[int] = []  # of these tensors, before the calls of a block
         self._is_given, self._pad, self._unit, self._origin = is_given, pad, form.unit, origin
         spec = self._spec = form.item_spec or form.spec
@@ -314,20 +314,20 @@ class Converter:
         """Watch the tensors of which the leaves of a result are views."""
         leaves = self._flatten(result)
         bases = [leaf._base for leaf in leaves if type(leaf) is _tensor_type()]
-        self._watched = [
+        self.watched = [
             base for base in bases if base is not None and 0 < self._size <= base.numel()
         ]
 
     def begin_block(self) -> None:
         """Note that the calls begin whose results `write_block` writes."""
         # Counts of changes by PyTorch's functions, also of changes by views.
-        self._versions = [base._version for base in self._watched]
+        self._versions = [base._version for base in self.watched]
 
     def _is_unchanged(self, base: Any) -> bool:
         """Return True if a watched tensor has not changed since `begin_block`."""
         return any(
             base is each and base._version == version
-            for each, version in zip(self._watched, self._versions, strict=True)
+            for each, version in zip(self.watched, self._versions, strict=True)
         )
 
     def _write_scalars(

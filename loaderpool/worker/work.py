@@ -223,7 +223,10 @@ class Work:
         self._block_rows = _BLOCK_ROWS if in_blocks else 1
         self._writes_at_once = form.item_spec is not None
         is_called = calls.chain.plain != [] or calls.reader.calls_fn
-        self._copies_columns = self._writes_rows and not is_called and self.unit == "sample"
+        has_limit = config.limits.timeout_s is not None  # for each row, such as one of a slow file
+        self._copies_columns = (
+            self._writes_rows and self.unit == "sample" and not (is_called or has_limit)
+        )
 
     def close(self) -> None:
         """Close the generators that run here."""
@@ -418,6 +421,9 @@ class Work:
             for column, slot in zip(columns, slots, strict=True)
         )
         if are_alike:
+            if self.progress.worker is not None:
+                self.progress.begin_blocks(len(rows))
+                self.progress.note(opened.indices[0])
             for column, slot in zip(columns, slots, strict=True):
                 # With another mode, `take` would write into a copy of the slot.
                 np.take(column, rows, axis=0, out=slot, mode="clip")
@@ -439,11 +445,12 @@ class Work:
         rows, is_noted = len(indices), progress.worker is not None
         # The source's items as they are, if no function is called.
         items = opened.fetched if self.calls.chain.plain == [] else None
-        is_quick = items is not None or self._row_times.shorter_ns < _SINGLE_ROW_NS
+        is_called = items is None or self.calls.reader.calls_fn
+        is_quick = not is_called or self._row_times.shorter_ns < _SINGLE_ROW_NS
         block = self._block_rows
         if rows == 1 or not is_quick or ticket.deaths or calls is not self.calls:
             block = 1
-        elif items is not None and block > 1:
+        elif not is_called and block > 1:
             block = MOST_ROWS  # they are in memory already
         if block > 1 and is_noted:
             progress.begin_blocks(block)
@@ -478,7 +485,8 @@ class Work:
                     take = converter.take if items is None else None
                     if at_once:
                         take = target.writer(arrays, row)
-                    converter.begin_block()
+                    if converter.watched:
+                        converter.begin_block()
                     self.calls.block(opened, start, stop, results, take)
                     calls_ns += clock.monotonic_ns() - begun_ns
                     are_items = items is not None

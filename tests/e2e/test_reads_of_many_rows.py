@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import loaderpool as lp
 from loaderpool.errors import SampleError, SourceError, SpecMismatchError
 from loaderpool.sources.many_rows import MOST_ROWS
 from tests.support.batches import Place, assert_same, indices_in, read
+from tests.support.processes import wait_until
 
 WORKERS = (0, 1, 3)
 
@@ -722,6 +724,33 @@ def test_views_of_an_empty_tensor_are_empty_rows() -> None:
 
     with lp.Loader.from_generator(rows, batch_size=10, workers=0) as loader:
         assert [batch.shape for batch in loader] == [(10, 0)] * 10
+
+
+def test_abandoned_run_stops_calls_that_a_cache_makes(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def slow(row: Any) -> Any:
+        with log.open("a") as file:
+            file.write(f"{row}\n")
+        time.sleep(0.002)
+        return row
+
+    def abandoned() -> None:
+        with pytest.raises(lp.errors.ClosedError):
+            next(iter(loader))
+
+    table = Table(tmp_path / "reads", 1000)
+    with lp.Pool(1) as pool:
+        loader = lp.Loader(table, slow, batch_size=1000, cache=tmp_path, workers=pool)
+        other = lp.Loader(range(10), batch_size=10, workers=pool)
+        read(other)
+        thread = threading.Thread(target=abandoned)
+        thread.start()
+        wait_until(lambda: log.exists() and len(log.read_text().split()) > 200)
+        loader.close()
+        read(other, 5)  # by the same worker, when it has stopped
+        thread.join()
+    assert len(log.read_text().split()) < 1000
 
 
 WRONG = [None, "2.5", b"2.5", (), {}]
