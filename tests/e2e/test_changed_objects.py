@@ -44,6 +44,10 @@ WAYS = {
     "a tensor in shared memory": (
         "t = torch.tensor(0).share_memory_()", "range(32), lambda i: np.int64(t.item())", "t.fill_(n)",
     ),
+    "a tensor of inference mode": (
+        "t = torch.inference_mode()(torch.zeros)(9)", "range(32), lambda i: np.int64(t[8].item())",
+        "torch.inference_mode()(t.fill_)(n)",
+    ),
 }  # fmt: skip
 
 SCRIPT = '''
@@ -142,7 +146,7 @@ def test_each_way_to_change_an_object_is_seen(start: str) -> None:
     )
     found = json.loads(told)
     assert all(shown == [[0], [1], [2], [3]] for shown in found.values()), found
-    assert len(found) >= len(ways) - 1
+    assert len(found) >= len(ways) - 2  # without torch
 
 
 # ---- unchanged objects cost nothing

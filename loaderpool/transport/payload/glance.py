@@ -371,7 +371,10 @@ def _of_array(array: npt.NDArray[Any]) -> dict[Any, Any]:
 
 
 def _of_tensor(tensor: torch.Tensor) -> dict[Any, Any]:
-    return {_WHOLE: tensor._version}  # each write to the tensor increments it
+    if not tensor.is_inference():
+        return {_WHOLE: tensor._version}  # each write to the tensor increments it
+    values = tensor.flatten()[:: max(1, tensor.numel() // _MOST_ITEMS)]
+    return {_WHOLE: (tensor.shape, repr(values.tolist()))}  # as text, in which NaN equals NaN
 
 
 def _of_items(kind: type, value: Any) -> dict[Any, Any]:
