@@ -149,6 +149,24 @@ def test_each_way_to_change_an_object_is_seen(start: str) -> None:
     assert len(found) >= len(ways) - 2  # without torch
 
 
+def test_functions_may_hold_any_tensor_of_inference_mode() -> None:
+    torch = pytest.importorskip("torch")
+    with torch.inference_mode():
+        held = {
+            "sparse": torch.eye(3).to_sparse(),
+            "without data": torch.empty(3, device="meta"),
+            "without values": torch.empty(0),
+            "small floats": torch.full((3,), float("nan"), dtype=torch.bfloat16),
+        }
+
+    def shown(index: int) -> int:
+        return index + len(held)
+
+    with lp.Loader(range(8), shown, batch_size=8, workers=1) as loader:
+        for _ in range(2):
+            assert [batch.tolist() for batch in loader] == [[*range(4, 12)]]
+
+
 # ---- unchanged objects cost nothing
 
 

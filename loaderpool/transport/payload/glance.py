@@ -373,8 +373,12 @@ def _of_array(array: npt.NDArray[Any]) -> dict[Any, Any]:
 def _of_tensor(tensor: torch.Tensor) -> dict[Any, Any]:
     if not tensor.is_inference():
         return {_WHOLE: tensor._version}  # each write to the tensor increments it
-    values = tensor.flatten()[:: max(1, tensor.numel() // _MOST_ITEMS)]
-    return {_WHOLE: (tensor.shape, repr(values.tolist()))}  # as text, in which NaN equals NaN
+    try:
+        values = tensor.flatten()[:: max(1, tensor.numel() // _MOST_ITEMS)].tolist()
+        text = f"{tensor.shape} {values}"  # in a text, NaN equals NaN
+    except RuntimeError:  # a sparse, quantized or nested tensor, or one without data
+        text = repr(tensor)
+    return {_WHOLE: text}
 
 
 def _of_items(kind: type, value: Any) -> dict[Any, Any]:
