@@ -396,8 +396,8 @@ def _write_parts(
 ) -> bool:
     """Write views of one tensor that has equal parts for all items of the source.
 
-    The views have not changed since their calls. The caller knows that no function of PyTorch has
-    changed the tensor. Other code, such as NumPy's, may have changed the parts of other items.
+    The caller knows that no function of PyTorch has changed the tensor since the calls began. So
+    the views have their results, unless other code, such as NumPy, writes to parts of other items.
 
     Args:
         rows: rows to write.
