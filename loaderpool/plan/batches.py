@@ -247,7 +247,7 @@ class Plan:
         starts = np.arange(first, first + full * step, step, dtype=np.int64)
         found = (starts[:, None] + np.arange(rows, dtype=np.int64)).ravel()
         if full < count:
-            found = np.concatenate((found, self._rows_of(epoch, stop - 1)))
+            found = np.concatenate((found, np.arange(*self._span(epoch, stop - 1))))
         return self._located(epoch, found)
 
     def records(self, epoch: int, indices: list[int]) -> list[int]:
@@ -301,9 +301,6 @@ class Plan:
         positions: npt.NDArray[np.int64] = self._taken.numbers(rows)
         return positions
 
-    def _rows_of(self, epoch: int, batch: int) -> npt.NDArray[np.int64]:
-        return np.arange(*self._span(epoch, batch), dtype=np.int64)
-
     @cached_property
     def _full_rows(self) -> int:
         return 1 if self.batch_size is None else self.batch_size
@@ -339,8 +336,7 @@ class Plan:
         if 0 <= batch < self._full_batches:
             start = self._first + (batch * self.num_shards + self.shard_index) * self._full_rows
             return start, start + self._full_rows
-        if not 0 <= batch < self.batches_per_epoch:
-            raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
+        self._check_batches(batch)
         tail = self._stock[0][2]
         first, rows = self._share(tail)
         return self._size - tail + first, self._size - tail + first + rows
@@ -352,6 +348,11 @@ class Plan:
         spans = [self._span(epoch, each) for each in range(batch, batch + count)]
         starts, stops = np.array(spans, np.int64).reshape(count, 2).T
         return starts, stops
+
+    def _check_batches(self, batch: int, count: int = 1) -> None:
+        """Raise `IndexError` if one of `count` consecutive batches is not in an epoch."""
+        if not 0 <= batch <= batch + count <= self.batches_per_epoch:
+            raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
 
     @cached_property
     def _rests(self) -> dict[Start, Plan]:

@@ -150,8 +150,7 @@ class BucketPlan(Plan):
     def _spans(
         self, epoch: int, batch: int, count: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        if not 0 <= batch <= batch + count <= self.batches_per_epoch:
-            raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
+        self._check_batches(batch, count)
         table, chosen = self._epoch(epoch), slice(batch, batch + count)
         starts, rows = table.firsts[chosen], table.rows[chosen]
         if self.num_shards > 1:

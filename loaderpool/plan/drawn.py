@@ -148,8 +148,7 @@ class DrawnBatches(Plan):
         return int(self._bounds[batch - 1]) if batch else 0
 
     def _span(self, epoch: int, batch: int) -> tuple[int, int]:
-        if not 0 <= batch < self.batches_per_epoch:
-            raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
+        self._check_batches(batch)
         if batch < self._full_batches:
             number = self._first + batch * self.num_shards + self.shard_index
             return self._before(number), self._before(number + 1)

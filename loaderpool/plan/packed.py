@@ -82,8 +82,7 @@ class PackedPlan(DrawnBatches):
         return self.batch_rows(epoch, batch, 1)[0]
 
     def batch_rows(self, epoch: int, batch: int, count: int) -> tuple[int, ...]:
-        if not 0 <= batch <= batch + count <= self.batches_per_epoch:
-            raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
+        self._check_batches(batch, count)
         return tuple(self._counts[batch : batch + count].tolist())
 
     def positions(self, epoch: int, batch: int, count: int = 1) -> npt.NDArray[np.int64]:
