@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from loaderpool.worker.tickets import MadeRows, Opened, WorkFailed
 _ADDED = 2  # number of components that are added to those of a sample: segment_ids and positions
 
 _Arrays = list[npt.NDArray[Any]]
+_Part = TypeVar("_Part")
 
 
 class Packing:
@@ -50,16 +51,18 @@ class Packing:
                 zip(spec.components, spec.paths, strict=True)
             )
         ]
-        self._own_fillers = [*self._fillers]
-        del self._own_fillers[self._added]
+        self._own_fillers = self._own(self._fillers)
         assert form.item_spec is not None
         self._flatten = form.item_spec.structure.flatten
-        self._kinds = [(dtype, shape[1:]) for shape, dtype in self._shapes]
-        del self._kinds[self._added]
+        self._kinds = self._own([(dtype, shape[1:]) for shape, dtype in self._shapes])
         # For each batch of the ticket: all its components, with their rows joined.
         self._batches: list[_Arrays] = []
         # For each sample: its components, of the whole batch, and its range in them.
         self._places: list[tuple[_Arrays, int, int]] = []
+
+    def _own(self, parts: list[_Part]) -> list[_Part]:
+        """Return the parts of a sample's components, without those of the added ones."""
+        return parts[: self._added.start] + parts[self._added.stop :]
 
     def open(self, opened: Opened) -> list[tuple[int, int, int]]:
         """Lay out the slot of a ticket. Fill it with padding, segment ids and positions.
@@ -99,8 +102,7 @@ class Packing:
         for number, (batch_rows, items, _) in enumerate(batches):
             parts = arrays[number * len(self._shapes) : (number + 1) * len(self._shapes)]
             joined = [part.reshape(-1, *part.shape[2:]) for part in parts]
-            added, own = joined[self._added], [*joined]
-            del own[self._added]
+            added, own = joined[self._added], self._own(joined)
             for part, filler in zip(own, self._own_fillers, strict=True):
                 part[...] = filler
             stop = token + batch_rows * length
