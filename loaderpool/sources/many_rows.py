@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from loaderpool.errors import SourceError, counted
 from loaderpool.sources.arrays import is_of
 from loaderpool.sources.indexing import Sized
 from loaderpool.sources.tables import Columns, PiecesColumn, is_array
+from loaderpool.system.interrupts import FailuresIgnored
 
 # Most rows of one call. A larger batch is read by several calls, which always begin at multiples
 # of this number, for any number of workers. Smaller: a call's fixed cost, up to a few
@@ -125,11 +125,19 @@ def arrays_of(source: Any, structure: Structure) -> list[npt.NDArray[Any]]:
     elif isinstance(source, Columns) and source.structure == structure:
         columns = [column for _, column in source.user_parts()]
     elif _has_plain_tensors(source) and structure.kind == "tuple":
-        # NumPy refuses tensors that have gradients, or are on another device.
-        with contextlib.suppress(RuntimeError, TypeError):
-            columns = [tensor.numpy() for tensor in source.tensors]
+        columns = [array_of(tensor) for tensor in source.tensors]
     are_arrays = all(type(column) in _ARRAYS for column in columns)
     return columns if are_arrays and len(columns) == structure.num_leaves else []
+
+
+def array_of(tensor: Any) -> Any:
+    """Return the memory of a PyTorch tensor as an array.
+
+    None if NumPy refuses the tensor: it is on another device, or has gradients.
+    """
+    with FailuresIgnored():
+        return tensor.numpy()
+    return None
 
 
 def checked_rows(rows: object, count: int) -> list[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import math
 import sys
@@ -34,17 +35,18 @@ from loaderpool.element.structure import (
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.layout import BatchForm, Block
 from loaderpool.plan.item_names import item_name
+from loaderpool.sources.many_rows import array_of
 from loaderpool.system.interrupts import is_of_a_handler
 
 # Kinds of dtype that accept a Python number of this type (NumPy's weak promotion).
 _WEAK_KINDS: dict[type, str] = {int: "iuf", float: "f"}
 # Immutable leaves: they cannot change while they wait for their block to be full.
 _IMMUTABLE = (bool, int, float, complex, np.generic)
-# Dtypes of Python scalars.
-_SCALAR_DTYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
 # Dtypes of scalars whose values an array of the same dtype stores as they are.
 _DTYPES_OF_SCALARS: dict[type, np.dtype[Any]] = {
-    **_SCALAR_DTYPES,
+    bool: np.dtype(np.bool_),
+    int: np.dtype(np.int64),
+    float: np.dtype(np.float64),
     **{np.dtype(code).type: np.dtype(code) for code in "?bBhHiIlLqQefdFD"},
 }
 _SHAPE, _BASE, _DTYPE = attrgetter("shape"), attrgetter("base"), attrgetter("dtype")
@@ -79,7 +81,7 @@ class Converter:
     ) -> None:
         self._size = size
         self.watched: list[Any] = []  # tensors whose changes are noticed
-        self._versions: list[int] = []  # of these tensors, before the calls of a block
+        self._versions: list[int] = []  # their counts of changes when the calls of a block began
         self._is_given, self._pad, self._unit, self._origin = is_given, pad, form.unit, origin
         spec = self._spec = form.item_spec or form.spec
         self._flatten = spec.structure.flatten
@@ -223,7 +225,7 @@ class Converter:
     ) -> Callable[[int, object], None]:
         """Return a function that writes a scalar into a row of an array."""
         dtype, tensor, put_array = array.dtype, _tensor_type(), self._putter(component, array)
-        kinds = {kind for kind, scalar in _DTYPES_OF_SCALARS.items() if scalar == dtype}
+        kinds = _kinds_of(dtype)
         of_torch = None
         if tensor is not None and dtype.kind in "biu":  # a number of Python has all their values
             with contextlib.suppress(TypeError):  # PyTorch lacks the dtype
@@ -312,8 +314,8 @@ class Converter:
 
     def watch(self, result: object) -> None:
         """Watch the tensors of which the leaves of a result are views."""
-        leaves = self._flatten(result)
-        bases = [leaf._base for leaf in leaves if type(leaf) is _tensor_type()]
+        tensor = _tensor_type()
+        bases = [leaf._base for leaf in self._flatten(result) if type(leaf) is tensor]
         self.watched = [
             base for base in bases if base is not None and 0 < self._size <= base.numel()
         ]
@@ -340,11 +342,7 @@ class Converter:
     ) -> bool:
         kind = next(iter(kinds))
         # Common case: scalars such as labels.
-        if len(kinds) == array.ndim == 1 and (
-            # Not None, which NumPy takes for float64.
-            _SCALAR_DTYPES.get(kind, object) == array.dtype
-            or (issubclass(kind, np.generic) and np.dtype(kind) == array.dtype)
-        ):
+        if len(kinds) == array.ndim == 1 and kind in _kinds_of(array.dtype):
             array[row : row + len(column)] = column
             return True
         if not all(issubclass(kind, _IMMUTABLE) for kind in kinds):
@@ -386,6 +384,12 @@ def _join(
     return True
 
 
+@functools.cache
+def _kinds_of(dtype: np.dtype[Any]) -> set[type]:
+    """Return the types of scalars whose values an array of this dtype stores as they are."""
+    return {dtype.type, *(kind for kind, each in _DTYPES_OF_SCALARS.items() if each == dtype)}
+
+
 def _tensor_type() -> object:
     """Return the class of PyTorch's tensors; None if PyTorch is not imported."""
     return getattr(sys.modules.get("torch"), "Tensor", None)
@@ -411,11 +415,8 @@ def _write_parts(
     base, of, count = tensors[0]._base, type(tensors[0]), len(tensors)
     if not 0 < base.numel() == size * math.prod(rows.shape[1:]):
         return False
-    try:
-        memory = base.numpy()
-    except (RuntimeError, TypeError) as error:  # of another device, or with gradients
-        if is_of_a_handler(error):
-            raise
+    memory = array_of(base)
+    if memory is None:
         return False
     start, step = base.data_ptr(), memory.nbytes // size
     are_parts = (
@@ -443,7 +444,7 @@ def _stack_tensors(rows: npt.NDArray[Any], tensors: Sequence[Any]) -> bool:
         if first.shape != out.shape[1:] or set(map(_DTYPE, tensors)) != {out.dtype}:
             return False
         torch.stack(tensors, out=out)
-    except RuntimeError as error:  # tensors of unequal shapes, of another device, or with gradients
+    except RuntimeError as error:  # tensors of unequal shapes, on another device, or with gradients
         if is_of_a_handler(error):
             raise
         return False

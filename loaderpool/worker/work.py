@@ -216,14 +216,14 @@ class Work:
         # The last batch of a generator is shorter, so its batches vary in size. But no row of them
         # is ever left out.
         may_write_rows = form.fixed is not None or (form.has_plain_rows and self.plan.lanes > 0)
-        self._writes_rows = may_write_rows and self.config.on_error.action == "raise"
+        self._writes_rows = may_write_rows and config.on_error.action == "raise"
         is_small = max(form.row_bytes, default=0) < _SINGLE_ROW_BYTES
-        is_plain = not self.calls.chain.takes_out and not self.calls.is_async
-        in_blocks = is_small and is_plain and self.config.limits.timeout_s is None
+        is_plain = not calls.chain.takes_out and not calls.is_async
+        has_limit = config.limits.timeout_s is not None  # for each row
+        in_blocks = is_small and is_plain and not has_limit
         self._block_rows = _BLOCK_ROWS if in_blocks else 1
         self._writes_at_once = form.item_spec is not None
         is_called = calls.chain.plain != [] or calls.reader.calls_fn
-        has_limit = config.limits.timeout_s is not None  # for each row, such as one of a slow file
         self._copies_columns = (
             self._writes_rows and self.unit == "sample" and not (is_called or has_limit)
         )
@@ -339,7 +339,9 @@ class Work:
         try:
             copies_columns = self._copies_columns and concurrent is None and not ticket.deaths
             if copies_columns and self._copy_columns(opened):
-                filled = MadeRows(len(opened.indices), (), opened.own, len(opened.indices))
+                filled = MadeRows(
+                    len(opened.indices), oversize=opened.own, items=len(opened.indices)
+                )
             elif concurrent is None:
                 filled = calls.watched(self._fill, calls, opened)
             else:
@@ -409,10 +411,12 @@ class Work:
         Returns False if rows must be made one by one.
         """
         assert self.form is not None and opened.arrays is not None
-        start, rows = opened.ticket.start, np.asarray(opened.keys)
         columns = arrays_of(self._source, self.form.spec.structure)
+        if not columns:
+            return False
+        start, rows = opened.ticket.start, np.asarray(opened.keys)
         slots = [array[start : start + len(rows)] for array in opened.arrays]
-        are_alike = columns and all(
+        are_alike = all(
             # `take` would copy the whole of another array first
             column.flags.c_contiguous
             and column.flags.aligned
@@ -427,7 +431,7 @@ class Work:
             for column, slot in zip(columns, slots, strict=True):
                 # With another mode, `take` would write into a copy of the slot.
                 np.take(column, rows, axis=0, out=slot, mode="clip")
-        return bool(are_alike)
+        return are_alike
 
     # ---- rows that are written before the next ones are made ----
 
@@ -478,14 +482,14 @@ class Work:
                         write(result)
                     except SpecMismatchError:  # the result needs a conversion, or is wrong
                         target.write_row(arrays, row, result, indices[start])
-                    if stop == rows > 1 and self._block_rows > 1:
+                    if stop == rows > 1 and self._block_rows > 1 and not self._writes_at_once:
                         converter.watch(result)
                 else:
                     take: Callable[[Any], object] | None
                     take = converter.take if items is None else None
                     if at_once:
                         take = target.writer(arrays, row)
-                    if converter.watched:
+                    elif converter.watched:
                         converter.begin_block()
                     self.calls.block(opened, start, stop, results, take)
                     calls_ns += clock.monotonic_ns() - begun_ns
@@ -504,6 +508,7 @@ class Work:
                     raise self.failures.of(error, ticket.epoch, *where) from None
                 # From now on each row is written before the next one is made.
                 self._writes_at_once = True
+                converter.watched.clear()
                 if at_once:  # single calls find the wrong row
                     block = self._block_rows = 1
                     progress.begin_blocks(0)

@@ -654,7 +654,8 @@ ORDER = np.random.default_rng(0).permutation(100).repeat(2)  # each item twice i
     lambda dataset, index: dataset.x.view(50, 2, 2, 2)[index % 50, 0],
     lambda dataset, index: dataset.x[index].clone(),
     lambda dataset, index: dataset.x[0].fill_(index),
-], ids=["rows", "flat", "others", "turned", "expanded", "bits", "halves", "copies", "refilled"])  # fmt: skip
+], ids=["rows", "flat", "others", "turned", "expanded", "bits", "halves", "copies", "refilled"]
+)  # fmt: skip
 @pytest.mark.parametrize("order", [None, ORDER], ids=["once", "twice"])
 def test_views_of_a_tensor_are_copied_before_they_change(
     view: Any, order: Any, workers: int, on: Place

@@ -345,8 +345,8 @@ def test_a_run_in_a_broken_pool_is_told(broken: Pool) -> None:
 
 @pytest.mark.parametrize("was_there", [True, False])
 def test_a_run_of_an_unknown_loader_is_told(was_there: bool) -> None:
-    """Before a fix, such a run was ignored. If the supervisor was replaced between a loader's creation
-    and its first run, the loader waited forever.
+    """Before a fix, such a run was ignored. If the supervisor was replaced between a loader's
+    creation and its first run, the loader waited forever.
     """
     pool = Pool(1).with_a_run()
     if was_there:
