@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import gc
 import io
+import operator
 import os
 import pickle
 import random
@@ -25,6 +26,8 @@ from loaderpool.system.interrupts import is_of_a_handler
 
 if TYPE_CHECKING:
     import torch
+
+    from loaderpool.worker.torch_state import TorchState
 
 _is_stray = False
 
@@ -118,19 +121,23 @@ def serve(run: Callable[[], None]) -> NoReturn:
 
 _NUMPY = "numpy.random.mtrand"  # NumPy 2 imports it on first use
 _HEAD_BYTES = object.__basicsize__  # header of an object: reference count and type
-_TWISTER_BYTES = 625 * 4  # size of the state at `numpy.random.MT19937().ctypes.state_address`
+# A Mersenne Twister has 624 words, and the number of the next one. Each draw increments this
+# number, and after the last word all words change. So a few words and the number show whether code
+# drew, and also whether it set another seed.
+_ALL_WORDS_BYTES, _WORDS_BYTES, _NUMBER_BYTES = 624 * 4, 16 * 4, 4
 
 Picture = tuple[Any, ...]
+_BYTES_OF = operator.methodcaller("tobytes")
 
 
 class GlobalsWatch:
     """Shows whether code drew from the global generators or reseeded them: two snapshots then
     differ.
 
-    A snapshot copies the bytes of the generators' objects without decoding them. This takes a
-    microsecond; reading the states through their API takes 0.1 ms. Code that imports `numpy.random`
-    or torch for the first time counts as if it had drawn, because the snapshots cannot be compared.
-    The code's own generators are not noticed.
+    A snapshot copies a few bytes of the generators' objects without decoding them. This takes two
+    microseconds; reading the states through their API takes 0.1 ms. Code that imports
+    `numpy.random` or torch for the first time counts as if it had drawn, because the snapshots
+    cannot be compared. The code's own generators are not noticed.
 
     Attributes:
         seen: the latest snapshot, if no user code has run since. None: take a new one.
@@ -139,27 +146,42 @@ class GlobalsWatch:
     def __init__(self) -> None:
         self.seen: Picture | None = None
         # the functions of `random` are methods of this object
-        self._python = _memory_of(random._inst)
+        self._python = _memory_of(random._inst)[: _NUMBER_BYTES + _WORDS_BYTES]
         self._generator: np.random.BitGenerator | None = None  # bit generator of `numpy.random`
-        # memory of the bit generator's state; None: not an MT19937
-        self._state: memoryview | None = None
+        # first words and number of the bit generator; empty: it is not an MT19937
+        self._state: tuple[memoryview, ...] = ()
         self._owner = memoryview(b"")  # memory of the `RandomState`, which keeps a Gaussian
+        self._torch: TorchState | None = None  # reads PyTorch's generator
 
     def look(self) -> Picture:
         """Return a snapshot of the generators."""
         gauss: float | None = random._inst.gauss_next  # type: ignore[attr-defined]
-        torch = _torch_state() if "torch" in sys.modules else None
+        torch = self._look_at_torch() if "torch" in sys.modules else None
         if _NUMPY not in sys.modules:
             return self._python.tobytes(), gauss, torch
         generator = np.random.mtrand._rand._bit_generator
         if generator is not self._generator:
-            is_usual = isinstance(generator, np.random.MT19937)  # otherwise code has replaced it
-            self._state = (
-                _memory_at(generator.ctypes.state_address, _TWISTER_BYTES) if is_usual else None
-            )
+            self._state = ()
+            if isinstance(generator, np.random.MT19937):  # otherwise code has replaced it
+                words = generator.ctypes.state_address
+                self._state = (
+                    _memory_at(words, _WORDS_BYTES),
+                    _memory_at(words + _ALL_WORDS_BYTES, _NUMBER_BYTES),
+                )
             self._generator, self._owner = generator, _memory_of(np.random.mtrand._rand)
-        state = pickle.dumps(generator.state) if self._state is None else self._state.tobytes()
+        state = [*map(_BYTES_OF, self._state)] or pickle.dumps(generator.state)
         return self._python.tobytes(), gauss, torch, generator, state, self._owner.tobytes()
+
+    def _look_at_torch(self) -> object:
+        generator = _torch_generator()
+        if generator is None:
+            return None
+        if self._torch is None:
+            # Imported here, because many programs have no PyTorch.
+            from loaderpool.worker.torch_state import TorchState
+
+            self._torch = TorchState()
+        return self._torch.read(generator)
 
     def run(self, work: Callable[..., object], *arguments: object) -> tuple[Any, bool]:
         """Return the result of `work`, and True if `work` drew from the generators.
@@ -246,9 +268,3 @@ def _memory_at(address: int, nbytes: int) -> memoryview:
 def _torch_generator() -> torch.Generator | None:
     """Return torch's global CPU generator; None if torch is not imported, or only in part."""
     return getattr(sys.modules.get("torch"), "default_generator", None)
-
-
-def _torch_state() -> bytes | None:
-    generator = _torch_generator()
-    state: bytes | None = None if generator is None else generator.get_state().numpy().tobytes()
-    return state
