@@ -75,6 +75,8 @@ class Delivery:
     keep: tuple[int, ...] | None = None
     form: BatchForm = dataclasses.field(init=False)  # layout and structure of the batches
     anchor: npt.NDArray[np.uint8] = dataclasses.field(init=False)  # bytes of all stored batches
+    # components of the only batch, if they are known; they are views of `anchor`
+    arrays: Sequence[npt.NDArray[Any]] = ()
     waited_ns: int = 0  # time that the consumer has waited for the delivery
     origin: Origin | None = None  # origin for the flight recorder; None: it is not recorded
     # source indices of the rows of each batch to deliver; None if batches come without them
@@ -123,7 +125,11 @@ class Delivery:
     def batches(self) -> Iterator[tuple[int, Sequence[Any]]]:
         """Yield rows and components of each batch to deliver."""
         stored, keep = self.stored or self.count, self.keep
-        batches = self.form.read(self.anchor, self.rows, stored, self.batch_rows)
+        batches: Iterator[tuple[int, Sequence[Any]]]
+        if self.arrays:
+            batches = iter([(self.rows, self.arrays)])
+        else:
+            batches = self.form.read(self.anchor, self.rows, stored, self.batch_rows)
         if keep is not None:
             batches = itertools.compress(batches, [at in keep for at in range(stored)])
         if self.indices is None:

@@ -335,10 +335,12 @@ class LocalEngine:
                 self._is_making = was_making
         if plan.lanes and filled.oversize is None and is_empty(anchor):
             return None
-        if filled.oversize is not None:
+        delivery = Delivery(number, 1, filled.rows, row_failures=filled.row_failures)
+        if filled.oversize is None:
+            delivery.arrays = filled.arrays
+        else:
             anchor = aligned_empty(filled.oversize.nbytes)
             filled.oversize.write(anchor, 0)
-        delivery = Delivery(number, 1, filled.rows, row_failures=filled.row_failures)
         delivery.form, delivery.anchor = form, anchor
         delivery.origin = (0, epoch, batch, 1, _MADE_HERE)
         return delivery

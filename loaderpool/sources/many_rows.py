@@ -149,7 +149,7 @@ def checked_rows(rows: object, count: int) -> list[object]:
     got = f"a {type(rows).__name__}"
     if isinstance(rows, (list, tuple)) or is_array(rows):
         if len(rows) == count:
-            return [rows[at] for at in range(count)]
+            return rows[:] if type(rows) is list else [rows[at] for at in range(count)]
         got = counted(len(rows), "item")
     raise SourceError(
         "source.__getitems__ must return a list with one item for each index, but it returned "

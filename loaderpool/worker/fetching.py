@@ -74,7 +74,7 @@ class _Part:
         self.start, self.stop = start, stop
         self.items: list[object] = []  # empty: they were not read yet
         self.unused_from = 0  # no item from this row on was returned; row 0 is `start`
-        self.is_whole = False  # True if all items were read with one call
+        self.is_whole = False  # True if one call has returned all items
         self.lock = threading.Lock()
 
 
@@ -169,26 +169,31 @@ class Fetched:
             if not part.items:
                 self._read(part, row)
 
-    def values(self, start: int, stop: int) -> Iterator[object]:
+    def values(self, start: int, stop: int) -> Iterable[object]:
         """Return the `value` of consecutive rows. No other thread may need their parts."""
         if self._reader.through_cache is not None:
             return (self.value(row) for row in range(start, stop))
-        return self._items(start, stop)
+        part = self._part(start)
+        if stop <= part.stop:
+            return self._of_part(part, start, stop)
+        return self._of_parts(start, stop)
 
-    def _items(self, start: int, stop: int) -> Iterator[object]:
+    def _of_parts(self, start: int, stop: int) -> Iterator[object]:
         for part in self._parts[bisect.bisect_right(self._starts, start) - 1 :]:
-            first, end = max(start, part.start), min(stop, part.stop)
-            if first >= end:
+            if part.start >= stop:
                 return
-            yield self.item(first)
-            at, last = first + 1 - part.start, end - part.start
-            if part.is_whole and part.unused_from <= at:
-                following, part.unused_from = part.items[at:last], last
-                part.items[at:last] = [_NO_ITEM] * (last - at)
-                yield from following
-            else:
-                for row in range(first + 1, end):  # with `map`, a StopIteration would end all rows
-                    yield self.item(row)
+            yield from self._of_part(part, max(start, part.start), min(stop, part.stop))
+
+    def _of_part(self, part: _Part, start: int, stop: int) -> Iterable[object]:
+        if not part.items:
+            self._read(part, start)
+        first, end = start - part.start, stop - part.start
+        if not part.is_whole or part.unused_from > first:
+            # with `map`, a StopIteration would end all rows
+            return (self.item(row) for row in range(start, stop))
+        items, part.unused_from = part.items[first:end], end
+        part.items[first:end] = [_NO_ITEM] * (end - first)
+        return items
 
     def part_end(self, row: int) -> int:
         """Return the end row of the part that has this row."""
@@ -241,7 +246,9 @@ class Fetched:
                 if reader.stops_at_errors and type(items[-1]) is _Failed:
                     items += [items[-1]] * (len(indices) - len(items))
                     break
-        part.is_whole = len(rows) == len(all_indices) and not is_alone
+        part.is_whole = (
+            len(rows) == len(all_indices) and not is_alone and type(items[0]) is not _Failed
+        )
         if len(rows) == len(all_indices):
             part.items, part.unused_from = items, 0
         else:

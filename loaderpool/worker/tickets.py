@@ -106,6 +106,7 @@ class MadeRows(NamedTuple):
     oversize: VaryingLayout | OwnMemory | None = None
     items: int = 0  # number of items that the rows were made of
     read: Frame | None = None  # the items themselves, because another worker makes the rows
+    arrays: Sequence[npt.NDArray[Any]] = ()  # the rows, if they were written straight into a slot
 
     @property
     def is_in_file(self) -> bool:

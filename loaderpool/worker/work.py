@@ -515,7 +515,7 @@ class Work:
         if fetched is not None:  # reads are not calls of the user's function
             calls_ns -= fetched.spent_ns - read_before_ns
         self._row_times.note(calls_ns // rows)
-        return MadeRows(rows, oversize=opened.own, items=rows)
+        return MadeRows(rows, oversize=opened.own, items=rows, arrays=arrays)
 
     # ---- whole batches: any row may fail, or rows are padded, ragged or text ----
 
