@@ -52,7 +52,7 @@ LAYOUT = {
 # Tokens of code. Comments, docstrings and layout are free, so that dense code gains nothing. A
 # number may rise if users gain something, and the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 291_310,
+    "loaderpool": 291_330,
     "scripts": 56_800,
     "tests": 428_410,
 }

@@ -24,42 +24,23 @@ row keeps its item and its random stream.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.plan.order import Order
+from loaderpool.plan.order import Order, kept
 
 if TYPE_CHECKING:
     from loaderpool.plan.shares import MixOrder
     from loaderpool.plan.taken import Start, Taken
 
-_Value = TypeVar("_Value")
-_Key = TypeVar("_Key", bound=Hashable)
-
 # Number of rests of epochs that are kept. Smaller: simultaneous passes make the rests and their
 # tables again for each batch.
 _KEPT_RESTS = 4
-
-
-def kept(
-    latest: dict[_Key, _Value], key: _Key, make: Callable[[], _Value], most: int = 2
-) -> _Value:
-    """Return the value for a key from `latest`, or make it.
-
-    `latest` keeps the `most` latest values. Threads may share it.
-    """
-    value = latest.get(key)
-    if value is None:
-        value = make()
-        for old in [*latest][: 1 - most]:
-            latest.pop(old, None)
-        latest[key] = value
-    return value
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -25,8 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.plan.batches import kept
-from loaderpool.plan.order import Order
+from loaderpool.plan.order import Order, kept
 from loaderpool.plan.permutation import TABLE_SIZE, Permutation, random_bits, stream_key
 
 _Integers = npt.NDArray[np.int64]
@@ -67,11 +66,10 @@ class BlockOrder(Order):
         """Rows of the largest block."""
         return int(np.diff(self.starts, append=self.size).max(initial=1))
 
-    def indices(self, epoch: int, positions: _Integers) -> list[int]:
+    def take(self, epoch: int, positions: _Integers) -> _Integers:
         """Return the source indices at positions of an epoch."""
         found = [*self._parts(epoch, positions)]
-        indices: list[int] = (found[0] if len(found) == 1 else np.concatenate(found)).tolist()
-        return indices
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _parts(self, epoch: int, positions: _Integers) -> Iterator[_Integers]:
         """Yield source indices for consecutive parts of `positions`, each within one window."""

@@ -35,7 +35,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.plan.batches import Plan, kept
+from loaderpool.plan.batches import Plan
+from loaderpool.plan.order import kept
 from loaderpool.plan.permutation import permuted_blocks
 from loaderpool.plan.taken import Start, Taken
 from loaderpool.system.hashes import checksum

@@ -9,14 +9,34 @@ each epoch has its own array and size.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError
 from loaderpool.plan.permutation import MAX_SIZE, permutation
+
+_Value = TypeVar("_Value")
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+def kept(
+    latest: dict[_Key, _Value], key: _Key, make: Callable[[], _Value], most: int = 2
+) -> _Value:
+    """Return the value for a key from `latest`, or make it.
+
+    `latest` keeps the `most` latest values. Threads may share it.
+    """
+    value = latest.get(key)
+    if value is None:
+        value = make()
+        for old in [*latest][: 1 - most]:
+            latest.pop(old, None)
+        latest[key] = value
+    return value
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,17 +66,22 @@ class Order:
         if not 0 <= self.size <= MAX_SIZE:
             raise ArgumentError(f"size must be 0 to 2**62, got {self.size}")
 
-    def indices(self, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
+    def take(self, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the source indices at positions of an epoch.
-
-        They are Python integers, because a source may be a list or a user's class.
 
         Raises:
             IndexError: With a shuffle, a position is not below the size.
         """
         if self.shuffle and positions.size:
-            positions = permutation(self.size, self.seed, epoch).take(positions)
-        indices: list[int] = positions.tolist()
+            return permutation(self.size, self.seed, epoch).take(positions)
+        return positions
+
+    def indices(self, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
+        """Return the indices as Python integers, because a source may be a list or a user's class.
+
+        Raises like `take`.
+        """
+        indices: list[int] = self.take(epoch, positions).tolist()
         return indices
 
 
@@ -74,8 +99,8 @@ class DrawnOrder(Order):
     table: npt.NDArray[Any] | None = field(default=None, kw_only=True)
     """Source index of each position of the epoch, int64[size]; None: it was not drawn yet."""
 
-    def indices(self, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
+    def take(self, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the source indices at positions of the epoch."""
         assert self.table is not None, "an order that was not drawn"
-        indices: list[int] = self.table[positions].tolist()
+        indices: npt.NDArray[np.int64] = self.table[positions]
         return indices

@@ -33,12 +33,11 @@ class WeightedOrder(DrawnOrder):
 
     dtype: ClassVar[type[Any]] = np.uint64
 
-    def indices(self, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
+    def take(self, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the source indices at positions of an epoch."""
         assert self.table is not None, "an order that was not drawn"
         bits = random_bits(stream_key("weights", self.seed, epoch), positions)
-        indices: list[int] = chosen(self.table, bits).tolist()
-        return indices
+        return chosen(self.table, bits).view(np.int64)
 
 
 def without_replacement(

@@ -70,7 +70,7 @@ def add_indices(tracker: EpochTracker, log: PassLog, delivery: Delivery) -> None
     plan, epoch = log.plan, log.epoch
     numbers = [number - log.first for number in delivery.numbers()]
     first, count = numbers[0], numbers[-1] - numbers[0] + 1
-    found = np.array(plan.order.indices(epoch, plan.positions(epoch, first, count)), np.int64)
+    found = plan.order.take(epoch, plan.positions(epoch, first, count))
     ends = np.cumsum([plan.rows(epoch, batch) for batch in range(first, first + count)])
     by_batch = np.split(found, ends[:-1])
     delivery.indices = [by_batch[number - first] for number in numbers]

@@ -33,10 +33,10 @@ from loaderpool.config import (
 )
 from loaderpool.errors import ArgumentError, StateError, add_note, brief, shortened, warn
 from loaderpool.plan.alias_table import alias_table
-from loaderpool.plan.batches import Plan, kept
+from loaderpool.plan.batches import Plan
 from loaderpool.plan.drawn import checksum_of
 from loaderpool.plan.generators import CapturedGenerators, global_generators
-from loaderpool.plan.order import Order
+from loaderpool.plan.order import Order, kept
 from loaderpool.plan.places import Position
 from loaderpool.plan.stream_kinds import PASS
 from loaderpool.plan.weighted_order import without_replacement

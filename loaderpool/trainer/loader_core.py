@@ -313,7 +313,7 @@ class LoaderCore:
                 f"epoch {epoch} has the batches 0 to {plan.batches_per_epoch - 1:,}, got batch "
                 f"{batch:,}"
             )
-        return np.array(plan.order.indices(epoch, plan.positions(epoch, batch)), np.int64)
+        return plan.order.take(epoch, plan.positions(epoch, batch))
 
     def state_at(self, position: Position) -> dict[str, Any]:
         """Return the saved state of a position.

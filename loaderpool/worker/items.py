@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.plan.batches import Plan, kept
+from loaderpool.plan.batches import Plan
 from loaderpool.plan.generators import CapturedGenerators
+from loaderpool.plan.order import kept
 from loaderpool.transport.messages import Ticket
 from loaderpool.worker.item_reader import ItemReader
 from loaderpool.worker.tickets import Opened

@@ -18,8 +18,9 @@ import numpy.typing as npt
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.board import Board
 from loaderpool.memory.layout import BatchForm, Block, Buffer, OwnMemory, VaryingLayout
-from loaderpool.plan.batches import Plan, kept
+from loaderpool.plan.batches import Plan
 from loaderpool.plan.drawn import read_order
+from loaderpool.plan.order import kept
 from loaderpool.sources.many_rows import MOST_ROWS, arrays_of
 from loaderpool.sources.tables import Columns
 from loaderpool.system import clock
