@@ -231,15 +231,19 @@ class Plan:
             found = np.concatenate((found, np.arange(*self._span(epoch, stop - 1))))
         return self._located(epoch, found)
 
-    def records(self, epoch: int, indices: list[int]) -> list[int]:
-        """Return the numbers by which the items at these source indices are read in an epoch.
+    def record(self, epoch: int, index: int) -> int:
+        """Return the number by which the item at a source index is read in an epoch.
 
-        They are the indices, unless the source is a mix. If rows vary, each epoch has the items of
+        It is the index, unless the source is a mix. If rows vary, each epoch has the items of
         epoch 0, because their lengths determined the batches.
         """
+        return index if self.mix is None else self.mix.record(epoch * (not self.rows_vary), index)
+
+    def records(self, epoch: int, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the numbers of several items, as `record`."""
         if self.mix is None:
             return indices
-        return self.mix.records(0 if self.rows_vary else epoch, indices)
+        return self.mix.records(epoch * (not self.rows_vary), indices)
 
     # ---- internals ----
 

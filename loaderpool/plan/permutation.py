@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -85,10 +85,11 @@ class Permutation:
     def __init__(self, size: int, key: int) -> None:
         self._size = size
         seed = key.to_bytes(16, "little")
-        self._table = _sorted_by_hash(size, seed) if size <= TABLE_SIZE else None
+        self._table: npt.NDArray[np.int64] | None = None
+        if size <= TABLE_SIZE:
+            self._table = orders_by_hash(size, [key])[0]
         low_bits = (size - 1).bit_length() // 2
-        # A table needs no rounds. A mix makes many small permutations, and keys of rounds would
-        # take half the time.
+        # A table needs no rounds.
         # The words are 0-d arrays: as ufunc operands they cost half as much as NumPy scalars, and
         # they never change the dtype.
         self._rounds = [] if self._table is not None else [
@@ -151,13 +152,14 @@ def _round_keys(seed: bytes) -> Iterator[tuple[int, int, int]]:
         yield offset, factor | 1, spread | 1
 
 
-def _sorted_by_hash(size: int, seed: bytes) -> npt.NDArray[np.int64]:
-    """Return range(size) sorted by 64 hashed bits each.
+def orders_by_hash(size: int, keys: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return range(size) sorted by 64 hashed bits each, for each key: int64[keys, size].
 
     All orders are equally likely (ties: below one in 2**40).
     """
-    stream = shake_256(b"loaderpool table" + seed).digest(8 * size)
-    return np.frombuffer(stream, "<u8").argsort(kind="stable").astype(np.int64)
+    seeds = (b"loaderpool table" + key.to_bytes(16, "little") for key in keys)
+    stream = b"".join(shake_256(seed).digest(8 * size) for seed in seeds)
+    return np.frombuffer(stream, "<u8").reshape(-1, size).argsort(axis=1, kind="stable")
 
 
 @functools.lru_cache(maxsize=8)

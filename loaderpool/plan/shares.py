@@ -19,7 +19,8 @@ differ.
 
 Items are taken in blocks of `BLOCK`. The counts at the two ends of a block determine its number of
 items of each source, and a keyed order determines their places. So the item at any position is
-known without adding up from the start.
+known without adding up from the start. Tables keep the blocks that were made, and most mixes need
+the same blocks in each epoch.
 
 Each epoch continues in each source where the epoch before stopped, so every record is read in time.
 """
@@ -27,18 +28,19 @@ Each epoch continues in each source where the epoch before stopped, so every rec
 from __future__ import annotations
 
 import bisect
-import functools
 import itertools
+import mmap
 import operator
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError
-from loaderpool.plan.permutation import MAX_SIZE, Permutation, stream_key
+from loaderpool.plan.order import kept
+from loaderpool.plan.permutation import MAX_SIZE, orders_by_hash, stream_key
 from loaderpool.system.hashes import shake_256
 
 BLOCK = 256
@@ -48,15 +50,18 @@ Smaller: the order is less random, down to strict alternation of two sources. La
 is read out of order takes longer than the current 0.1 ms, because its whole block is made.
 """
 
-_KEPT_BLOCKS = 1 << 15
-"""Number of blocks of an epoch whose records are kept, 1.7 KiB each (2.7 from 2**31 records on).
+_WINDOW = BLOCK << 16
+"""Number of consecutive items in a table, of 4 bytes each (8 in an epoch of 2**31 items or more).
 
-Smaller: a shuffled pass over some million items makes each block many times, which takes as long as
-60 rows. Larger: a worker may use more than the current 56 MiB for an epoch of 8 million items.
+Smaller: a shuffled pass over more items makes blocks many times, which takes as long as 20 rows.
+Larger: a process may use more than the current two tables of 64 MiB.
 """
 
-_KEPT_ORIGINS = 512
-"""Number of blocks whose sources are kept for `origin`, 6 KiB each."""
+_TOGETHER = 64
+"""Number of blocks that are made by the same calls of NumPy.
+
+Smaller: more calls. Larger: temporary arrays take more memory.
+"""
 
 _OFFSET_BITS = 32
 """Number of bits of an offset.
@@ -68,12 +73,14 @@ numbers.
 _Integers = npt.NDArray[np.int64]
 
 
-class _Block(NamedTuple):
-    """Items of one block of an epoch."""
+class _Epoch(NamedTuple):
+    """Items of an epoch, numbered consecutively, one source after the other."""
 
-    sources: _Integers  # number of the source of each item
-    indices: _Integers  # index of each item in its source
-    records: Sequence[int]  # number of each item among the records of all sources
+    ends: list[int]  # number after the last item of each source
+    offsets: list[int]  # number of each source's first item, minus its items in epochs before
+    turns: list[int]  # number of times that each source was read to its end before
+    shifts: list[int]  # index of each source's first item in the source, minus the item's number
+    are_records: bool  # True if the numbers are also those of the records
 
 
 class Shares:
@@ -181,8 +188,7 @@ class MixOrder:
     ) -> None:
         self._arguments = weights, seed, size, goes_on, sources
         self._shares, self._seed, self.size = Shares(weights, seed), seed, size
-        # Items of each source in an epoch. None: they differ, because the counts continue.
-        self._each = None if goes_on else self._shares.counts(size)
+        self._goes_on = goes_on
         self._inner = {at: each for at, each in enumerate(sources) if isinstance(each, MixOrder)}
         self._sizes = [each.size if isinstance(each, MixOrder) else each for each in sources]
         counts = [each.count if isinstance(each, MixOrder) else each for each in sources]
@@ -190,76 +196,135 @@ class MixOrder:
         self.count: int = self._starts[-1]
         if self.count > MAX_SIZE:
             raise ArgumentError("sources have more than 2**62 items together")
-        self._dtype = np.int32 if self.count < 1 << 31 else np.int64
-        # Records of each block, for the latest two epochs.
-        self._epochs: dict[int, dict[int, Sequence[int]]] = {}
-        self._block = functools.lru_cache(_KEPT_ORIGINS)(self._made)
+        self._epochs: dict[int, _Epoch] = {}
+        # For each epoch and window: the number of the item at each index, plus 1; 0 if its block
+        # was not made yet. All processes store the same numbers, each at once, so none waits.
+        self._tables: dict[tuple[int, int], npt.NDArray[Any]] = {}
+        self._table(0, 0)  # forks of this process share it, so one of the workers makes each block
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MixOrder, self._arguments
 
-    def records(self, epoch: int, indices: Sequence[int]) -> list[int]:
+    def records(self, epoch: int, indices: _Integers) -> _Integers:
         """Return the records at these indices of an epoch, from 0 to size - 1."""
-        # A loop with few calls, because it runs for each row.
-        blocks = self._epochs.get(epoch)
-        if blocks is None:
-            for old in [*self._epochs][:-1]:
-                self._epochs.pop(old, None)
-            blocks = self._epochs[epoch] = {}
-        found: list[int] = []
-        latest, records = -1, cast(Sequence[int], ())
-        for index in indices:
-            number = index // BLOCK
-            if number != latest:
-                latest, records = number, blocks.get(number) or self._records(blocks, epoch, number)
-            found.append(records[index % BLOCK])
-        return found
+        of, numbers = self._epoch(epoch), self._numbers(epoch, indices)
+        if of.are_records:
+            return numbers
+        sources = np.array(of.ends).searchsorted(numbers, side="right")
+        numbers += np.array(of.shifts)[sources]
+        turns, records = np.divmod(numbers, np.array(self._sizes)[sources])
+        for source, inner in self._inner.items():
+            is_inner = sources == source
+            for turn in {*turns[is_inner].tolist()}:
+                taken = is_inner & (turns == turn)
+                records[taken] = inner.records(of.turns[source] + turn, records[taken])
+        records += np.array(self._starts)[sources]
+        return records
 
     def record(self, epoch: int, index: int) -> int:
         """Return the record at an index of an epoch."""
-        return self.records(epoch, [index])[0]
+        source, turn, place = self._found(epoch, index)
+        if source in self._inner:
+            place = self._inner[source].record(turn, place)
+        return self._starts[source] + place
 
     def origin(self, epoch: int, index: int) -> tuple[int, int]:
         """Return the number of the source at an index of an epoch, and the index in that source."""
-        number, place = divmod(index, BLOCK)
-        block = self._block(epoch, number)
-        return int(block.sources[place]), int(block.indices[place])
+        source, _, place = self._found(epoch, index)
+        return source, place
 
-    def _records(self, blocks: dict[int, Sequence[int]], epoch: int, number: int) -> Sequence[int]:
-        """Make a block, and keep its records."""
-        records = self._made(epoch, number).records
-        if len(blocks) >= _KEPT_BLOCKS:
-            # All blocks, not only the oldest, because a single `clear` is atomic among threads.
-            blocks.clear()
-        blocks[number] = records
-        return records
+    def _found(self, epoch: int, index: int) -> tuple[int, int, int]:
+        """Return a source, how often it was read to its end before, and an index in it."""
+        window, place = divmod(index, _WINDOW)
+        of, number = self._epoch(epoch), self._table(epoch, window).item(place) - 1
+        if number < 0:
+            number = self._of_window(epoch, window, np.array([place])).item()
+        source = bisect.bisect_right(of.ends, number)
+        turn, place = divmod(number + of.shifts[source], self._sizes[source])
+        return source, of.turns[source] + turn, place
 
-    def _made(self, epoch: int, number: int) -> _Block:
-        start = number * BLOCK
-        places = np.arange(min(BLOCK, self.size - start), dtype=np.int64)
-        before, until = (self._taken(epoch, start + each) for each in (0, len(places)))
-        count = np.array([*map(operator.sub, until, before)])
-        order = Permutation(len(places), stream_key("mix", self._seed, number)).take(places)
-        sources = np.repeat(np.arange(len(count)), count)[order]
-        # Places of each source in the block, ascending, one source after the other. Each source's
-        # items fill its places in order.
-        ranks = np.empty_like(places)
-        ranks[sources.argsort(kind="stable")] = places - np.repeat(count.cumsum() - count, count)
-        turns, rests = zip(*map(divmod, before, self._sizes), strict=True)
-        more_turns, indices = np.divmod(
-            ranks + np.array(rests)[sources], np.array(self._sizes)[sources]
+    def _numbers(self, epoch: int, indices: _Integers) -> _Integers:
+        """Return the numbers of the items at these indices of an epoch."""
+        if self.size <= _WINDOW:
+            return self._of_window(epoch, 0, indices)
+        numbers, windows = np.empty_like(indices), indices // _WINDOW
+        for window in {*windows.tolist()}:
+            are_here = windows == window
+            places = indices[are_here] - window * _WINDOW
+            numbers[are_here] = self._of_window(epoch, window, places)
+        return numbers
+
+    def _of_window(self, epoch: int, window: int, places: _Integers) -> _Integers:
+        """Return the numbers of the items at these places of a table."""
+        table = self._table(epoch, window)
+        found = table[places]
+        if not found.all():
+            first, blocks = window * (_WINDOW // BLOCK), table.reshape(-1, BLOCK)
+            missing = np.unique(places[found == 0] // BLOCK)
+            for part in np.split(missing, range(_TOGETHER, len(missing), _TOGETHER)):
+                blocks[part] = self._made(epoch, first + part) + 1
+            found = table[places]
+        numbers: _Integers = np.subtract(found, 1, dtype=np.int64)
+        return numbers
+
+    def _table(self, epoch: int, window: int) -> npt.NDArray[Any]:
+        def make() -> npt.NDArray[Any]:
+            items = min(_WINDOW, self.size - window * _WINDOW)
+            dtype = np.dtype(np.int32 if self.size < 1 << 31 else np.int64)
+            # Its pages take no memory until they are written.
+            memory = mmap.mmap(-1, max(1, -(-items // BLOCK)) * BLOCK * dtype.itemsize)
+            return np.frombuffer(memory, dtype)
+
+        return kept(self._tables, (epoch * self._goes_on, window), make)
+
+    def _made(self, epoch: int, blocks: _Integers) -> _Integers:
+        """Return the numbers of the items in ascending blocks: int64[blocks, BLOCK].
+
+        The last block of an epoch may be shorter. It ends with other numbers.
+        """
+        starts = (blocks * BLOCK).tolist()
+        stops = [min(start + BLOCK, self.size) for start in starts]
+        firsts, ends = (
+            np.array([self._next(epoch, each) for each in edges]) for edges in (starts, stops)
         )
-        records = indices.copy()
-        for source, inner in self._inner.items():
-            for turn in {*more_turns[sources == source].tolist()}:
-                taken = (sources == source) & (more_turns == turn)
-                records[taken] = inner.records(turns[source] + turn, indices[taken].tolist())
-        records += np.array(self._starts)[sources]
-        return _Block(sources, indices, memoryview(records.astype(self._dtype)))
+        counts = ends - firsts
+        counts[:, -1] += BLOCK - counts.sum(axis=1)
+        orders = orders_by_hash(
+            BLOCK, [stream_key("mix", self._seed, each) for each in blocks.tolist()]
+        )
+        last, width = orders[-1], stops[-1] - starts[-1]
+        orders[-1] = np.concatenate((last[last < width], last[last >= width]))
+        # Items of a block, one source after the other.
+        sources = np.arange(counts.shape[1], dtype=np.min_scalar_type(counts.shape[1]))
+        in_order = np.tile(sources, len(blocks)).repeat(counts.ravel()).reshape(-1, BLOCK)
+        firsts += counts - counts.cumsum(axis=1)
+        numbers = firsts.ravel().repeat(counts.ravel()).reshape(-1, BLOCK) + np.arange(BLOCK)
+        # Each source's items fill its places in their order.
+        at_places = np.take_along_axis(in_order, orders, 1)
+        made = np.empty_like(numbers)
+        np.put_along_axis(made, at_places.argsort(axis=1, kind="stable"), numbers, 1)
+        return made
 
-    def _taken(self, epoch: int, index: int) -> list[int]:
-        """Return the number of items of each source before an index, from epoch 0 on."""
-        if self._each is None:
-            return self._shares.counts(epoch * self.size + index)
-        counts = self._shares.counts(index)
-        return [epoch * each + count for each, count in zip(self._each, counts, strict=True)]
+    def _next(self, epoch: int, index: int) -> list[int]:
+        """Return the number of each source's next item before an index of an epoch."""
+        epoch *= self._goes_on
+        counts = self._shares.counts(epoch * self.size + index)
+        return [*map(operator.add, counts, self._epoch(epoch).offsets)]
+
+    def _epoch(self, epoch: int) -> _Epoch:
+        return kept(self._epochs, epoch, lambda: self._counted(epoch))
+
+    def _counted(self, epoch: int) -> _Epoch:
+        if self._goes_on:
+            before, until = (self._shares.counts(each * self.size) for each in (epoch, epoch + 1))
+            counts = [*map(operator.sub, until, before)]
+        else:
+            counts = self._shares.counts(self.size)
+            before = [epoch * count for count in counts]
+        firsts = [*itertools.accumulate(counts, initial=0)]
+        turns, rests = zip(*map(divmod, before, self._sizes), strict=True)
+        are_whole = not self._inner and not any(rests) and counts == self._sizes
+        offsets, shifts = (
+            [*map(operator.sub, *pair)] for pair in ((firsts, before), (rests, firsts))
+        )
+        return _Epoch(firsts[1:], offsets, [*turns], shifts, are_whole)

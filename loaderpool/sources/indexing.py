@@ -8,7 +8,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, SupportsIndex
 
+import numpy as np
+import numpy.typing as npt
+
 from loaderpool.errors import brief
+
+Keys = Sequence[int] | npt.NDArray[np.int64]
+"""Numbers by which items of a source are read. Those of a mix are an array."""
 
 
 class Indexed(Protocol):
@@ -76,9 +82,23 @@ class MixRecords:
         """Return the sources with their numbers, for messages (`walk.parts_of`)."""
         return [(f"source [{number}]", each) for number, each in enumerate(self.sources)]
 
+    @property
+    def are_indices(self) -> bool:
+        """True if the sources are ranges, and each record is its own number."""
+        ranges = map(range, self._starts, self._starts[1:])
+        return all(type(each) is range for each in self.sources) and [*ranges] == [*self.sources]
+
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def __getitem__(self, record: int) -> object:
+    def __getitem__(self, record: SupportsIndex) -> object:
+        record = operator.index(record)
         source = bisect_right(self._starts, record) - 1
         return self.sources[source][record - self._starts[source]]
+
+    def parts(self, records: Keys) -> tuple[list[Indexed], list[int]]:
+        """Return the source of each record, and the record's index in that source."""
+        starts = np.array(self._starts)
+        numbers = starts[1:].searchsorted(records, side="right")
+        sources = np.fromiter(self.sources, object, len(self.sources))
+        return sources[numbers].tolist(), (records - starts[numbers]).tolist()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
 from loaderpool.checks import is_async
@@ -263,7 +263,6 @@ class Calls:
         If a call raises, `len(results)` shows which one.
         """
         chain, seeding, kept = self.chain, self.seeding, self.kept
-        keys = opened.keys[start:stop]
         are_kept = bool(kept) and not kept.keys().isdisjoint(opened.positions[start:stop])
         if are_kept or chain.plain is None or seeding.seeds_globals or seeding.captured is not None:
             for at, position in enumerate(opened.positions[start:stop].tolist(), start):
@@ -274,16 +273,12 @@ class Calls:
                 )
                 results.append(value if take is None else take(value))
         else:
-            values: Iterable[object]
-            if opened.fetched is not None:
-                values = opened.fetched.values(start, stop)
-            else:
-                values = keys if self.reader.are_indices else map(opened.read, keys)
+            values = self.reader.values(opened, start, stop)
             for function in chain.plain if take is None else (*chain.plain, take):
                 values = map(function, values)
             results.extend(values)  # a loop in C; if a call raises, earlier results stay
         end_stray()
-        if len(results) < len(keys):
+        if len(results) < stop - start:
             # A StopIteration ended `extend` without an error. Call the function again, so that it
             # is raised as an error.
             chain.sample(opened, start + len(results), 0)

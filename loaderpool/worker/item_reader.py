@@ -6,10 +6,11 @@ import collections
 import contextlib
 import functools
 import inspect
+import operator
 import pickle
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from loaderpool.cache.setting import Count
 from loaderpool.errors import CacheError, SourceError
 from loaderpool.plan.stream_kinds import BATCH
 from loaderpool.sources.blocks import forget_blocks
+from loaderpool.sources.indexing import Keys, MixRecords
 from loaderpool.sources.many_rows import checked_rows, getitems_of
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.messages import Ticket
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
 # Number of latest epochs that are remembered. A ticket of another one drops all kept blocks.
 # Smaller: concurrent passes decode blocks again. Larger: no effect.
 _EPOCHS = 8
+# Number of rows of a mix from which their sources are found together. Smaller: tiny batches take
+# longer. Larger: each row of a larger batch is read by a call of Python code.
+_MANY_KEYS = 64
 
 
 class ItemReader:
@@ -52,8 +57,8 @@ class ItemReader:
         cached: reads the results of `fn`. None: there is no cache, and items are read.
         samples: reads samples by number, if `fn` returns several for an item. None: it returns one.
         calls_fn: True if this reader calls `fn`, because its results are kept.
-        are_indices: True for `range(n)`: looking up each item would take a tenth of the time of a
-            batch of tiny samples.
+        are_indices: True for `range(n)`, and a mix of its parts: looking up each item would take a
+            tenth of the time of a batch of tiny samples.
         reads_many: True if the source reads many rows with one call.
         seeds_reads: True if these calls are seeded, because they may draw random numbers.
         progress: notes the reads of many rows. None: this is the main process.
@@ -89,8 +94,10 @@ class ItemReader:
 
             self.samples = ItemSamples(payload, seeding, self.cached)
         self.calls_fn = self.cached is not None or self.samples is not None
-        self.are_indices = (
-            not self.calls_fn and type(source) is range and source == range(len(source))
+        self.are_indices = not self.calls_fn and (
+            source.are_indices
+            if isinstance(source, MixRecords)
+            else type(source) is range and source == range(len(source))
         )
 
     def look_up(self) -> None:
@@ -112,6 +119,7 @@ class ItemReader:
         positions: npt.NDArray[np.int64],
         indices: list[int],
         batch_rows: tuple[int, ...] = (),
+        keys: Keys | None = None,
     ) -> Opened:
         """Return the rows of a ticket, whose items this reader reads.
 
@@ -120,6 +128,7 @@ class ItemReader:
             positions: position of each row.
             indices: source index of each row; with `samples_per_item`, the number of its sample.
             batch_rows: number of rows of each batch, if batches differ.
+            keys: what `keys_of` returns for the indices. None: not known.
         """
         epoch = ticket.run, ticket.epoch  # several epochs may have the same run
         if epoch not in self._epochs:
@@ -133,8 +142,10 @@ class ItemReader:
             read = self.samples.reader(ticket.epoch, ticket.run, others)
             items = [number // count for number in indices]
             return Opened(ticket, positions, items, read, batch_rows, indices, samples=count)
-        keys, read = self._plan.records(ticket.epoch, indices), self._read
-        if self.cached is not None and keys is not indices:
+        read = self._read
+        if keys is None:
+            keys = self.keys_of(ticket.epoch, np.array(indices))
+        if self.cached is not None and len(keys):
             read = functools.partial(read, indices=dict(zip(keys, indices, strict=True)))
         opened = Opened(ticket, positions, indices, read, batch_rows, keys)
         if self.reads_many:
@@ -145,6 +156,27 @@ class ItemReader:
                 self, ticket.epoch, positions, indices, opened.bounds(), is_alone
             )
         return opened
+
+    def keys_of(self, epoch: int, indices: npt.NDArray[np.int64]) -> Keys:
+        """Return the argument of `read` for each row, as in `Opened.keys`."""
+        if self._plan.mix is None or self.samples is not None:
+            return ()
+        records = self._plan.records(epoch, indices)
+        return records if self.cached is None else records.tolist()
+
+    def values(self, opened: Opened, start: int, stop: int) -> Iterable[object]:
+        """Return the items of several rows. Each is read when it is needed."""
+        if opened.fetched is not None:
+            return opened.fetched.values(start, stop)
+        keys = opened.keys[start:stop]
+        if isinstance(keys, np.ndarray):
+            if len(opened.keys) >= _MANY_KEYS and not self.are_indices:
+                if opened.parts is None:
+                    opened.parts = cast(MixRecords, self._source).parts(opened.keys)
+                sources, places = opened.parts
+                return map(operator.getitem, sources[start:stop], places[start:stop])
+            keys = keys.tolist()
+        return keys if self.are_indices else map(opened.read, keys)
 
     # ---- many rows with one call: see `fetching.RowsReader` ----
 

@@ -157,7 +157,7 @@ class ItemSamples:
 
     def _entry(self, epoch: int, item: int) -> int:
         """Return the number of an item's first sample in the cache."""
-        return self._plan.records(epoch, [item])[0] * self.samples
+        return self._plan.record(epoch, item) * self.samples
 
     def _find(self, of: Pass, item: int, at: int) -> StoredSample | None:
         if self._cached is not None:
@@ -309,8 +309,7 @@ class ItemSamples:
             UnpicklableError: a sample cannot be pickled.
             BaseException: an exception of the function or of the source.
         """
-        (record,) = self._plan.records(epoch, [item])
-        get = functools.partial(self._source.__getitem__, record)
+        get = functools.partial(self._source.__getitem__, self._plan.record(epoch, item))
         if self._cached is not None:
             made = self._cached.made(item, get)
         else:

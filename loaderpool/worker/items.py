@@ -11,6 +11,7 @@ import numpy.typing as npt
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.generators import CapturedGenerators
 from loaderpool.plan.order import kept
+from loaderpool.sources.indexing import Keys
 from loaderpool.transport.messages import Ticket
 from loaderpool.worker.item_reader import ItemReader
 from loaderpool.worker.tickets import Opened
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     from loaderpool.plan.taken import Start
 
 _Positions = npt.NDArray[np.int64]
-# Positions and indices of consecutive batches, and the number of rows of each batch if they differ.
-_Block = tuple[_Positions, list[int], tuple[int, ...]]
+# Positions and indices of consecutive batches, the number of rows of each batch if they differ, and
+# the keys of the rows, as in `Opened.keys`.
+_Block = tuple[_Positions, list[int], tuple[int, ...], Keys]
 # Rows that are looked up at once in the main process, because a look-up for each tiny batch would
 # be slow. Smaller: more look-ups. Larger: the first batch of a shuffled epoch waits longer for
 # them.
@@ -57,32 +59,39 @@ class IndexedItems:
             batch_rows = plan.batch_rows(epoch, ticket.batch, ticket.batches)
         if ticket.batches == 1 and ticket.stop >= 0:
             positions = positions[ticket.start : ticket.stop]
-        indices = plan.order.indices(epoch, positions)
-        return self._reader.open(ticket, positions, indices, batch_rows)
+        indices = plan.order.take(epoch, positions)
+        keys = self._reader.keys_of(epoch, indices)
+        return self._reader.open(ticket, positions, indices.tolist(), batch_rows, keys)
 
-    def _looked_up(
-        self, ticket: Ticket, plan: Plan
-    ) -> tuple[_Positions, list[int], tuple[int, ...]]:
-        """Return the positions and indices of a whole batch, and its number of rows if these vary.
-
-        The positions and indices of several batches are computed at once.
-        """
+    def _looked_up(self, ticket: Ticket, plan: Plan) -> _Block:
+        """Return the rows of a whole batch. Those of several batches are computed at once."""
         if plan.order is not self._order:  # a new order was drawn, perhaps for the same epoch
             self._order = plan.order
             self._latest.clear()
-        most_rows = plan.most_rows
+        most_rows, batch = plan.most_rows, ticket.batch
         at_once = max(1, _ROWS // most_rows)
-        block, at = divmod(ticket.batch, at_once)
-        key = ticket.epoch, block, ticket.rest
-        positions, indices, batch_rows = self._latest.get(key) or kept(
-            self._latest, key, lambda: _block(plan, ticket.epoch, block * at_once, at_once), _PASSES
+        if plan.mix is not None and batch < at_once:
+            # A mix makes a block of its items for each shuffled row, so the first batch of an
+            # epoch would wait for many blocks.
+            at_once = 1 << max(0, batch.bit_length() - 1)
+        at = batch % at_once
+        first = batch - at
+        key = ticket.epoch, first, ticket.rest
+        positions, indices, batch_rows, keys = self._latest.get(key) or kept(
+            self._latest, key, lambda: self._block(plan, ticket.epoch, first, at_once), _PASSES
         )
-        if batch_rows:
-            start, rows = sum(batch_rows[:at]), batch_rows[at : at + 1]
-            stop = start + rows[0]
-            return positions[start:stop], indices[start:stop], rows
-        start, stop = at * most_rows, (at + 1) * most_rows
-        return positions[start:stop], indices[start:stop], ()
+        rows = batch_rows[at : at + 1]
+        start = sum(batch_rows[:at]) if rows else at * most_rows
+        stop = start + (rows[0] if rows else most_rows)
+        return positions[start:stop], indices[start:stop], rows, keys[start:stop]
+
+    def _block(self, plan: Plan, epoch: int, batch: int, most: int) -> _Block:
+        """Return the rows of at most `most` batches, from `batch` on."""
+        count = min(most, plan.batches_per_epoch - batch)
+        positions = plan.positions(epoch, batch, count)
+        batch_rows = plan.batch_rows(epoch, batch, count) if plan.rows_vary else ()
+        indices = plan.order.take(epoch, positions)
+        return positions, indices.tolist(), batch_rows, self._reader.keys_of(epoch, indices)
 
     def put(self, positions: Sequence[int], items: Sequence[object]) -> None:
         """Do nothing, because each worker reads items itself."""
@@ -101,11 +110,3 @@ class IndexedItems:
 
     def close(self) -> None:
         """Do nothing."""
-
-
-def _block(plan: Plan, epoch: int, batch: int, most: int) -> _Block:
-    """Return the rows of at most `most` batches, from `batch` on."""
-    count = min(most, plan.batches_per_epoch - batch)
-    positions = plan.positions(epoch, batch, count)
-    batch_rows = plan.batch_rows(epoch, batch, count) if plan.rows_vary else ()
-    return positions, plan.order.indices(epoch, positions), batch_rows

@@ -34,6 +34,7 @@ from loaderpool.element.structure import (
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.layout import BatchForm, Block
 from loaderpool.plan.item_names import item_name
+from loaderpool.sources.indexing import Keys
 from loaderpool.sources.many_rows import array_of
 from loaderpool.system.interrupts import is_of_a_handler
 
@@ -262,7 +263,7 @@ class Converter:
         row: int,
         results: Sequence[Any],
         are_items: bool = False,
-        indices: Sequence[int] = (),
+        indices: Keys = (),
     ) -> bool:
         """Write several results of `take` into the rows from `row` on.
 
@@ -381,9 +382,7 @@ def _tensor_type() -> object:
     return getattr(sys.modules.get("torch"), "Tensor", None)
 
 
-def _write_parts(
-    rows: npt.NDArray[Any], tensors: Sequence[Any], indices: Sequence[int], size: int
-) -> bool:
+def _write_parts(rows: npt.NDArray[Any], tensors: Sequence[Any], indices: Keys, size: int) -> bool:
     """Write views of one tensor that has equal parts for all items of the source.
 
     The caller knows that no function of PyTorch has changed the tensor since the calls began. So

@@ -36,6 +36,7 @@ from loaderpool.worker.fetching import Fetched
 from loaderpool.worker.own_process import end_stray
 
 if TYPE_CHECKING:
+    from loaderpool.sources.indexing import Indexed, Keys
     from loaderpool.worker.bundles import Frame
 
 _SHOWN_COLUMNS = 8  # columns in a message about a missing one
@@ -66,7 +67,9 @@ class Opened:
     batch_rows: tuple[int, ...] = ()  # rows of each whole batch, if batches differ
     # Argument of `read` for each row: its source index, its record of a mix, or the number of its
     # sample, if an item has several. Empty: the source indices.
-    keys: Sequence[int] = ()
+    keys: Keys = ()
+    # source of each row, and index in it, if the rows are those of a mix and this is known
+    parts: tuple[list[Indexed], list[int]] | None = None
     # the slot's arrays, if each row is written before the next one is made
     arrays: Sequence[npt.NDArray[Any]] | None = None
     own: OwnMemory | None = None  # memory of `arrays`, if the rows do not fit the slot
@@ -77,7 +80,8 @@ class Opened:
     plan: Plan | None = None  # plan of the ticket's epoch, or of its remainder
 
     def __post_init__(self) -> None:
-        self.keys = self.keys or self.indices
+        if not len(self.keys):
+            self.keys = self.indices
 
     def name_sample(self, error: BaseException, row: int) -> None:
         """Add a note to an error: the number of the row's sample within its item."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, assert_same, read
+from tests.support.batches import Place, assert_same, calls_of, read
 from tests.support.samples import fail_at
 
 COMMON, RARE = np.arange(70), np.arange(70, 80)
@@ -25,6 +26,10 @@ def mixed(stop: Any = "first") -> Any:
 def rows_of(loader: lp.Loader, epochs: int) -> list[list[int]]:
     """Return the rows of some epochs, one list for each."""
     return [[int(row) for batch in loader for row in batch] for _ in range(epochs)]
+
+
+def is_int(row: Any) -> Any:
+    return np.array([row, type(row) is int])
 
 
 def double(row: Any) -> Any:
@@ -73,6 +78,39 @@ def test_a_mix_by_size_is_the_same_in_each_epoch() -> None:
 
 
 # ---- processes that make batches ----
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked")
+def test_a_fork_makes_blocks_for_all() -> None:
+    order, indices = lp.mix([range(10_000), range(30_000)]).order, np.arange(40_000)
+    expected = lp.mix([range(10_000), range(30_000)]).order.records(0, indices)
+    child = os.fork()
+    if not child:
+        order.records(0, indices)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    found: list[int] = []
+    assert calls_of(lambda: found.extend(order.records(0, indices).tolist())) < 60
+    assert found == expected.tolist()
+
+
+def test_the_first_shuffled_batch_waits_for_its_own_blocks() -> None:
+    source = lp.mix([range(10**6), range(10**6)])
+    with lp.Loader(source, batch_size=8, shuffle=True, workers=0) as loader:
+        batches = iter(loader)
+        assert calls_of(lambda: next(batches)) < 4000
+
+
+@pytest.mark.parametrize("size", [3, 100])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_items_of_ranges_are_integers(on: Place, size: int, workers: int) -> None:
+    for parts in ([range(500), range(500, 900)], [range(500), range(0, 800, 2)]):
+        items = list(lp.mix(parts))
+        source = lp.mix(parts)
+        settings: dict[str, Any] = {"batch_size": size, "drop_remainder": True, **on(workers)}
+        with lp.Loader(source, is_int, **settings) as loader:
+            rows = [row for batch in loader for row in batch.tolist()]
+        assert rows == [[item, 1] for item in items][: len(rows)]
 
 
 WAYS: dict[str, dict[str, Any]] = {

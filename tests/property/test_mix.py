@@ -8,14 +8,17 @@ import pickle
 from collections import Counter
 from fractions import Fraction
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import loaderpool as lp
+from loaderpool.plan import shares
 from loaderpool.plan.order import Order
-from loaderpool.plan.shares import Shares
+from loaderpool.plan.shares import BLOCK, Shares
 from tests.support.batches import calls_of
 
 whole_weights = st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any)
@@ -37,8 +40,7 @@ def mixes(draw: st.DrawFn, stops: Any = ("first", "all", None)) -> Any:
 
 def item_of(mixed: Any, epoch: int, index: int) -> object:
     """Return an item of a mix as a loader reads it."""
-    (record,) = mixed.order.records(epoch, [index])
-    return mixed.records[record]
+    return mixed.records[mixed.order.record(epoch, index)]
 
 
 @given(whole_weights, st.integers(0, 2**70), st.integers(0, 2000), st.integers(0, 400))
@@ -90,7 +92,7 @@ def test_each_epoch_goes_on_where_the_last_one_stopped(made: Any, epochs: int) -
             source, record = mixed.origin(index, epoch)
             assert record == taken[source] % sizes[source] == item_of(mixed, epoch, index)
             taken[source] += 1
-            seen.update(mixed.order.records(epoch, [index]))
+            seen.add(mixed.order.record(epoch, index))
         of_epoch = taken - before
         shares = [Fraction(weight) for weight in weights]
         for source, weight in enumerate(shares):
@@ -108,7 +110,8 @@ def test_each_epoch_goes_on_where_the_last_one_stopped(made: Any, epochs: int) -
 def test_an_epoch_of_whole_sources_is_repeated(made: Any, epoch: int) -> None:
     mixed, _, sizes, _ = made
     taken = Counter(mixed.origin(index)[0] for index in range(len(mixed)))
-    first, later = (mixed.order.records(each, range(len(mixed))) for each in (0, epoch))
+    indices = np.arange(len(mixed))
+    first, later = (mixed.order.records(each, indices).tolist() for each in (0, epoch))
     if not any(count % sizes[source] for source, count in taken.items()):
         assert first == later
     elif epoch == 1:
@@ -127,11 +130,34 @@ def test_an_item_is_the_same_however_it_is_reached(made: Any, data: st.DataObjec
     assert [there.origin(index) for index in indices] == [expected[index] for index in indices]
 
 
+@given(mixes(), st.integers(0, 3), st.data())
+@settings(max_examples=60)
+def test_records_are_the_same_in_any_order_and_in_small_tables(
+    made: Any, epoch: int, data: st.DataObject
+) -> None:
+    order = made[0].order
+    indices = data.draw(st.lists(st.integers(0, order.size - 1), max_size=20))
+    expected = [order.record(epoch, index) for index in indices]
+    with mock.patch.object(shares, "_WINDOW", 2 * BLOCK):
+        there = pickle.loads(pickle.dumps(order))
+        for _ in range(2):
+            found = there.records(epoch, np.array(indices, np.int64))
+            assert found.tolist() == expected
+        assert [there.record(epoch, index) for index in indices] == expected
+
+
+@pytest.mark.parametrize("weights", [None, [2, 1]])
+def test_later_epochs_make_no_block_again(weights: Any) -> None:
+    order = lp.mix([range(100_000), range(100_000)], weights).order
+    order.records(0, np.arange(order.size))
+    assert calls_of(lambda: order.records(1, np.arange(order.size))) < 60
+
+
 def test_shuffled_rows_of_a_large_mix_make_each_block_once() -> None:
     order = lp.mix([range(100_000), range(100_000)]).order
-    indices = Order(order.size, True).indices(0, np.arange(order.size))
+    indices = Order(order.size, True).take(0, np.arange(order.size))
     found = order.records(0, indices)
     assert sorted(found) == [*range(order.size)]
     more = []
-    assert calls_of(lambda: more.extend(order.records(0, indices))) < 10
-    assert more == found
+    assert calls_of(lambda: more.extend(order.records(0, indices))) < 40
+    assert more == [*found]
