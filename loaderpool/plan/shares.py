@@ -71,6 +71,7 @@ numbers.
 """
 
 _Integers = npt.NDArray[np.int64]
+_Tables = dict[tuple[int, int], npt.NDArray[Any]]  # for each epoch and window
 
 
 class _Epoch(NamedTuple):
@@ -81,6 +82,27 @@ class _Epoch(NamedTuple):
     turns: list[int]  # number of times that each source was read to its end before
     shifts: list[int]  # index of each source's first item in the source, minus the item's number
     are_records: bool  # True if the numbers are also those of the records
+
+
+def _filled(
+    table: npt.NDArray[Any], places: _Integers, make: Callable[[_Integers], _Integers]
+) -> _Integers:
+    """Return the numbers at places of a table, and make their blocks if they are missing.
+
+    Args:
+        table: Each number, plus 1; 0 if its block was not made yet. All processes store the same
+            numbers, each at once, so none waits for another.
+        places: Places in the table.
+        make: Returns the numbers of ascending blocks.
+    """
+    found = table[places]
+    if not found.all():
+        missing = np.unique(places[found == 0] // BLOCK)
+        for part in np.split(missing, range(_TOGETHER, len(missing), _TOGETHER)):
+            table.reshape(-1, BLOCK)[part] = make(part) + 1
+        found = table[places]
+    numbers: _Integers = np.subtract(found, 1, dtype=np.int64)
+    return numbers
 
 
 class Shares:
@@ -197,10 +219,14 @@ class MixOrder:
         if self.count > MAX_SIZE:
             raise ArgumentError("sources have more than 2**62 items together")
         self._epochs: dict[int, _Epoch] = {}
-        # For each epoch and window: the number of the item at each index, plus 1; 0 if its block
-        # was not made yet. All processes store the same numbers, each at once, so none waits.
-        self._tables: dict[tuple[int, int], npt.NDArray[Any]] = {}
-        self._table(0, 0)  # forks of this process share it, so one of the workers makes each block
+        # Numbers of the items at the indices of an epoch, as `_filled` reads them.
+        self._tables: _Tables = {}
+        # The same for each window: the keyed orders of its blocks, if each epoch has other numbers.
+        self._order_tables: _Tables = {}
+        # Forks of this process share these tables, so one of the workers makes each block.
+        self._table(self._tables, 0, 0)
+        if goes_on:
+            self._table(self._order_tables, 0, 0)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MixOrder, self._arguments
@@ -236,7 +262,8 @@ class MixOrder:
     def _found(self, epoch: int, index: int) -> tuple[int, int, int]:
         """Return a source, how often it was read to its end before, and an index in it."""
         window, place = divmod(index, _WINDOW)
-        of, number = self._epoch(epoch), self._table(epoch, window).item(place) - 1
+        table = self._table(self._tables, epoch * self._goes_on, window)
+        of, number = self._epoch(epoch), table.item(place) - 1
         if number < 0:
             number = self._of_window(epoch, window, np.array([place])).item()
         source = bisect.bisect_right(of.ends, number)
@@ -256,18 +283,28 @@ class MixOrder:
 
     def _of_window(self, epoch: int, window: int, places: _Integers) -> _Integers:
         """Return the numbers of the items at these places of a table."""
-        table = self._table(epoch, window)
-        found = table[places]
-        if not found.all():
-            first, blocks = window * (_WINDOW // BLOCK), table.reshape(-1, BLOCK)
-            missing = np.unique(places[found == 0] // BLOCK)
-            for part in np.split(missing, range(_TOGETHER, len(missing), _TOGETHER)):
-                blocks[part] = self._made(epoch, first + part) + 1
-            found = table[places]
-        numbers: _Integers = np.subtract(found, 1, dtype=np.int64)
-        return numbers
+        table = self._table(self._tables, epoch * self._goes_on, window)
+        first = window * (_WINDOW // BLOCK)
+        return _filled(table, places, lambda blocks: self._made(epoch, first + blocks))
 
-    def _table(self, epoch: int, window: int) -> npt.NDArray[Any]:
+    def _orders(self, blocks: _Integers) -> _Integers:
+        """Return the keyed orders of ascending blocks, all of one window."""
+        if not self._goes_on:
+            return self._hashed(blocks)
+        first = int(blocks[0]) // (_WINDOW // BLOCK) * (_WINDOW // BLOCK)
+        places = (blocks - first)[:, None] * BLOCK + np.arange(BLOCK)
+        table = self._table(self._order_tables, 0, first // (_WINDOW // BLOCK))
+        return _filled(table, places, lambda missing: self._hashed(first + missing))
+
+    def _hashed(self, blocks: _Integers) -> _Integers:
+        orders = orders_by_hash(
+            BLOCK, [stream_key("mix", self._seed, each) for each in blocks.tolist()]
+        )
+        last, width = orders[-1], self.size - blocks[-1] * BLOCK
+        orders[-1] = np.concatenate((last[last < width], last[last >= width]))
+        return orders
+
+    def _table(self, tables: _Tables, epoch: int, window: int) -> npt.NDArray[Any]:
         def make() -> npt.NDArray[Any]:
             items = min(_WINDOW, self.size - window * _WINDOW)
             dtype = np.dtype(np.int32 if self.size < 1 << 31 else np.int64)
@@ -275,7 +312,7 @@ class MixOrder:
             memory = mmap.mmap(-1, max(1, -(-items // BLOCK)) * BLOCK * dtype.itemsize)
             return np.frombuffer(memory, dtype)
 
-        return kept(self._tables, (epoch * self._goes_on, window), make)
+        return kept(tables, (epoch, window), make)
 
     def _made(self, epoch: int, blocks: _Integers) -> _Integers:
         """Return the numbers of the items in ascending blocks: int64[blocks, BLOCK].
@@ -289,18 +326,13 @@ class MixOrder:
         )
         counts = ends - firsts
         counts[:, -1] += BLOCK - counts.sum(axis=1)
-        orders = orders_by_hash(
-            BLOCK, [stream_key("mix", self._seed, each) for each in blocks.tolist()]
-        )
-        last, width = orders[-1], stops[-1] - starts[-1]
-        orders[-1] = np.concatenate((last[last < width], last[last >= width]))
         # Items of a block, one source after the other.
         sources = np.arange(counts.shape[1], dtype=np.min_scalar_type(counts.shape[1]))
         in_order = np.tile(sources, len(blocks)).repeat(counts.ravel()).reshape(-1, BLOCK)
         firsts += counts - counts.cumsum(axis=1)
         numbers = firsts.ravel().repeat(counts.ravel()).reshape(-1, BLOCK) + np.arange(BLOCK)
         # Each source's items fill its places in their order.
-        at_places = np.take_along_axis(in_order, orders, 1)
+        at_places = np.take_along_axis(in_order, self._orders(blocks), 1)
         made = np.empty_like(numbers)
         np.put_along_axis(made, at_places.argsort(axis=1, kind="stable"), numbers, 1)
         return made

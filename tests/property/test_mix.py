@@ -153,6 +153,14 @@ def test_later_epochs_make_no_block_again(weights: Any) -> None:
     assert calls_of(lambda: order.records(1, np.arange(order.size))) < 60
 
 
+def test_epochs_that_differ_draw_the_orders_of_blocks_once() -> None:
+    made, there = (lp.mix([range(600), range(900)], [2, 1], stop=1000).order for _ in range(2))
+    first, later = (there.records(epoch, np.arange(1000)).tolist() for epoch in (0, 3))
+    assert made.records(0, np.arange(1000)).tolist() == first != later
+    with mock.patch.object(shares, "orders_by_hash", side_effect=AssertionError):
+        assert made.records(3, np.arange(1000)).tolist() == later
+
+
 def test_shuffled_rows_of_a_large_mix_make_each_block_once() -> None:
     order = lp.mix([range(100_000), range(100_000)]).order
     indices = Order(order.size, True).take(0, np.arange(order.size))
