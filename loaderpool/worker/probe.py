@@ -197,7 +197,8 @@ def _probe_at(
     They are part of a batch of `batch_rows` rows.
     """
     calls, failures = work.calls, work.failures
-    opened = calls.reader.open(Ticket(epoch=epoch), positions, order.indices(epoch, positions))
+    given = order.take(epoch, positions).tolist()
+    opened = calls.reader.open(Ticket(epoch=epoch), positions, given)
     indices = opened.indices
     excluded = failures.excluded(epoch, indices)
     if excluded is not None:
