@@ -47,7 +47,8 @@ class TensorConversion(ABC):
         form = delivery.form
         if form is not self._form:
             self._prepare(form)
-        if delivery.count > 1 and form.has_equal_batches and self._takes_apart:
+        is_whole = form.has_equal_batches and not delivery.row_failures
+        if delivery.count > 1 and is_whole and self._takes_apart:
             columns = map(self.take_apart, self._converts, delivery.joined())
             return zip(itertools.repeat(delivery.rows), zip(*columns, strict=True)), self._finish
         converts, finish = self._converts, self._finish

@@ -67,12 +67,11 @@ def as_dataset(
     check_device(device)
     ctrl_c.watch()
     form = core.form()
-    wire = TensorFormat(form, _spec_of_two(core, form))
+    leaves_out = core.config.on_error.action == "skip"
+    wire = TensorFormat(form, _spec_of_two(core, form), leaves_out)
     first_pass = core.tracker.next_log()
     plan = core.tracker.plan
-    has_length = core.config.on_error.action != "skip" and (
-        not plan.is_open or plan.stated_batches is not None
-    )
+    has_length = not leaves_out and (not plan.is_open or plan.stated_batches is not None)
     tells_length = has_length and not core.tracker.is_backed_up
     source = _Elements(
         core, wire, epochs, first_pass.batches if tells_length and epochs is not None else None
@@ -244,12 +243,14 @@ class TensorFormat:
     in C++, because Python functions return plain tensors only.
     """
 
-    def __init__(self, form: BatchForm, spec: ElementSpec) -> None:
+    def __init__(self, form: BatchForm, spec: ElementSpec, leaves_out: bool) -> None:
         self.spec = spec
         # True: the function makes whole batches, which nothing has compared with the spec.
         self._may_differ = form.unit != "sample"
         can_take_apart = all(map(EagerConversion.can_take_apart, spec.components))
-        self.in_chunks = form.has_equal_batches and form.max_chunk > 1 and can_take_apart
+        may_be_joined = form.has_equal_batches and form.max_chunk > 1 and can_take_apart
+        # Packed rows have equal batches, some of which may be left out.
+        self.in_chunks = may_be_joined and not leaves_out
         self.has_ragged = any(component.ragged for component in spec.components)
         # components in the order of TensorFlow, which sorts the keys of dicts
         self._order = tf.nest.flatten(spec.structure.unflatten(range(len(spec.components))))

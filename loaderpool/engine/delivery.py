@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -81,6 +82,7 @@ class Delivery:
     origin: Origin | None = None  # origin for the flight recorder; None: it is not recorded
     # source indices of the rows of each batch to deliver; None if batches come without them
     indices: list[npt.NDArray[np.int64]] | None = None
+    packed: list[BatchCounts] | None = None  # counts of each batch to deliver, of packed rows
 
     def choose(self, keep: Iterable[int]) -> None:
         """Restrict the delivery to some batches.
@@ -111,12 +113,42 @@ class Delivery:
 
     def counts(self) -> Sequence[BatchCounts]:
         """Return the number of rows of each batch to deliver, and the amount of padding in it."""
+        if self.packed is not None:
+            return self.packed
         if self.batch_rows:
             return [BatchCounts(self.batch_rows[at], 0, 0) for at in self.stored_numbers()]
         if self.form.fixed is not None:
             return [BatchCounts(self.rows, 0, 0)] * self.count
         counts = varying_counts(self.anchor)
         return [counts[at] for at in self.stored_numbers()]
+
+    def count_packed(self, plan: Plan, first: int) -> None:
+        """Count rows and padding of packed rows.
+
+        A batch whose samples were all skipped counts as empty.
+
+        Args:
+            plan: Plan of the epoch, or of its remainder.
+            first: Number of the plan's first batch, counted through all epochs.
+        """
+        # Imported here, because few loaders need it.
+        from loaderpool.plan.packed import PackedPlan
+
+        assert isinstance(plan, PackedPlan) and self.form.fixed is not None
+        numbers = [number - first for number in self.numbers()]
+        rows, tokens = [self.rows] * self.count, plan.tokens[numbers].tolist()
+        for at, number in enumerate(self.stored_numbers() if self.row_failures else ()):
+            failed = [each.row for each in self.row_failures if each.batch == number]
+            if failed:
+                lengths, _ = plan.row_items(0, numbers[at], 1)
+                tokens[at] -= int(lengths[failed].sum())
+                rows[at] *= len(failed) < len(lengths)
+        elements = sum(map(math.prod, self.form.fixed.row_shapes))
+        padded, of_token = self.rows * elements, elements // plan.length
+        self.packed = [
+            BatchCounts(own, padded, padded - count * of_token)
+            for own, count in zip(rows, tokens, strict=True)
+        ]
 
     def numbers(self) -> list[int]:
         """Return the numbers of the batches to deliver, counted through all epochs."""
@@ -132,6 +164,9 @@ class Delivery:
             batches = self.form.read(self.anchor, self.rows, stored, self.batch_rows)
         if keep is not None:
             batches = itertools.compress(batches, [at in keep for at in range(stored)])
+        if self.packed is not None and self.row_failures:
+            own = [each.rows for each in self.packed]
+            return ((rows, parts) for rows, (_, parts) in zip(own, batches, strict=True))
         if self.indices is None:
             return batches
         pairs = zip(self.indices, batches, strict=True)

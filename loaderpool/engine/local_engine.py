@@ -335,7 +335,8 @@ class LocalEngine:
                 self._is_making = was_making
         if plan.lanes and filled.oversize is None and is_empty(anchor):
             return None
-        delivery = Delivery(number, 1, filled.rows, row_failures=filled.row_failures)
+        rows = filled.rows if form.item_spec is None else plan.row_plan.rows(epoch, batch)
+        delivery = Delivery(number, 1, rows, row_failures=filled.row_failures)
         if filled.oversize is None:
             delivery.arrays = filled.arrays
         else:

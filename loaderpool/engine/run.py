@@ -348,7 +348,11 @@ class PoolRun:
                 self._release(failed)
             return
         count = message.batches
-        arrived = Delivery(message.batch, count, message.rows // count, message.offset)
+        rows = message.rows // count
+        form = self._engine.known.form
+        if form is not None and form.item_spec is not None:
+            rows = self._plan.row_plan.rows(*self._numbers.place(message.batch))
+        arrived = Delivery(message.batch, count, rows, message.offset)
         arrived.ticket, arrived.batch_rows = message.ticket, message.batch_rows
         arrived.slot_bytes, arrived.may_lend = message.slot_bytes, message.may_lend
         counts = self._engine.runs.counts

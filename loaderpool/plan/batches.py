@@ -94,6 +94,11 @@ class Plan:
         """Length of a row into which several items are packed; 0 if each row is one item."""
         return 0
 
+    @property
+    def row_plan(self) -> Plan:
+        """Plan of the rows of arrays: this one, unless several items are packed into a row."""
+        return self
+
     @cached_property
     def batches_per_epoch(self) -> int:
         """Number of batches of this shard in an epoch. It is the same for every shard."""
@@ -387,6 +392,8 @@ class Numbering:
         """
         _, batch, rest = self.locate(number)
         plan = self._rest_plan if rest else self._plan
+        if plan.rows_vary:
+            plan = plan.row_plan
         is_shorter = not plan.rows_vary and plan.last_rows < plan.most_rows
         return max(1, plan.batches_per_epoch - batch - is_shorter)
 

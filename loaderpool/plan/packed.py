@@ -10,8 +10,8 @@ an epoch:
     batch      └──── 0 ────┴──────── 1 ──────┴2 ┘
 ```
 
-For other modules, each item counts as a row: `rows` and `positions` count items. Only
-`worker.packing` puts several items into a row of the array.
+For other modules, each item counts as a row: `rows` and `positions` count items. `worker.packing`
+puts several items into a row of the array, and `row_plan` counts these rows.
 """
 
 from __future__ import annotations
@@ -45,21 +45,36 @@ class PackedPlan(DrawnBatches):
         return self.length
 
     @cached_property
+    def row_plan(self) -> Plan:
+        """Plan that groups rows, by number, into batches.
+
+        Until the order of an epoch is drawn, it assumes one item per row.
+        """
+        return Plan(
+            Order(len(self.stops) or self.order.size),
+            self.batch_size,
+            self.drop_remainder,
+            self.num_shards,
+            self.shard_index,
+            start=self.start,
+        )
+
+    @cached_property
     def most_rows(self) -> int:
         """Largest number of items in a batch. The batch size, until an epoch's order is drawn."""
         return int(self._counts.max()) if len(self._counts) else self._full_rows
 
     @cached_property
     def batches_per_epoch(self) -> int:
-        return self._row_plan.batches_per_epoch
+        return self.row_plan.batches_per_epoch
 
     @property
     def rows_per_epoch(self) -> int:
-        return int(self._counts.sum()) if len(self.stops) else self._row_plan.rows_per_epoch
+        return int(self._counts.sum()) if len(self.stops) else self.row_plan.rows_per_epoch
 
     @property
     def repeated_rows(self) -> int:
-        return self._row_plan.repeated_rows
+        return self.row_plan.repeated_rows
 
     @property
     def arrays(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -72,11 +87,11 @@ class PackedPlan(DrawnBatches):
 
     @property
     def rows_left(self) -> int:
-        return self._row_plan.rows_left
+        return self.row_plan.rows_left
 
     def start_after(self, epoch: int, batches: int) -> Start:
         """Return the start after `batches` batches of each shard, in rows of all shards."""
-        return self._row_plan.start_after(epoch, batches)
+        return self.row_plan.start_after(epoch, batches)
 
     def rows(self, epoch: int, batch: int) -> int:
         return self.batch_rows(epoch, batch, 1)[0]
@@ -97,22 +112,12 @@ class PackedPlan(DrawnBatches):
         starts, stops = self._items_of(epoch, batch, count)
         return self.lengths[joined_ranges(starts, stops)], stops - starts
 
-    # ---- internals ----
-
     @cached_property
-    def _row_plan(self) -> Plan:
-        """Plan that groups rows, by number, into batches.
+    def tokens(self) -> npt.NDArray[np.int64]:
+        """Total length of the items in each batch of this shard."""
+        return self._sums(np.add.reduceat(self.lengths, self._ends[:-1]))
 
-        Until the order of an epoch is drawn, it assumes one item per row.
-        """
-        return Plan(
-            Order(len(self.stops) or self.order.size),
-            self.batch_size,
-            self.drop_remainder,
-            self.num_shards,
-            self.shard_index,
-            start=self.start,
-        )
+    # ---- internals ----
 
     @cached_property
     def _ends(self) -> npt.NDArray[np.int64]:
@@ -124,14 +129,18 @@ class PackedPlan(DrawnBatches):
         """Number of items in each batch of this shard; empty until the order is drawn."""
         if not (len(self.stops) and self.batches_per_epoch):
             return NO_STOPS
-        numbers = self._row_plan.positions(0, 0, self.batches_per_epoch)
+        return self._sums(np.diff(self._ends))
+
+    def _sums(self, of_rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the sum over the rows of each batch of this shard."""
+        numbers = self.row_plan.positions(0, 0, self.batches_per_epoch)
         firsts = np.arange(self.batches_per_epoch) * self._full_rows
-        counts: npt.NDArray[np.int64] = np.add.reduceat(np.diff(self._ends)[numbers], firsts)
-        return counts
+        sums: npt.NDArray[np.int64] = np.add.reduceat(of_rows[numbers], firsts)
+        return sums
 
     def _items_of(
         self, epoch: int, batch: int, count: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the first position and the end of each row of `count` consecutive batches."""
-        numbers = self._row_plan.positions(epoch, batch, count)
+        numbers = self.row_plan.positions(epoch, batch, count)
         return self._ends[numbers], self._ends[numbers + 1]

@@ -472,7 +472,9 @@ class NodeActor:
             slot = self._session.lender.lend(
                 message.run, message.ticket, message.offset, message.slot_bytes, run.lent
             )
-            content = slot[: run.loader.form.used_bytes(slot, message.rows)]
+            form = run.loader.form
+            rows = message.rows if form.item_spec is None else message.batches * form.batch_rows
+            content = slot[: form.used_bytes(slot, rows)]
         return seconds, message.rows, message.failures, content
 
     async def drop(self, run: int) -> None:

@@ -6,7 +6,6 @@ Runs in: the supervisor.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -180,22 +179,23 @@ def _packed_form(probe: Probe, config: LoaderConfig, plan: Plan) -> BatchForm:
         None if each is False else each for each in padding_of(config.pad, probe.spec.structure)
     ]
     padding[place:place] = [None] * (len(spec.components) - len(padding))
-    row_bytes = 0
     for component, path, value in zip(spec.components, spec.paths, padding, strict=True):
         fill_value(value, component, path)  # only checks that the value fits
-        shape = [size for size in component.shape[1:] if size is not None]
-        row_bytes += math.prod(shape) * component.dtype.itemsize
     form = batch_form(
         spec,
         "sample",
         batch_size=config.batch_size,
-        batch_bytes_seen=row_bytes * config.batch_size,
-        may_leave_rows_out=False,
+        batch_bytes_seen=0,  # not used, because the layout is fixed
+        may_leave_rows_out=False,  # the place of a sample that is left out is padded
         may_replace_rows=False,
-        rows_vary=True,
-        padding=tuple(padding),
     )
-    return dataclasses.replace(form, item_spec=item_spec(probe.spec), packed_at=place)
+    return dataclasses.replace(
+        form,
+        can_split=False,
+        padding=tuple(padding),
+        item_spec=item_spec(probe.spec),
+        packed_at=place,
+    )
 
 
 def _padding_of(spec: ElementSpec, is_given: bool, config: LoaderConfig) -> tuple[Any, ...]:

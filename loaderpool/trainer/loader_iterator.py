@@ -318,6 +318,8 @@ class Pass:
             return self._end_of_stream(log)
         if delivery.row_failures:
             delivery = self._failures.admitted(delivery, log.whole.rows_per_epoch)
+        if delivery.form.item_spec is not None:
+            delivery.count_packed(log.plan, log.first)
         if tracker.config.batch_indices:
             from loaderpool.trainer.batch_indices import add_indices
 

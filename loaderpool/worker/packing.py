@@ -8,8 +8,7 @@ place is padded, like the end of a row.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy.typing as npt
 
 from loaderpool.element.spec import fill_value
 from loaderpool.errors import SpecMismatchError
-from loaderpool.memory.layout import BatchForm, Block, VaryingLayout
+from loaderpool.memory.layout import BatchForm
 from loaderpool.plan.packed import PackedPlan
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.reports import RowFailure
@@ -41,91 +40,76 @@ class Packing:
     def __init__(self, form: BatchForm, converter: Converter) -> None:
         spec, self._converter = form.spec, converter
         self._added = slice(form.packed_at, form.packed_at + _ADDED)
-        self._shapes = [
-            (tuple(int(size) for size in component.shape[1:] if size is not None), component.dtype)
-            for component in spec.components
-        ]
         self._fillers = [
             fill_value(form.padding_at(number), component, path)
             for number, (component, path) in enumerate(
                 zip(spec.components, spec.paths, strict=True)
             )
         ]
-        self._own_fillers = self._own(self._fillers)
-        assert form.item_spec is not None
+        assert form.item_spec is not None and form.fixed is not None
+        self._layout = layout = form.fixed
         self._flatten = form.item_spec.structure.flatten
-        self._kinds = self._own([(dtype, shape[1:]) for shape, dtype in self._shapes])
-        # For each batch of the ticket: all its components, with their rows joined.
-        self._batches: list[_Arrays] = []
-        # For each sample: its components, of the whole batch, and its range in them.
-        self._places: list[tuple[_Arrays, int, int]] = []
+        shapes = [shape[1:] for shape in layout.row_shapes]
+        self._kinds = self._own([*zip(layout.dtypes, shapes, strict=True)])
+        # All components of the ticket, with their rows joined.
+        self._joined: _Arrays = []
+        # The same without the added components.
+        self._parts: _Arrays = []
+        self._places: list[tuple[int, int]] = []  # range of each sample in these arrays
 
     def _own(self, parts: list[_Part]) -> list[_Part]:
         """Return the parts of a sample's components, without those of the added ones."""
         return parts[: self._added.start] + parts[self._added.stop :]
 
-    def open(self, opened: Opened) -> list[tuple[int, int, int]]:
-        """Lay out the slot of a ticket. Fill it with padding, segment ids and positions.
-
-        Returns:
-            For each batch, the number of its rows, its items, and their total length.
-        """
+    def open(self, opened: Opened) -> None:
+        """Find the places of a ticket's samples. Write padding, segment ids and positions."""
         ticket = opened.ticket
+        buffer, base, capacity = opened.slot
         assert opened.plan is not None
         plan = opened.plan.after(ticket.rest)
-        assert isinstance(plan, PackedPlan) and plan.batch_size is not None
+        assert isinstance(plan, PackedPlan)
         length = plan.length
         lengths, counts = plan.row_items(ticket.epoch, ticket.batch, ticket.batches)
-        row_stops = counts.cumsum()
-        row_firsts = row_stops - counts
-        begins = lengths.cumsum() - lengths
-        tokens = np.add.reduceat(lengths, row_firsts)
-        # The padding of a row counts as its last sample, with the segment id 0.
-        numbers = np.arange(1, len(lengths) + 1) - np.repeat(row_firsts, counts)
-        ids = np.insert(numbers, row_stops, 0).astype(np.int32)
-        ranges = np.insert(lengths, row_stops, length - tokens)
-        segments = np.repeat(ids, ranges)
-        positions = np.arange(len(segments), dtype=np.int32)
-        positions -= np.repeat((ranges.cumsum() - ranges).astype(np.int32), ranges)
-        positions *= segments > 0
-        rows = np.arange(len(counts))
-        begins += np.repeat(rows % plan.batch_size * length - begins[row_firsts], counts)
-        ends = begins + lengths
-
-        firsts = rows[:: plan.batch_size]
-        columns = [np.add.reduceat(each, firsts) for each in (np.ones_like(rows), counts, tokens)]
-        batches = [*zip(*(column.tolist() for column in columns), strict=True)]
-        arrays: _Arrays = []
-        self._write(opened, [self._stored(each[0], each[2], arrays.append) for each in batches])
-        self._batches, self._places = [], []
-        token, item = 0, 0
-        for number, (batch_rows, items, _) in enumerate(batches):
-            parts = arrays[number * len(self._shapes) : (number + 1) * len(self._shapes)]
-            joined = [part.reshape(-1, *part.shape[2:]) for part in parts]
-            added, own = joined[self._added], self._own(joined)
-            for part, filler in zip(own, self._own_fillers, strict=True):
-                part[...] = filler
-            stop = token + batch_rows * length
-            added[0][:], added[1][:] = segments[token:stop], positions[token:stop]
-            self._batches.append(joined)
-            bounds = begins[item : item + items].tolist(), ends[item : item + items].tolist()
-            self._places += zip(itertools.repeat(own), *bounds)
-            token, item = stop, item + items
-        return batches
+        assert self._layout.bytes_of(len(counts)) <= capacity, "packed rows exceed their buffer"
+        self._joined = joined = [
+            array.reshape(-1, *array.shape[2:])
+            for array in self._layout.arrays(buffer, base, len(counts))
+        ]
+        self._parts = self._own(joined)
+        # Ranges of samples in these arrays, with the padding after the last sample of each row.
+        stops = counts.cumsum() + np.arange(len(counts))
+        firsts = stops - counts
+        is_sample = np.ones(len(lengths) + len(counts), bool)
+        is_sample[stops] = False
+        ranges = np.zeros(len(is_sample), np.int64)
+        ranges[is_sample] = lengths
+        ranges[stops] = length - np.add.reduceat(ranges, firsts)
+        begins = ranges.cumsum() - ranges
+        ids = np.arange(1, 1 + len(ranges)) - np.repeat(firsts, counts + 1)
+        ids[stops] = 0
+        own = begins[is_sample]
+        self._places = [*zip(own.tolist(), (own + lengths).tolist(), strict=True)]
+        segments, positions = joined[self._added]
+        segments[:] = np.repeat(ids.astype(np.int32), ranges)
+        positions[:] = np.arange(len(positions), dtype=np.int32)
+        positions -= np.repeat(begins.astype(np.int32), ranges)
+        padding = np.flatnonzero(segments == 0)
+        for part, filler in zip(joined, self._fillers, strict=True):
+            part[padding] = filler
 
     def writer(self, arrays: object, row: int) -> Callable[[object], object]:
         """Return a function that writes one result after the other, from the item `row` on.
 
         As `Converter.writer`; `arrays` is unused, because `open` has found the places.
         """
-        places = itertools.islice(self._places, row, None)
+        places, parts = itertools.islice(self._places, row, None), self._parts
         flatten, convert, kinds = self._flatten, self._converter.leaf, self._kinds
 
         def write(result: object) -> None:
-            own, begin, end = next(places)
+            begin, end = next(places)
             try:
                 for component, (leaf, array, kind) in enumerate(
-                    zip(flatten(result), own, kinds, strict=True)
+                    zip(flatten(result), parts, kinds, strict=True)
                 ):
                     is_plain = type(leaf) is np.ndarray and (leaf.dtype, leaf.shape[1:]) == kind
                     value = leaf if is_plain else convert(leaf, component, 0)
@@ -147,10 +131,10 @@ class Packing:
         Raises:
             SpecMismatchError: The result differs from the spec, or has another length.
         """
-        own, begin, end = self._places[row]
+        begin, end = self._places[row]
         leaves = self._converter.row(result, index)
         self._converter.check_length(leaves, end - begin, index)
-        for array, leaf in zip(own, leaves, strict=True):
+        for array, leaf in zip(self._parts, leaves, strict=True):
             array[begin:end] = leaf
 
     def fill(self, opened: Opened, make: Callable[[int, int], _Arrays]) -> MadeRows:
@@ -161,58 +145,17 @@ class Packing:
             make: Returns the components of a sample. Called with the number of the item in the
                 ticket, and the length that its sample must have.
         """
-        at, failures, left = 0, list[RowFailure](), list[tuple[int, int, int]]()
-        for number, (rows, items, tokens) in enumerate(self.open(opened)):
-            first, good = at, items
-            for at in range(first, first + items):
-                own, begin, end = self._places[at]
+        self.open(opened)
+        failures: list[RowFailure] = []
+        for number, (start, stop) in enumerate(opened.bounds()):
+            for at in range(start, stop):
+                begin, end = self._places[at]
                 try:
-                    for array, leaf in zip(own, make(at, end - begin), strict=True):
+                    for array, leaf in zip(self._parts, make(at, end - begin), strict=True):
                         array[begin:end] = leaf
                 except WorkFailed as failed:
-                    failures.append(RowFailure(failed.failure, at - first, number))
-                    for part, filler in zip(self._batches[number], self._fillers, strict=True):
+                    failures.append(RowFailure(failed.failure, at - start, number))
+                    for part, filler in zip(self._joined, self._fillers, strict=True):
                         part[begin:end] = filler
-                    good, tokens = good - 1, tokens - (end - begin)
-            at = first + items
-            left.append((rows, tokens, good))
-        if failures:
-            self._write(
-                opened,
-                [
-                    self._stored(rows, tokens, _keep, has_rows=good > 0)
-                    for rows, tokens, good in left
-                ],
-            )
-        return MadeRows(at - len(failures), tuple(failures), items=at)
-
-    def _stored(
-        self,
-        rows: int,
-        tokens: int,
-        fill: Callable[[npt.NDArray[Any]], None],
-        has_rows: bool = True,
-    ) -> tuple[int, list[Block]]:
-        """Return a batch for `VaryingLayout`.
-
-        Args:
-            rows: Number of rows.
-            tokens: Total length of all samples.
-            fill: Called with the array of each component.
-            has_rows: False if all samples were skipped. The batch then counts as empty.
-        """
-        blocks = [
-            Block((rows, *shape), dtype, fill, tokens * math.prod(shape[1:]))
-            for shape, dtype in self._shapes
-        ]
-        return rows if has_rows else 0, blocks
-
-    def _write(self, opened: Opened, batches: Sequence[tuple[int, list[Block]]]) -> None:
-        buffer, base, capacity = opened.slot
-        layout = VaryingLayout(batches)
-        assert layout.nbytes <= capacity, "a packed batch is larger than its buffer"
-        layout.write(buffer, base)
-
-
-def _keep(array: npt.NDArray[Any]) -> None:
-    """Do nothing, because the array was filled before."""
+        items = len(self._places)
+        return MadeRows(items - len(failures), tuple(failures), items=items)

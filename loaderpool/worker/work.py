@@ -217,7 +217,8 @@ class Work:
         # The last batch of a generator is shorter, so its batches vary in size. But no row of them
         # is ever left out.
         may_write_rows = form.fixed is not None or (form.has_plain_rows and self.plan.lanes > 0)
-        self._writes_rows = may_write_rows and config.on_error.action == "raise"
+        has_row_each = may_write_rows and form.item_spec is None
+        self._writes_rows = has_row_each and config.on_error.action == "raise"
         is_small = max(form.row_bytes, default=0) < _SINGLE_ROW_BYTES
         is_plain = not calls.chain.takes_out and not calls.is_async
         has_limit = config.limits.timeout_s is not None  # for each row

@@ -72,6 +72,28 @@ def test_arrays_of_jax_have_the_same_bits() -> None:
         assert_same(read(got), read(here))
 
 
+def test_all_views_leave_out_batches_without_samples(tf: Any) -> None:
+    def make(item: int) -> Any:
+        if item % 3000 // 300 == 4 or item % 7 == 3:
+            raise ValueError
+        return np.full(2, item)
+
+    order = lp.Packed([2] * 6000, 4, shuffle=False)
+    settings: dict[str, Any] = {"batch_size": 2, "order": order, "on_error": "skip"}
+    with (
+        lp.Loader(range(6000), make, workers=0, **settings) as here,
+        lp.Loader(range(6000), make, workers=1, **settings) as there,
+    ):
+        expected = read(here)
+        assert_same(read(there), expected)
+        torch = [{key: part.numpy() for key, part in batch.items()} for batch in there.as_torch()]
+        assert_same(torch, expected)
+        assert_same([*there.as_dataset().as_numpy_iterator()], expected)
+        assert len(expected) == 1350
+        assert there.statistics().samples == 3 * here.statistics().samples == 3 * 2 * 1350
+        assert there.statistics().padding_share == here.statistics().padding_share
+
+
 def test_a_token_budget_leaves_rows_and_lengths_open(tf: Any) -> None:
     order = lp.TokenBudget(LENGTHS, 60)
     with lp.Loader(range(ITEMS), tokens, order=order, pad=True, workers=2) as loader:

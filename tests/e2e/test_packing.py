@@ -280,6 +280,17 @@ def test_one_more_sample_costs_few_calls() -> None:
     assert calls(60) - calls(10) < 8 * 50 * 40  # 3 in blocks, 7 one by one
 
 
+def test_one_more_batch_costs_few_calls() -> None:
+    def calls(batches: int) -> int:
+        items = np.zeros((2 * batches, 2))
+        order = lp.Packed([2] * len(items), 2)
+        with lp.Loader(items, batch_size=2, order=order, workers=1) as loader:
+            read(loader)
+            return calls_of(lambda: [None for _ in loader])
+
+    assert calls(4000) - calls(1000) < 7 * 3000  # 5 for each batch, as for shuffled rows
+
+
 # ---- failures
 
 
