@@ -302,7 +302,8 @@ class Cutter:
         if count == 1 and batch_rows:
             # A batch that does not fit into a slot is not split, because its file has one writer.
             batch_s = loader.row_s * rows * (rows <= layout.most_rows)
-            batch_rows = ()
+        if len(set(batch_rows)) == 1:
+            batch_rows = ()  # a long message costs as much as 50 tiny batches
         if (
             batch_s > _RANGE_S
             and count == 1

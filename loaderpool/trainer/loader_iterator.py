@@ -60,10 +60,10 @@ class _Current:
         left: Number of the batches; less than 0 if the pass was closed during its last batch.
         batches: Iterator over rows and components of each batch.
         assemble: Makes a batch from components; from `convert`.
-        batch_bytes: Bytes of each batch; None: they differ.
+        row_bytes: Bytes of a row; None: rows differ.
     """
 
-    __slots__ = ("assemble", "batch_bytes", "batches", "convert", "delivery", "left")
+    __slots__ = ("assemble", "batches", "convert", "delivery", "left", "row_bytes")
 
     def __init__(self, convert: Conversion) -> None:
         self.convert = convert
@@ -71,14 +71,15 @@ class _Current:
         self.left = 0
         self.batches = _NONE
         self.assemble: Callable[[Sequence[Any]], Any] | None = None
-        self.batch_bytes: int | None = None
+        self.row_bytes: int | None = None
 
     def open(self, delivery: Delivery) -> None:
         """Start with the batches of a new delivery. Called in a block of `InterruptsHeld`."""
         self.batches, self.assemble = self.convert(delivery)
         self.delivery, self.left = delivery, delivery.count
-        fixed = None if delivery.batch_rows else delivery.form.fixed
-        self.batch_bytes = None if fixed is None else delivery.rows * sum(fixed.row_bytes)
+        fixed, indices = delivery.form.fixed, delivery.indices
+        index_bytes = 0 if indices is None else indices[0].itemsize
+        self.row_bytes = None if fixed is None else sum(fixed.row_bytes) + index_bytes
 
     def reopen(self, delivery: Delivery) -> None:
         """Continue with the batches that are left. Called in a block of `InterruptsHeld`."""
@@ -211,9 +212,8 @@ class Pass:
                         continue
                     # `assemble` is set since the first delivery.
                     batch = current.assemble(parts)  # type: ignore[misc]
-                    nbytes = current.batch_bytes
-                    if nbytes is None:
-                        nbytes = data_bytes(parts)
+                    row_bytes = current.row_bytes
+                    nbytes = data_bytes(parts) if row_bytes is None else rows * row_bytes
                     taken = self._taken
                     taken.batches += 1
                     taken.samples += rows

@@ -139,7 +139,7 @@ class Filled(NamedTuple):
     oversize: int = 0  # bytes of the batch in the file; 0: the batch is in the slot
     failures: bytes = b""  # pickled `RowFailure`s: samples that were left out or replaced
     error: bytes = b""  # pickled error if the batch cannot be made; empty: the slot is full
-    # number of rows of each batch in a fixed layout; empty if all batches have the same number
+    # number of rows of each batch in a fixed layout; empty if these batches have the same number
     batch_rows: tuple[int, ...] = ()
 
 

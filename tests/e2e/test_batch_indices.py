@@ -60,6 +60,15 @@ def loader(kind: str, **more: Any) -> lp.Loader:
     return lp.Loader(range(ITEMS), **{"batch_indices": True, "workers": 0, **KINDS[kind](), **more})
 
 
+@pytest.mark.parametrize("kind", ["in order", "tiny", "batches", "buckets"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_bytes_include_the_indices(kind: str, workers: int) -> None:
+    with loader(kind, workers=workers) as pairs:
+        got = read(pairs)
+        expected = sum(part.nbytes for indices, batch in got for part in (indices, *batch.values()))
+        assert pairs.statistics().bytes == expected
+
+
 def items_of(batch: Any) -> Any:
     if isinstance(batch, dict):
         batch = batch["item"]

@@ -13,7 +13,7 @@ import pytest
 
 import loaderpool as lp
 from tests.e2e.test_resume import over_json
-from tests.support.batches import Place, read
+from tests.support.batches import Place, calls_of, read
 from tests.support.sounds import BUCKETS, BY_LENGTH, LENGTHS, load_sound
 
 
@@ -37,6 +37,17 @@ def test_each_batch_is_of_one_bucket_and_each_sound_comes_once(
             else:
                 assert len(batch["frames"]) == sizes[bucket] and not rests, "rests come last"
         assert rests == sorted(set(rests)), "in the order of the buckets"
+
+
+def test_one_more_batch_costs_few_calls() -> None:
+    def calls(batches: int) -> int:
+        items = np.arange(2 * batches)
+        buckets = lp.Buckets(items % 3, [1, 2], [2, 2, 2])
+        with lp.Loader(items, buckets=buckets, workers=1) as loader:
+            read(loader)
+            return calls_of(lambda: [None for _ in loader])
+
+    assert calls(4000) - calls(1000) < 7 * 3000  # 4 for each batch, as for shuffled rows
 
 
 # ---- resume ----
