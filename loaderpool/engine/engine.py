@@ -78,7 +78,7 @@ class PoolEngine:
         self.runs = Runs()
         is_drawn = checked.plan.order.is_drawn
         self.known = KnownForm(awaits_start=checked.has_epoch_begin or is_drawn)
-        self.orders = StoredOrders(pool.arena)
+        self.orders = StoredOrders(pool)
         self.feeds = FeedVersions(checked.stream, checked.plan)
         self._versions: list[Version] = []  # the present version is the last one
         if cache is not None:

@@ -15,6 +15,7 @@ import ctypes
 import errno
 import mmap
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -329,6 +330,10 @@ class Arena(SparseFile):
     """The shared memory file with board, call times and recorder rings, and with extents.
 
     Only the main process reserves and releases extents.
+
+    Attributes:
+        arrays: Arrays of `array`, by their extents.
+        reclaimed: Number of arrays whose extents have been released.
     """
 
     kind = "arena"
@@ -343,6 +348,8 @@ class Arena(SparseFile):
         ].cast("Q")
         self.rings = worker_rings(BOARD_BYTES + CALL_TIMES_BYTES, self.nbytes)
         self.extents = ExtentMap(self.rings.stop, self.nbytes)
+        self.arrays: dict[Extent, weakref.ref[npt.NDArray[np.uint8]]] = {}
+        self.reclaimed = 0
 
     def recorder(self, cell: int, number: int) -> WorkerRecorder:
         """Return the recorder of the worker with this cell.
@@ -360,6 +367,8 @@ class Arena(SparseFile):
         Raises:
             MemoryLimitError: the machine or its cgroup has too little memory free.
         """
+        if self.arrays:
+            self.reclaim()
         free = capacity.available_memory_bytes()
         if nbytes + HEADROOM_BYTES > free:
             raise MemoryLimitError(
@@ -379,6 +388,33 @@ class Arena(SparseFile):
         """Release an extent, and return its pages to the system."""
         self.return_pages(*extent)
         self.extents.give_back(extent)
+
+    def array(self, nbytes: int, purpose: str) -> npt.NDArray[np.uint8]:
+        """Return `uint8[nbytes]` on a new extent, for the main process to build data in.
+
+        When the last view of the array is gone, `reclaim` releases the extent. So other processes
+        may read it only while the main process keeps a view.
+
+        Raises:
+            MemoryLimitError: as `take`.
+        """
+        with InterruptsHeld():
+            extent = self.take(nbytes, purpose)
+            array: npt.NDArray[np.uint8] = np.ndarray((nbytes,), _BYTE, self.map, extent.offset)
+            self.arrays[extent] = weakref.ref(array)
+        machine.enter_pages(self.map, *extent, is_fresh=True)
+        return array
+
+    def reclaim(self) -> None:
+        """Release the extents of arrays that are gone."""
+        for extent, array in [*self.arrays.items()]:
+            if array() is None:
+                # SYNC: the board's count is stored first, and a fork of this process has the other
+                # one as it was. Pairs with StoredOrders.check_fork.
+                self.board.reclaimed = self.reclaimed + 1
+                self.reclaimed += 1
+                del self.arrays[extent]
+                self.give_back(extent)
 
     def put(self, blob: bytes) -> Extent:
         """Copy bytes into a new extent and return it. The caller releases it with `give_back`."""

@@ -27,7 +27,8 @@ _TRIALS, _TRIAL_MS, _TRIALS_OVER, _TRIAL_IDLE_NS, _TRIAL_FOUND = range(_SIZE + 1
 _TRIAL_FIELDS = 5
 _MILLI = 1000  # factor of rates and seconds, because the board has integers only
 _NODE_WORKERS = _TRIAL_FOUND + _TRIAL_FIELDS
-_PLACES_START = _NODE_WORKERS + 1
+_RECLAIMED = _NODE_WORKERS + 1
+_PLACES_START = _RECLAIMED + 1
 _FIELDS_PER_PLACE = 16  # the number of workers, and a text of 120 bytes
 BOARD_BYTES = -(-(_PLACES_START + MAX_WORKERS * _FIELDS_PER_PLACE) * 8 // 4096) * 4096
 
@@ -133,6 +134,7 @@ class Board:
     size = _Value(_SIZE)  # 1 + number of workers or nodes of the latest resize; 0: no resize yet
     trials = _Value(_TRIALS)  # number of the latest trial that was requested
     trial_ms = _Value(_TRIAL_MS)  # maximum time for which that trial pauses workers, in ms
+    reclaimed = _Value(_RECLAIMED)  # number of arrays of `Arena.array` that have been reclaimed
 
     def workers(self) -> list[tuple[int, int, int]]:
         """Return number, pid and cell of each worker that has a cell now."""

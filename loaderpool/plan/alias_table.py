@@ -24,7 +24,7 @@ Random Sampling", 2019.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -44,12 +44,15 @@ _COLUMNS = 1 << 12
 _MOST_EXPONENT = 400
 
 
-def alias_table(weights: npt.NDArray[Any], chunk: int = _CHUNK) -> npt.NDArray[np.uint64]:
+def alias_table(
+    weights: npt.NDArray[Any], chunk: int = _CHUNK, empty: Callable[..., _Integers] = np.empty
+) -> npt.NDArray[np.uint64]:
     """Return the alias table of weights, from which `chosen` draws.
 
     Args:
         weights: number[items], finite, at least 0, and one above 0.
         chunk: number of items that are paired at once. The table does not depend on it.
+        empty: returns the array for the table, as `numpy.empty`.
 
     Returns:
         uint64[items]: the alias of each cell in the low bits, and the threshold above them. The
@@ -58,7 +61,7 @@ def alias_table(weights: npt.NDArray[Any], chunk: int = _CHUNK) -> npt.NDArray[n
     count = len(weights)
     shift, levels = _item_bits(count), (1 << _LEVELS_BITS) // count
     item_levels = _ItemLevels(weights, levels, chunk)
-    table = np.empty(count, np.int64)
+    table = empty(count, np.int64)
     lights = item_levels.items(is_heavy=False)
     # The current chunk of light items, their thresholds, and running sums of their missing levels.
     # `lacks` begins with the sum before the chunk. Light items before `at` have an alias already.

@@ -42,6 +42,7 @@ NO_STOPS = np.empty(0, np.int64)
 # Words before the arrays: number of positions, and the length of each array.
 _HEAD = 4
 _WORD = 8
+HEAD_BYTES = _HEAD * _WORD
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,12 +184,12 @@ class DrawnBatches(Plan):
 
 def checksum_of(plan: Plan) -> str:
     """Return a checksum of the arrays of a drawn order."""
-    return checksum(np.ascontiguousarray(part).data for part in _parts(plan))
+    return checksum(np.ascontiguousarray(part).data for part in parts_of(plan))
 
 
 def has_same_arrays(plan: Plan, other: Plan) -> bool:
     """Return True if two drawn orders have the same arrays, without a comparison of numbers."""
-    mine, others = _parts(plan), _parts(other)
+    mine, others = parts_of(plan), parts_of(other)
     pairs = zip(mine[1:], others[1:], strict=True)
     return plan.order.size == other.order.size and all(
         one is another or not len(one) + len(another) for one, another in pairs
@@ -197,7 +198,7 @@ def has_same_arrays(plan: Plan, other: Plan) -> bool:
 
 def order_bytes(plan: Plan) -> int:
     """Return the size of a drawn order's arrays in shared memory."""
-    return sum(part.nbytes for part in _parts(plan))
+    return sum(part.nbytes for part in parts_of(plan))
 
 
 def write_order(plan: Plan, write: Callable[[int, npt.NDArray[Any]], object], offset: int) -> None:
@@ -208,7 +209,7 @@ def write_order(plan: Plan, write: Callable[[int, npt.NDArray[Any]], object], of
         write: Writes an array into the shared memory, from a byte on.
         offset: First byte of the arrays.
     """
-    for part in _parts(plan):
+    for part in parts_of(plan):
         write(offset, np.ascontiguousarray(part))
         offset += part.nbytes
 
@@ -236,7 +237,7 @@ def read_order(plan: Plan, memory: Any, offset: int) -> Plan:
     """
     size, *counts = np.frombuffer(memory, np.int64, _HEAD, offset).tolist()
     assert isinstance(plan.order, DrawnOrder)
-    offset += _HEAD * _WORD
+    offset += HEAD_BYTES
     parts: list[npt.NDArray[Any]] = []
     dtypes: tuple[Any, ...] = (plan.order.dtype, np.int64, np.int64)
     for count, dtype in zip(counts, dtypes, strict=True):
@@ -245,7 +246,8 @@ def read_order(plan: Plan, memory: Any, offset: int) -> Plan:
     return plan.drawn(parts[0], size, *parts[1:])
 
 
-def _parts(plan: Plan) -> tuple[npt.NDArray[Any], ...]:
+def parts_of(plan: Plan) -> tuple[npt.NDArray[Any], ...]:
+    """Return the arrays of a drawn order as in shared memory: head, table, and batches."""
     assert isinstance(plan.order, DrawnOrder)
     assert plan.order.table is not None, "an order that was not drawn"
     batches = plan.arrays if isinstance(plan, DrawnBatches) else (NO_STOPS, NO_STOPS)

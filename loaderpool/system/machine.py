@@ -35,7 +35,7 @@ LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
 _FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _MAP_FIXED = 0x10
-_MADV_POPULATE_READ = 22
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 _PEER = struct.Struct("iII")  # pid, user id, group id
 _RECORD_LOCK = struct.Struct("hhqqi0q")  # `struct flock`: type, whence, start, length, pid
 _POINTER, _SIZE, _INT, _OFFSET = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
@@ -149,15 +149,22 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
         ) from error
 
 
-def enter_pages(mapping: mmap.mmap, offset: int, nbytes: int) -> None:
+def enter_pages(mapping: mmap.mmap, offset: int, nbytes: int, is_fresh: bool = False) -> None:
     """Enter pages of a memory file in this process's page table, in one call. Best effort.
 
-    The pages must have been written before. `MADV_POPULATE_READ` enters 16 of them at a time, for
+    If the pages have been written before, `MADV_POPULATE_READ` enters 16 of them at a time, for
     writing, too. A first write enters only its own page (0.4 against 0.1 ms per MiB, Linux 6.18).
+
+    Args:
+        mapping: mapping of the file.
+        offset: start of the pages, a multiple of the page size.
+        nbytes: their size.
+        is_fresh: True if the pages are reserved, but were never written.
     """
     if LINUX:
         with contextlib.suppress(OSError):  # Linux before 5.14 refuses the call
-            mapping.madvise(_MADV_POPULATE_READ, offset, nbytes)
+            advice = _MADV_POPULATE_WRITE if is_fresh else _MADV_POPULATE_READ
+            mapping.madvise(advice, offset, nbytes)
 
 
 def seal(descriptor: int) -> None:

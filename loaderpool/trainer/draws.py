@@ -109,6 +109,11 @@ class Draws:
         self._lock = threading.RLock()  # reentrant, because a draw may use another loader
         source.check()
 
+    def build_in(self, empty: Callable[..., npt.NDArray[Any]]) -> None:
+        """Build tables of weights in arrays that `empty` returns, as `numpy.empty` does."""
+        if isinstance(self._source, Weights):
+            self._source.empty = empty
+
     def __call__(self, epoch: int) -> Plan:
         """Draw the order of an epoch, and return the epoch's plan. Runs the user's code.
 
@@ -308,6 +313,7 @@ class Weights:
         # Weights of the latest epoch, and their alias table. They are kept, because most trainings
         # never change the weights.
         self._latest: tuple[npt.NDArray[Any], npt.NDArray[np.uint64]] | None = None
+        self.empty: Callable[..., npt.NDArray[Any]] = np.empty
 
     def read(self, epoch: int) -> Drawn:
         order = self._order
@@ -329,7 +335,7 @@ class Weights:
         if self._latest is None or not _are_equal(weights, self._latest[0]):
             self._latest = None  # frees its memory before new arrays are made
             weights = _checked(weights, epoch)
-            self._latest = weights, alias_table(weights)
+            self._latest = weights, alias_table(weights, empty=self.empty)
         return Drawn(self._latest[1], size)
 
     def check(self) -> None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from loaderpool.engine.contracts import Engine
     from loaderpool.engine.delivery import CheckedArguments
+    from loaderpool.engine.orders import StoredOrders
     from loaderpool.memory.layout import BatchForm
     from loaderpool.plan.batches import Plan
     from loaderpool.trainer.draws import Draws
@@ -97,6 +98,8 @@ class LoaderCore:
         self.is_closed = False
         self._owner_pid = os.getpid()
         self._has_failed_to_look = False
+        # Orders of the epochs in shared memory, or None if no pool makes the batches.
+        self._orders: StoredOrders | None = None
         # `LocalEngine.end_passes`, or None if a pool makes the batches.
         self._end_passes: Callable[[], None] | None = None
         # Closes the engine and the loader's own pool. None if neither has processes or files.
@@ -183,7 +186,10 @@ class LoaderCore:
             workers = self.pool.worker_pool
             from loaderpool.engine.engine import PoolEngine
 
-            self.engine = PoolEngine(workers, checked, shared)
+            self.engine = engine = PoolEngine(workers, checked, shared)
+            self._orders = engine.orders
+            if self.tracker.draws is not None:
+                self.tracker.draws.build_in(engine.orders.empty)
         else:
             from loaderpool.engine.local_engine import LocalEngine
 
@@ -313,7 +319,10 @@ class LoaderCore:
                 f"epoch {epoch} has the batches 0 to {plan.batches_per_epoch - 1:,}, got batch "
                 f"{batch:,}"
             )
-        return plan.order.take(epoch, plan.positions(epoch, batch))
+        indices = plan.order.take(epoch, plan.positions(epoch, batch))
+        if self._orders is not None:
+            self._orders.check_fork()
+        return indices
 
     def state_at(self, position: Position) -> dict[str, Any]:
         """Return the saved state of a position.
@@ -327,6 +336,8 @@ class LoaderCore:
         generators = [] if self.engine is None else self.engine.generators.saved()
         if self.tracker.draws is not None:
             generators = generators + self.tracker.draws.generators.saved()
+        if self._orders is not None:
+            self._orders.check_fork()
         return write_state(position, self.fingerprint, self.plan, generators)
 
     def running_engine(self) -> Engine:

@@ -89,3 +89,16 @@ def test_a_returned_extent_reads_as_zeros_when_it_is_taken_again() -> None:
         arena.give_back(extent)
         again = arena.take(3 * PAGE_BYTES, "a test")
         assert again == extent and not bytes_of(arena, again).any()
+
+
+def test_an_array_keeps_its_extent_while_a_view_is_left() -> None:
+    with new_arena() as arena:
+        array = arena.array(2 * PAGE_BYTES, "a test")
+        array[:] = 7
+        (extent,), view = arena.arrays, array[8:].view(np.uint64)[1:]
+        del array
+        arena.reclaim()
+        assert arena.extents.taken_bytes == extent.nbytes and (bytes_of(arena, extent) == 7).all()
+        del view
+        again = arena.take(2 * PAGE_BYTES, "a test")
+        assert again == extent and not arena.arrays and not bytes_of(arena, again).any()
