@@ -15,11 +15,12 @@ from typing import NamedTuple, TypeVar
 
 from loaderpool.checks import is_async
 from loaderpool.errors import ArgumentError
+from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.payload.record import WorkerPayload
 from loaderpool.worker.chain import Chain
 from loaderpool.worker.event_loop import EventLoop, by_steps, limited
 from loaderpool.worker.item_reader import ItemReader
-from loaderpool.worker.own_process import GlobalsWatch, end_stray
+from loaderpool.worker.own_process import GlobalsWatch, end_stray, torch_generator
 from loaderpool.worker.seeding import Seeding
 from loaderpool.worker.tickets import Opened, Progress
 
@@ -87,7 +88,24 @@ class DrawWatch:
             runs += 1
             if runs == 2:  # The first run may have imported a module that draws on import.
                 self.seed_from_now_on()
-        return call(*arguments)
+        return self.seeded(call, *arguments)
+
+    def seeded(self, work: Callable[..., _Result], *arguments: object) -> _Result:
+        """Run `work`, whose calls seed the global generators if necessary.
+
+        If it imports torch, run it again, because the generator of torch was not seeded.
+        """
+        if torch_generator() is not None or not self._seeding.seeds_globals:
+            return work(*arguments)
+        try:
+            result = work(*arguments)
+        except Exception as error:
+            if torch_generator() is None or is_of_a_handler(error):
+                raise
+        else:
+            if torch_generator() is None:
+                return result
+        return work(*arguments)
 
     def seed_from_now_on(self) -> None:
         """Seed the global generators for each call, because calls draw from them.
@@ -192,7 +210,7 @@ class Calls:
                 draws.seed_from_now_on()
         else:
             draws.globals_watch.seen = None
-            result = work(*arguments)
+            result = draws.seeded(work, *arguments)
         self._check_cached()
         return result
 

@@ -28,7 +28,12 @@ from loaderpool.sources.stream import WorkerInfo, by_next, skip
 from loaderpool.system import clock
 from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.transport.messages import Ticket
-from loaderpool.worker.own_process import GlobalsWatch, SavedGlobals, end_stray
+from loaderpool.worker.own_process import (
+    GlobalsWatch,
+    SavedGlobals,
+    end_stray,
+    torch_generator,
+)
 from loaderpool.worker.rows import copy_of, share_memory
 from loaderpool.worker.tickets import Abandoned, Opened, Progress
 
@@ -117,13 +122,14 @@ class LaneItems:
 
     Args:
         generators: the generators of each lane.
-        seed_globals: True if each lane has its own state of `random` and `numpy.random`, which
-            takes about 0.2 ms per batch. "auto": only after a generator drew from them.
+        seed_globals: True if each lane has its own state of `random`, `numpy.random` and torch,
+            which takes about 0.2 ms per batch. "auto": only after a generator drew from them.
     """
 
     def __init__(self, generators: Generators, seed_globals: bool | Literal["auto"]) -> None:
         self.generators, self._seed_globals = generators, seed_globals
         self.keeps_globals = seed_globals is True  # each lane has its own state
+        self._seeds_torch = False  # the states include that of torch
         self._watch = GlobalsWatch() if seed_globals == "auto" else None
         # Items are copied at once, because all may share one buffer. Items that wait in the window
         # outlive their batch, and sharing could only be detected within a batch.
@@ -218,19 +224,31 @@ class LaneItems:
         self._lanes.clear()
 
     def _take(self, key: tuple[int, int], start: int, count: int) -> list[int]:
+        if self._has_new_torch:  # the read that has imported it failed
+            self._restart()
         while True:
             if key not in self._lanes:
                 self._lanes[key] = Lane(self, *key)
             lane = self._latest = self._lanes[key]
             if self.keeps_globals or self._watch is None:
-                return lane.take(start, count)
-            positions, drew = self._watch.run(lane.take, start, count)
-            if not drew:
-                return list(positions)
-            # From now on each lane has its own state. The lanes restart, as if this had been so
-            # from the beginning.
-            self.keeps_globals = True
-            self.close()
+                positions = lane.take(start, count)
+                if not self._has_new_torch:
+                    return positions
+            else:
+                positions, drew = self._watch.run(lane.take, start, count)
+                if not drew:
+                    return list(positions)
+            self._restart()
+
+    def _restart(self) -> None:
+        """Restart all lanes. From now on each has its own state, as if this had been so before."""
+        self.keeps_globals, self._seeds_torch = True, torch_generator() is not None
+        self.close()
+
+    @property
+    def _has_new_torch(self) -> bool:
+        """True if lanes have their own states, but not of torch, because it was not imported."""
+        return self.keeps_globals and not self._seeds_torch and torch_generator() is not None
 
     def make(self, info: WorkerInfo) -> object:
         """Seed the generators, call the user's `make_generator`, and return its result."""
@@ -238,7 +256,11 @@ class LaneItems:
             self.captured.begin(LANE, info.epoch, info.index)
         if self.keeps_globals:
             random.seed(info.seed)
-            np.random.seed([info.seed & 0xFFFFFFFF, info.seed >> 32])
+            # With the same words, `random` and `numpy.random` would draw the same numbers.
+            np.random.seed([info.seed & 0xFFFFFFFF, info.seed >> 32, 1])
+            generator = torch_generator()
+            if generator is not None:
+                generator.manual_seed(info.seed)
         return self.generators.make(info)
 
 

@@ -173,7 +173,7 @@ class GlobalsWatch:
         return self._python.tobytes(), gauss, torch, generator, state, self._owner.tobytes()
 
     def _look_at_torch(self) -> object:
-        generator = _torch_generator()
+        generator = torch_generator()
         if generator is None:
             return None
         if self._torch is None:
@@ -214,7 +214,7 @@ class SavedGlobals:
         self._numpy: dict[str, Any] = np.random.get_state(legacy=False)
         if "key" in self._numpy["state"]:  # `set_state` takes 2 us for a list, 100 us for an array
             self._numpy["state"]["key"] = self._numpy["state"]["key"].tolist()
-        self._torch = _torch_generator()
+        self._torch = torch_generator()
         self._torch_state = None if self._torch is None else self._torch.get_state()
 
     def restore(self) -> None:
@@ -265,6 +265,6 @@ def _memory_at(address: int, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * nbytes).from_address(address))
 
 
-def _torch_generator() -> torch.Generator | None:
+def torch_generator() -> torch.Generator | None:
     """Return torch's global CPU generator; None if torch is not imported, or only in part."""
     return getattr(sys.modules.get("torch"), "default_generator", None)

@@ -4,6 +4,7 @@ fork.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import textwrap
 from pathlib import Path
@@ -318,3 +319,74 @@ def test_devices_that_are_not_there_are_refused_in_the_callers_line(tmp_path: Pa
         "device must be a device that PyTorch has here, such as \"cpu\", got 'cuda:99': "
     )
     assert jax == "sharding must be a jax.sharding.Sharding or a jax.Device, got 'gpu'"
+
+
+@pytest.mark.parametrize("first", [0, 40], ids=["always", "later"])
+@pytest.mark.parametrize("seed_globals", ["auto", True])
+def test_batches_are_the_same_if_the_function_imports_torch_itself(
+    seed_globals: object, first: int
+) -> None:
+    """The first call in a process draws from torch before its generator could be seeded."""
+    outputs = {
+        run_child(f"""
+            import random, sys
+            import loaderpool as lp
+
+            def draw(index):
+                number = random.random()
+                if index < {first}:
+                    return number
+                import torch
+                return number + torch.rand(1, dtype=torch.float64).item()
+
+            with lp.Loader(
+                range(64), draw, batch_size=4, workers={workers}, seed_globals={seed_globals!r}
+            ) as loader:
+                assert "torch" not in sys.modules
+                print([batch.tolist() for batch in loader])
+        """)
+        .check()
+        .stdout
+        for workers in (0, 1, 2)
+    }
+    assert len(outputs) == 1
+
+
+@pytest.mark.parametrize("seed_globals", ["auto", True])
+def test_generators_that_draw_from_torch_have_the_same_items_for_any_number_of_workers(
+    seed_globals: object,
+) -> None:
+    """Also if the generator imports torch, and whatever state the main process has."""
+    outputs = {
+        run_child(f"""
+            import random
+            import loaderpool as lp
+            {before}
+
+            def draw(shard):
+                for number in range(6):
+                    if number < {first}:
+                        yield random.random(), 0.0
+                    else:
+                        import torch
+                        yield random.random(), torch.rand(1, dtype=torch.float64).item()
+
+            with lp.Loader.from_generator(
+                draw, shards=range(3), batch_size=2, workers={workers},
+                seed_globals={seed_globals!r},
+            ) as loader:
+                columns = zip(*[[each.tolist() for each in batch] for batch in loader])
+                print([sum(column, []) for column in columns])
+        """)
+        .check()
+        .stdout
+        for workers, before, first in [
+            (0, "import torch; torch.manual_seed(1)", 3),
+            (1, "import torch; torch.manual_seed(2)", 3),
+            (0, "", 3),
+            (2, "", 3),
+        ]
+    }
+    assert len(outputs) == 1
+    numbers = [each for column in ast.literal_eval(outputs.pop()) for each in column if each]
+    assert len({*numbers}) == len(numbers), "no generator has the numbers of another one"
