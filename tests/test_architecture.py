@@ -52,9 +52,9 @@ LAYOUT = {
 # Tokens of code. Comments, docstrings and layout are free, so that dense code gains nothing. A
 # number may rise if users gain something, and the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 293_725,
+    "loaderpool": 293_730,
     "scripts": 56_800,
-    "tests": 430_865,
+    "tests": 430_880,
 }
 MOST_NAMES = 18  # modules directly in the package, without `__init__.py` and `py.typed`
 

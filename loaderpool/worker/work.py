@@ -254,7 +254,7 @@ class Work:
             shapes = zip(fixed.row_shapes, fixed.dtypes, strict=True)
             opened.arrays = [np.empty((len(indices), *shape), dtype) for shape, dtype in shapes]
         start = 0 if self.unit == "batch" else row
-        return self.calls.unit(opened, start, len(indices))
+        return self.calls.draws.seeded(self.calls.unit, opened, start, len(indices))
 
     # ---- tickets ----
 

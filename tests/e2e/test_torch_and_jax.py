@@ -352,6 +352,22 @@ def test_batches_are_the_same_if_the_function_imports_torch_itself(
     assert len(outputs) == 1
 
 
+def test_replay_returns_the_sample_of_a_function_that_imports_torch_itself() -> None:
+    run_child("""
+        import random, sys
+        import loaderpool as lp
+
+        def draw(index):
+            import torch
+            return random.random() + torch.rand(1, dtype=torch.float64).item()
+
+        with lp.Loader(range(8), draw, batch_size=8, workers=1, seed_globals=True) as loader:
+            (batch,) = loader
+            assert "torch" not in sys.modules
+            assert lp.replay(loader, 5, epoch=0) == batch[5]
+    """).check()
+
+
 @pytest.mark.parametrize("seed_globals", ["auto", True])
 def test_generators_that_draw_from_torch_have_the_same_items_for_any_number_of_workers(
     seed_globals: object,
