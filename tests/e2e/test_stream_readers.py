@@ -20,6 +20,7 @@ import pytest
 import loaderpool as lp
 from tests.support.batches import Place, indices_in, read, supervisor_of
 from tests.support.child import run_child
+from tests.support.mapped import mapped
 from tests.support.notes import bytes_shared
 from tests.support.processes import is_alive, shared_bytes, wait_gone, wait_until
 from tests.support.streams import Blocking, Ending, Failing, Large, Telling
@@ -246,7 +247,7 @@ class Holding:
 
 
 def test_what_a_stream_holds_is_shared_with_its_reader(on: Place) -> None:
-    rows = np.random.default_rng(1).random((2200, 2000))  # 35 MB, in pages of its own
+    rows = mapped(lambda: np.random.default_rng(1).random((2200, 2000)))  # 35 MB
     with lp.Loader(Holding(rows), lambda row: row.sum(), batch_size=100, **on(1)) as loader:
         assert np.concatenate(read(loader)).tolist() == rows.sum(1).tolist()
         assert bytes_shared(loader.statistics()) == rows.nbytes

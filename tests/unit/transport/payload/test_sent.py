@@ -4,7 +4,7 @@ place.
 
 from __future__ import annotations
 
-import ctypes
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +18,7 @@ from loaderpool.transport.payload.generators import Registry
 from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.payload.sent import Sent, place
 from loaderpool.transport.payload.ship import Shipment, ship
+from tests.support.mapped import mapped
 
 SETTINGS = check_arguments(lp.Loader(range(3), workers=0)._core.arguments).payload.travelling(1)
 
@@ -112,10 +113,7 @@ def test_arrays_come_from_several_shipments(arena: Arena) -> None:
 
 
 def test_adopted_arrays_stay_in_their_file_until_they_change(arena: Arena) -> None:
-    # Above 32 MiB, glibc makes a mapping for each, unless the heap has enough free memory at its
-    # end.
-    ctypes.CDLL(None).malloc_trim(0)
-    arrays = [np.zeros(40 << 20, np.uint8), np.zeros(36 << 20, np.uint8)]
+    arrays = [mapped(functools.partial(np.zeros, size << 20, np.uint8)) for size in (40, 36)]
     shipment = shipment_of(*arrays)
     first = Sent(arena, shipment, place(shipment))
     assert first.placement.shared_bytes == 76 << 20
