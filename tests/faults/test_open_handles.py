@@ -91,6 +91,8 @@ def loader_of(
 
 
 @pytest.mark.filterwarnings("ignore:The given matrix is equal to Affine.identity")
+# An image of nibabel has no `close`. Its file is closed when it is collected.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize("way", ["a source", "a function", "a module", "a generator"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_forked_worker_reads_an_open_file_right(
