@@ -377,3 +377,13 @@ def test_batches_short_for_another_reason_are_no_warning(settings: dict[str, Any
     given = {"batch_size": 32, "workers": 0, **settings}
     with lp.Loader.from_generator(iter, shards=shards, **given) as loader:
         assert sum(map(len, loader)) == 100
+
+
+def test_random_and_numpy_draw_different_numbers_in_a_generator() -> None:
+    def draw(shard: int) -> Iterator[Any]:
+        for _ in range(4):
+            yield random.random(), np.random.random()
+
+    with lp.Loader.from_generator(draw, shards=[0, 1], batch_size=4, workers=0) as loader:
+        numbers = np.concatenate([column for batch in loader for column in batch])
+    assert len(np.unique(numbers)) == 16
