@@ -65,10 +65,14 @@ def number_of_global(generator: object) -> int | None:
 def global_generators() -> tuple[object, ...]:
     """Return the generators of the setting `seed_globals`; None for each that is not imported."""
     of_numpy = getattr(sys.modules.get("numpy.random"), "mtrand", None)
-    of_torch = getattr(sys.modules.get("torch"), "default_generator", None)
     state = None if of_numpy is None else of_numpy._rand
     bits = None if state is None else state._bit_generator
-    return random._inst, state, bits, of_torch
+    return random._inst, state, bits, torch_generator()
+
+
+def torch_generator() -> torch.Generator | None:
+    """Return torch's global CPU generator; None if torch is not imported, or only in part."""
+    return getattr(sys.modules.get("torch"), "default_generator", None)
 
 
 def key_of(generator: object) -> bytes:

@@ -35,7 +35,7 @@ from loaderpool.errors import ArgumentError, StateError, add_note, brief, shorte
 from loaderpool.plan.alias_table import alias_table
 from loaderpool.plan.batches import Plan
 from loaderpool.plan.drawn import checksum_of
-from loaderpool.plan.generators import CapturedGenerators, global_generators
+from loaderpool.plan.generators import CapturedGenerators, global_generators, torch_generator
 from loaderpool.plan.order import Order, kept
 from loaderpool.plan.places import Position
 from loaderpool.plan.stream_kinds import PASS
@@ -121,10 +121,10 @@ class Draws:
             ArgumentError: The order is wrong, or leaves no batches.
         """
         with self._lock, InterruptsAllowed():
-            had_torch = global_generators()[3] is not None
+            had_torch = torch_generator() is not None
             with self._seeded(epoch):
                 drawn = self._source.read(epoch)
-            if not had_torch and global_generators()[3] is not None:
+            if not had_torch and torch_generator() is not None:
                 # The draw has imported torch, whose generator was not seeded.
                 with self._seeded(epoch):
                     drawn = self._source.read(epoch)

@@ -15,12 +15,13 @@ from typing import NamedTuple, TypeVar
 
 from loaderpool.checks import is_async
 from loaderpool.errors import ArgumentError
+from loaderpool.plan.generators import torch_generator
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.payload.record import WorkerPayload
 from loaderpool.worker.chain import Chain
 from loaderpool.worker.event_loop import EventLoop, by_steps, limited
 from loaderpool.worker.item_reader import ItemReader
-from loaderpool.worker.own_process import GlobalsWatch, end_stray, torch_generator
+from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.seeding import Seeding
 from loaderpool.worker.tickets import Opened, Progress
 

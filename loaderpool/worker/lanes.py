@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from loaderpool.errors import SourceError, add_note, brief, counted
 from loaderpool.plan.batches import Plan
-from loaderpool.plan.generators import CapturedGenerators
+from loaderpool.plan.generators import CapturedGenerators, torch_generator
 from loaderpool.plan.item_names import first_position
 from loaderpool.plan.permutation import Permutation, shuffled, stream_key
 from loaderpool.plan.stream_kinds import LANE
@@ -28,12 +28,7 @@ from loaderpool.sources.stream import WorkerInfo, by_next, skip
 from loaderpool.system import clock
 from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.transport.messages import Ticket
-from loaderpool.worker.own_process import (
-    GlobalsWatch,
-    SavedGlobals,
-    end_stray,
-    torch_generator,
-)
+from loaderpool.worker.own_process import GlobalsWatch, SavedGlobals, end_stray
 from loaderpool.worker.rows import copy_of, share_memory
 from loaderpool.worker.tickets import Abandoned, Opened, Progress
 

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from loaderpool.plan.generators import torch_generator
 from loaderpool.system import machine
 from loaderpool.system.interrupts import is_of_a_handler
 
 if TYPE_CHECKING:
-    import torch
-
     from loaderpool.worker.torch_state import TorchState
 
 _is_stray = False
@@ -263,8 +262,3 @@ def _memory_of(instance: object) -> memoryview:
 
 def _memory_at(address: int, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * nbytes).from_address(address))
-
-
-def torch_generator() -> torch.Generator | None:
-    """Return torch's global CPU generator; None if torch is not imported, or only in part."""
-    return getattr(sys.modules.get("torch"), "default_generator", None)
